@@ -130,6 +130,10 @@ fn products<S: Simd, Q: IntegerQuants>(
     out: &mut [f32],
 ) {
     let last = out.len().saturating_sub(1);
+    for (quants, scales) in (0..PREFETCH_ROWS.min(last)).map(|index| planes.row(row(index))) {
+        simd.prefetch(quants);
+        simd.prefetch(scales);
+    }
     for (index, out) in out.iter_mut().enumerate() {
         let (own, ahead) = (row(index), row(last.min(index + PREFETCH_ROWS)));
         let is_stream = Q::IS_STREAM && ahead == own + PREFETCH_ROWS;

@@ -63,7 +63,7 @@ pub const fn kernel_scratch_bytes(columns: usize) -> usize {
 /// Blocks per span, the unit of work within a row: their scales fill the widest register.
 pub(crate) const SPAN: usize = 16;
 /// Prefetch distance in rows. A distance of one row is a third slower where the weights are mapped in 4 KiB pages.
-const PREFETCH_ROWS: usize = 8;
+const PREFETCH_ROWS: usize = 4;
 /// Columns of a span.
 pub(crate) const SPAN_COLUMNS: usize = SPAN * BLOCK;
 /// Blocks of nibbles that fill the widest register.
@@ -129,8 +129,8 @@ impl<'a> KScales<'a> {
     /// Prefetches the scales.
     #[inline(always)]
     fn prefetch<S: Simd>(self, simd: S) {
-        simd.prefetch(self.supers);
-        simd.prefetch(self.factors);
+        simd.prefetch_near(self.supers);
+        simd.prefetch_near(self.factors);
     }
 }
 

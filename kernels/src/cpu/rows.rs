@@ -368,7 +368,8 @@ impl Row for KRow<'_> {
 
     #[inline(always)]
     fn prefetch<S: Simd>(self, simd: S) {
-        simd.prefetch(self.quants);
+        // With three planes, half as fast by way of L2.
+        simd.prefetch_near(self.quants);
         self.scales.prefetch(simd);
     }
 

@@ -24,6 +24,8 @@ pub(crate) trait Simd: IntegerOps {
     /// Hardware prefetchers restart at every jump and page, and rows are short: without software prefetch, listed rows are
     /// read at half the bandwidth.
     fn prefetch<T>(self, values: &[T]);
+    /// The same, past L2 into L1, which must hold all that is prefetched.
+    fn prefetch_near<T>(self, values: &[T]);
     /// Prefetches cache lines a fixed distance after `values`, which are read as a stream.
     fn prefetch_ahead<T>(self, values: &[T]);
 }

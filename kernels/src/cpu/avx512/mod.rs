@@ -54,6 +54,11 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn prefetch_near<T>(self, values: &[T]) {
+        avx2::prefetch_near(values);
+    }
+
+    #[inline(always)]
     fn prefetch_ahead<T>(self, values: &[T]) {
         avx2::prefetch_ahead(values);
     }

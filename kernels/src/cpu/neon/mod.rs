@@ -39,5 +39,8 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn prefetch_near<T>(self, _: &[T]) {}
+
+    #[inline(always)]
     fn prefetch_ahead<T>(self, _: &[T]) {}
 }
