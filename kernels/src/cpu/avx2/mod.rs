@@ -72,8 +72,7 @@ pub(super) fn transpose_words(rows: [&[u8; 16]; 4]) -> [[u8; 16]; 4] {
     }
 }
 
-/// Distance of the prefetch in a stream of rows, in bytes: a page, where hardware prefetchers stop. Nearer ones disturb them, by
-/// a quarter.
+/// Distance of the prefetch in a stream, in bytes: a page, where hardware prefetchers stop.
 const PREFETCH_BYTES: usize = 4096;
 /// Bytes of a cache line.
 const LINE: usize = 64;
