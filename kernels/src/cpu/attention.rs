@@ -170,6 +170,7 @@ impl<'a, T: Element> Tile<'a, T> {
             }
             let mut sums = [simd.splat(0.0); Q];
             for row in 0..rows {
+                simd.prefetch_ahead(&cache_block[row]);
                 let values = T::load(simd, &cache_block[row]);
                 for q in 0..Q {
                     let factor = simd.splat(factors[q][row]);
@@ -209,6 +210,7 @@ impl<'a, T: Element> Tile<'a, T> {
                 sums[q] = simd.load(block_of(&out[start..]));
             }
             for row in 0..BLOCK {
+                simd.prefetch_ahead(&cache_block[row]);
                 let values = T::load(simd, &cache_block[row]);
                 for q in 0..Q {
                     let factor = match T::SCALED {
