@@ -4,6 +4,7 @@ use powerinfer_artifact::plan::Policy;
 use powerinfer_model::LanguageModel;
 use powerinfer_runtime::{ReadProbe, Runtime, Sampler, SamplingSettings, Stage};
 
+use super::Bench;
 use crate::EvalError;
 
 /// Bytes of rows to read for a figure, unless that takes more tokens or FFNs.
@@ -22,28 +23,31 @@ pub(super) struct ListedRows {
 }
 
 impl ListedRows {
-    /// The rows of the active neurons of `ids`, which follow `depth` tokens that are in the KV cache; `None` if no row is
-    /// listed, or on another device.
+    /// The rows of the active neurons of the first of `ids`, in layers that select neurons; `None` if there are none, or on
+    /// another device.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the model does, or if the user asks to stop.
     pub(super) fn of_tokens(
         model: &mut Runtime,
         ids: &[u32],
-        probe: &ReadProbe,
+        bench: &Bench<'_>,
     ) -> Result<Option<Self>, EvalError> {
         let Some(mut found) = Self::of_policies(model).filter(|_| !model.uses_device()) else {
             return Ok(None);
         };
         let sampler = Sampler::new(SamplingSettings::default())?;
         let neurons = model.config().ffn_size;
-        let mut next = Numbers::new(probe, found.row_bytes);
+        let mut next = Numbers::new(bench.probe, found.row_bytes);
         model.observe_activity(true);
         for id in ids.iter().take(MOST_TOKENS) {
+            bench.progress.advance(0)?;
             model.append(&[*id], &sampler)?;
-            for tokens in model.take_activity() {
-                next.add(
-                    &mut found.rows,
-                    tokens.first().map_or(&[], Vec::as_slice),
-                    neurons,
-                );
+            let layers = model.take_activity().into_iter().zip(model.policies());
+            for (tokens, _) in layers.filter(|(_, policy)| **policy != Policy::Dense) {
+                let listed = tokens.first().map_or(&[][..], Vec::as_slice);
+                next.add(&mut found.rows, listed, neurons);
             }
             if found.rows.len() * found.row_bytes >= ROW_BYTES {
                 break;
@@ -146,6 +150,41 @@ impl Numbers {
                     .map(|row| row as u32),
             );
             self.first += neurons;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_weighs_streams_and_rows_by_their_bytes() {
+        let listed = ListedRows {
+            row_bytes: 2304,
+            rows: vec![1],
+            dense_bytes: [100.0, 0.0],
+        };
+        let limit = |stage, bytes| listed.limit(stage, bytes, 40.0, 20.0);
+        assert_eq!(limit(Stage::Head, 500.0), 40.0);
+        assert_eq!(limit(Stage::GateUp, 100.0), 40.0, "all gates, no up");
+        assert_eq!(limit(Stage::GateUp, 200.0), 200.0 / (2.5 + 5.0));
+        assert_eq!(limit(Stage::Down, 300.0), 20.0);
+        assert_eq!(limit(Stage::Norms, 0.0), 40.0, "reads nothing");
+    }
+
+    #[test]
+    fn rows_of_any_number_of_matrices_are_in_the_probe() {
+        for (bytes, row_bytes, neurons) in [(1 << 20, 2304, 100), (1 << 16, 1024, 500)] {
+            let probe = ReadProbe::new(bytes).unwrap();
+            let all: Vec<u32> = (0..neurons as u32).collect();
+            let listed = ListedRows::drawn(|| all.clone(), neurons, row_bytes, &probe);
+            assert!(!listed.rows.is_empty());
+            let count = probe.row_count(row_bytes);
+            assert!(listed.rows.iter().all(|row| (*row as usize) < count));
+            // It can be read, so no row is outside.
+            let isa = powerinfer_kernels::Isa::detect().unwrap();
+            assert!(probe.rows(isa, 1, row_bytes, &listed.rows) > 0.0);
         }
     }
 }

@@ -205,9 +205,9 @@ impl Bench<'_> {
     /// Panics for [`Work::Batch`], which [`BatchBench`](super::BatchBench) times, and if there are too few ids.
     pub fn measure(&self, model: &mut Runtime, work: Work) -> Result<Measured, EvalError> {
         let listed = match work {
-            Work::Decode { depth, .. } => {
+            Work::Decode { .. } => {
                 model.reset();
-                ListedRows::of_tokens(model, &self.ids[depth..], self.probe)?
+                ListedRows::of_tokens(model, self.ids, self)?
             }
             _ => None,
         };
