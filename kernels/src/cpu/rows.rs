@@ -146,7 +146,8 @@ impl<T: Float> Row for FloatRow<'_, T> {
 
     #[inline(always)]
     fn prefetch<S: Simd>(self, simd: S) {
-        simd.prefetch(self.blocks);
+        // Sums are a fifth faster than by way of L2; of rows above 8 KB, too long for L1, some are a tenth slower.
+        simd.prefetch_near(self.blocks);
     }
 
     #[inline(always)]
