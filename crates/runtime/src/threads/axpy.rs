@@ -30,8 +30,8 @@ thread_local! {
 impl Threads {
     /// `out += Σ_i coefficients[i] · matrix[rows[i]]`, rows in ascending order.
     ///
-    /// Each part of the rows is summed by itself, and the partial sums are added in order. Few threads share columns, so that
-    /// no sums pass from one to the other; many share parts, as short pieces of rows are read slowly.
+    /// Each part of the rows is summed by itself, and the partial sums are added in order. Few threads share the columns of
+    /// integer sums, so that no sums pass from one to the other; others share parts, as whole rows are read faster.
     pub(crate) fn axpy_rows(
         &self,
         matrix: &Matrix<'_>,
@@ -48,7 +48,10 @@ impl Threads {
         let stripe = columns
             .div_ceil(self.count())
             .next_multiple_of(STRIPE_COLUMNS);
-        if self.count() == 1 || stripe >= LEAST_STRIPE_COLUMNS {
+        // Sums of floats are bound by memory, which reads whole rows faster.
+        let by_columns =
+            self.sum_product(matrix) == Arithmetic::Integer && stripe >= LEAST_STRIPE_COLUMNS;
+        if self.count() == 1 || by_columns {
             let work = Work {
                 out,
                 bytes: rows.len() * matrix.row_bytes(),
