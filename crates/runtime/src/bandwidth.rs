@@ -24,7 +24,8 @@ pub(crate) fn read_stream(isa: Isa, threads: usize, words: &[u64]) -> f64 {
     size_of_val(words) as f64 / seconds
 }
 
-/// Bytes per second at which `threads` threads read `rows`, rows of `row_bytes` bytes in ascending order.
+/// Bytes per second at which `threads` threads read `rows`, rows of `row_bytes` bytes. All of `words` is read in between, so
+/// that no row comes from a cache.
 ///
 /// # Panics
 ///
@@ -39,6 +40,7 @@ pub(crate) fn read_rows(
     let row_words = (row_bytes / size_of::<u64>()).max(1);
     let piece = (ROWS_PIECE / row_bytes.max(1)).max(1);
     let read = |lines_ahead: usize| {
+        read_stream(isa, threads, words);
         let seconds = seconds_of(threads, rows, piece, |rows| {
             isa.sum_rows(words, row_words, rows, lines_ahead)
         });
@@ -47,28 +49,33 @@ pub(crate) fn read_rows(
     LINES_AHEAD.map(read).into_iter().fold(0.0, f64::max)
 }
 
-/// Seconds in which `threads` threads take all pieces of `length` of `all`.
+/// Seconds in which `threads` threads, once all have started, take all pieces of `length` of `all`.
 fn seconds_of<T: Sync>(
     threads: usize,
     all: &[T],
     length: usize,
     read: impl Fn(&[T]) -> u64 + Sync,
 ) -> f64 {
-    let next = AtomicUsize::new(0);
+    let (threads, begun, next) = (threads.max(1), AtomicUsize::new(0), AtomicUsize::new(0));
     let pieces = || {
+        begun.fetch_add(1, Ordering::Relaxed);
+        while begun.load(Ordering::Relaxed) < threads {
+            std::thread::yield_now();
+        }
+        let started = Instant::now();
         while let Some(piece) = {
             let index = next.fetch_add(1, Ordering::Relaxed);
             all.chunks(length).nth(index)
         } {
             black_box(read(piece));
         }
+        started
     };
-    let started = Instant::now();
-    std::thread::scope(|scope| {
-        for _ in 1..threads.max(1) {
+    let started = std::thread::scope(|scope| {
+        for _ in 1..threads {
             scope.spawn(pieces);
         }
-        pieces();
+        pieces()
     });
     started.elapsed().as_secs_f64().max(1e-9)
 }

@@ -7,10 +7,11 @@ use powerinfer_runtime::{ReadProbe, Runtime, Sampler, SamplingSettings, Stage};
 use super::Bench;
 use crate::EvalError;
 
-/// Bytes of rows to read for a figure, unless that takes more tokens or FFNs.
+/// Bytes of rows to read for a figure, unless that takes too many FFNs.
 const ROW_BYTES: usize = 256 << 20;
+const MOST_FFNS: usize = 1 << 16;
+/// Tokens whose rows are read, at most.
 const MOST_TOKENS: usize = 16;
-const MOST_FFNS: usize = 256;
 
 /// Rows that decoding reads, numbered as if a probe's memory held them.
 #[derive(Debug)]
@@ -34,31 +35,38 @@ impl ListedRows {
         ids: &[u32],
         bench: &Bench<'_>,
     ) -> Result<Option<Self>, EvalError> {
-        let Some(mut found) = Self::of_policies(model).filter(|_| !model.uses_device()) else {
+        let Some(dense_bytes) = Self::dense_bytes(model).filter(|_| !model.uses_device()) else {
             return Ok(None);
         };
         let sampler = Sampler::new(SamplingSettings::default())?;
-        let neurons = model.config().ffn_size;
-        let mut next = Numbers::new(bench.probe, found.row_bytes);
+        let mut lists = Vec::new();
         model.observe_activity(true);
         for id in ids.iter().take(MOST_TOKENS) {
             bench.progress.advance(0)?;
             model.append(&[*id], &sampler)?;
             let layers = model.take_activity().into_iter().zip(model.policies());
-            for (tokens, _) in layers.filter(|(_, policy)| **policy != Policy::Dense) {
-                let listed = tokens.first().map_or(&[][..], Vec::as_slice);
-                next.add(&mut found.rows, listed, neurons);
-            }
-            if found.rows.len() * found.row_bytes >= ROW_BYTES {
-                break;
-            }
+            let selected = layers.filter(|(_, policy)| **policy != Policy::Dense);
+            lists.extend(selected.flat_map(|(tokens, _)| tokens));
         }
         model.observe_activity(false);
+        lists.retain(|list| !list.is_empty());
+        if lists.is_empty() {
+            return Ok(None);
+        }
+        let neurons = model.config().ffn_size;
+        let row_bytes = model.ffn_bytes(0)[2] / neurons.max(1);
+        let mut next = lists.iter().cycle();
+        let draw = || next.next().cloned().unwrap_or_default();
+        let found = Self {
+            dense_bytes,
+            ..Self::drawn(draw, neurons, row_bytes, bench.probe)
+        };
+        // A small probe may have no room for a row.
         Ok(Some(found).filter(|found| !found.rows.is_empty()))
     }
 
-    /// No rows, and what the policies read as a whole; `None` if that is all.
-    fn of_policies(model: &Runtime) -> Option<Self> {
+    /// Bytes of gate and up, and of down, that the policies read as a whole; `None` if that is all.
+    fn dense_bytes(model: &Runtime) -> Option<[f64; 2]> {
         let policies = model.policies();
         let mut dense_bytes = [0.0; 2];
         for (layer, policy) in policies.iter().enumerate() {
@@ -72,11 +80,7 @@ impl ListedRows {
             dense_bytes[1] += of_down;
         }
         let lists = policies.iter().any(|policy| *policy != Policy::Dense);
-        lists.then(|| Self {
-            row_bytes: model.ffn_bytes(0)[2] / model.config().ffn_size.max(1),
-            rows: Vec::new(),
-            dense_bytes,
-        })
+        lists.then_some(dense_bytes)
     }
 
     /// Rows of one FFN after the other, each with `neurons` neurons, of which `draw` gives some.
