@@ -1,7 +1,7 @@
 //! Read bandwidth that each kernel achieves on one thread, relative to plain reads.
 //!
-//! `cargo bench -p powerinfer-kernels --bench bandwidth -- [FORMAT…] [mib=N] [columns=N] [share=PERCENT]`. `POWERINFER_ISA`
-//! selects the instruction set. `mib=8` fits the weights into the caches, so that arithmetic is measured; `columns=192` ends rows
+//! `cargo bench -p powerinfer-kernels --bench bandwidth -- [FORMAT…] [mib=N] [columns=N] [share=PERCENT] [tokens=N]`.
+//! `POWERINFER_ISA` selects the instruction set, `tokens=` the length of the prompt. `mib=8` fits the weights into the caches, so that arithmetic is measured; `columns=192` ends rows
 //! within a span. Some rows, a random share, are listed as by a layer of 11008 neurons: one list of products, and eight of sums.
 //! Weights are in huge pages, as in a bundle. Results are checked against the scalar code before anything is timed.
 #![expect(clippy::print_stdout, reason = "a benchmark reports on stdout")]
@@ -117,12 +117,12 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
         ),
         false => (f64::NAN, f64::NAN),
     };
-    const TOKENS: usize = 64;
+    let tokens = argument("tokens=").unwrap_or(64);
     let part = matrix.rows_range(0..rows.min(2048));
-    let many: Vec<f32> = x.iter().copied().cycle().take(TOKENS * columns()).collect();
-    let mut products = vec![0.0; TOKENS * part.rows()];
-    let operations = 2 * TOKENS * columns() * part.rows();
-    let prompt = best(operations, || isa.gemm(&part, &many, TOKENS, &mut products));
+    let many: Vec<f32> = x.iter().copied().cycle().take(tokens * columns()).collect();
+    let mut products = vec![0.0; tokens * part.rows()];
+    let operations = 2 * tokens * columns() * part.rows();
+    let prompt = best(operations, || isa.gemm(&part, &many, tokens, &mut products));
     isa.quantise(&many, columns(), &mut rounded);
     let prompt_rounded = match format.is_quantised() {
         true => best(operations, || {
@@ -131,8 +131,8 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
         false => f64::NAN,
     };
     let rows = &all[..part.rows()];
-    let ones = vec![1.0; TOKENS * rows.len()];
-    let mut sums = vec![0.0; TOKENS * columns()];
+    let ones = vec![1.0; tokens * rows.len()];
+    let mut sums = vec![0.0; tokens * columns()];
     let many = best(operations, || {
         isa.axpy_rows_batch(&part, rows, &ones, 0..columns(), &mut sums);
     });

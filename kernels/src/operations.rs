@@ -27,6 +27,7 @@ impl Isa {
             matrix,
             rows: None,
             x,
+            tokens: 1,
             out,
         });
     }
@@ -46,6 +47,7 @@ impl Isa {
             matrix,
             rows: Some(rows),
             x,
+            tokens: 1,
             out,
         });
     }
@@ -72,6 +74,7 @@ impl Isa {
             matrix,
             rows: None,
             x: x.spans,
+            tokens: 1,
             out,
         });
     }
@@ -95,6 +98,7 @@ impl Isa {
             matrix,
             rows: Some(rows),
             x: x.spans,
+            tokens: 1,
             out,
         });
     }
@@ -280,12 +284,7 @@ impl Isa {
             expected(matrix.rows()),
             "rows times tokens of output"
         );
-        if tokens <= 1 || relative_gemm_cost(matrix.format(), tokens, Arithmetic::Float) >= 1.0 {
-            let columns = matrix.columns();
-            self.for_each_vector(matrix, tokens, out, |isa, rows, token, out| {
-                isa.gemv(rows, &x[token * columns..][..columns], out);
-            });
-        } else if !out.is_empty() {
+        if !out.is_empty() {
             self.run(Gemm {
                 matrix,
                 x,
@@ -306,33 +305,8 @@ impl Isa {
         let expected = x.tokens().checked_mul(matrix.rows());
         assert_eq!(Some(out.len()), expected, "tokens times rows of output");
         check_integer(matrix, x.columns());
-        if x.tokens() <= 1
-            || relative_gemm_cost(matrix.format(), x.tokens(), Arithmetic::Integer) >= 1.0
-        {
-            self.for_each_vector(matrix, x.tokens(), out, |isa, rows, token, out| {
-                isa.gemv_integer(rows, x.vector(token), out);
-            });
-        } else if !out.is_empty() {
+        if !out.is_empty() {
             self.run(IntegerGemm { matrix, x, out });
-        }
-    }
-
-    /// Calls `gemv` for batches of rows that stay in L2, with one token after the other and its slice of `out`.
-    fn for_each_vector(
-        &self,
-        matrix: &Matrix<'_>,
-        tokens: usize,
-        out: &mut [f32],
-        gemv: impl Fn(&Self, &Matrix<'_>, usize, &mut [f32]),
-    ) {
-        let rows = matrix.rows();
-        let batch_rows = (CACHED_BYTES / matrix.row_bytes().max(1)).max(8);
-        for start in (0..rows).step_by(batch_rows) {
-            let part = start..rows.min(start + batch_rows);
-            let batch = matrix.rows_range(part.clone());
-            for token in 0..tokens {
-                gemv(self, &batch, token, &mut out[token * rows..][part.clone()]);
-            }
         }
     }
 
@@ -400,9 +374,6 @@ impl Isa {
 /// group. Splitting a list between groups does not change the result.
 pub const AXPY_GROUP_ROWS: usize = 128;
 
-/// Bytes of rows that stay in L2.
-const CACHED_BYTES: usize = 256 << 10;
-
 /// Arithmetic of dot products and axpys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arithmetic {
@@ -412,27 +383,36 @@ pub enum Arithmetic {
     Integer,
 }
 
-/// Cost of a GEMM with `tokens` tokens, relative to one GEMV per token: below 1 from some number of tokens on, since rows are
-/// unpacked once.
+/// Cost of a GEMM with `tokens` tokens, relative to one GEMV per token: few tokens share the unpacking of each row, many that of
+/// a panel of rows.
 ///
-/// The model's constants, in nanoseconds for 16 rows of 4096 columns, measured with AVX-512 on a Zen 4 core at 3.6 GHz:
+/// The model's constants: the share of a GEMV that is unpacking; for panels, nanoseconds for 16 rows of 4096 columns, measured
+/// with AVX-512 on a Zen 4 core at 3.6 GHz:
 ///
 /// ```text
-///             unpacking   tile of 8 tokens   further token   GEMV
-/// Q4_0, integer    2600               3600             720    980
-/// Q4_K, integer    4300               3450             620   1900
-/// Q8_0, integer    3900               4100             880   1700
-/// float            8000              11000            2000   3300
+///               share of   panel:
+///              unpacking   unpacking   tile of 8 tokens   further token   GEMV
+/// Q4_0, integer      0.6        2600               3600             720    980
+/// Q4_K, integer      0.6        4300               3450             620   1900
+/// Q8_0, integer      0.5        3900               4100             880   1700
+/// float              0.4        8000              11000            2000   3300
 /// ```
 pub fn relative_gemm_cost(format: Format, tokens: usize, arithmetic: Arithmetic) -> f64 {
-    let [unpacking, tile, token, gemv] = match (arithmetic, format) {
-        (Arithmetic::Integer, Format::Q4_0) => [2600.0, 3600.0, 720.0, 980.0],
-        (Arithmetic::Integer, Format::Q4K) => [4300.0, 3450.0, 620.0, 1900.0],
-        (Arithmetic::Integer, _) => [3900.0, 4100.0, 880.0, 1700.0],
-        (Arithmetic::Float, _) => [8000.0, 11000.0, 2000.0, 3300.0],
+    let panel_tokens = match arithmetic {
+        Arithmetic::Integer => IntegerGemm::PANEL_TOKENS,
+        Arithmetic::Float => Gemm::PANEL_TOKENS,
     };
+    let (share, [unpacking, tile, token, gemv]) = match (arithmetic, format) {
+        (Arithmetic::Integer, Format::Q4_0) => (0.6, [2600.0, 3600.0, 720.0, 980.0]),
+        (Arithmetic::Integer, Format::Q4K) => (0.6, [4300.0, 3450.0, 620.0, 1900.0]),
+        (Arithmetic::Integer, _) => (0.5, [3900.0, 4100.0, 880.0, 1700.0]),
+        (Arithmetic::Float, _) => (0.4, [8000.0, 11000.0, 2000.0, 3300.0]),
+    };
+    if tokens < panel_tokens {
+        return share / tokens.max(1) as f64 + (1.0 - share);
+    }
     let (tiles, rest) = ((tokens / 8) as f64, (tokens % 8) as f64);
-    (unpacking + tiles * tile + rest * token) / (gemv * tokens as f64).max(1.0)
+    (unpacking + tiles * tile + rest * token) / (gemv * tokens as f64)
 }
 
 /// Cost of a batched axpy over the union of the tokens' rows, relative to one axpy per token over the same rows.

@@ -25,9 +25,6 @@ const SUMS_PER_THREAD: usize = 1;
 /// Rows that kernels process together, or a multiple.
 const ROW_GROUP: usize = 8;
 
-/// Bytes of rows that stay in the second-level cache while several tokens use them.
-const CACHED_BYTES: usize = 256 << 10;
-
 /// Rows that a GEMM processes together, or a multiple.
 const GEMM_ROWS: usize = 48;
 
@@ -242,38 +239,25 @@ impl Threads {
             return;
         }
         let rows = matrix.rows();
-        // A GEMM of few tokens takes longer than GEMVs, as dequantising rows costs as much as some products; the rows
-        // of a group are in the cache for all tokens but the first.
-        let is_dense = x.relative_gemm_cost(matrix) <= 1.0;
-        let group_rows = match is_dense {
-            true => GEMM_ROWS,
-            false => (CACHED_BYTES / (ROW_GROUP * matrix.row_bytes()).max(1)).max(1) * ROW_GROUP,
-        };
         // Groups of rows, each `[tokens, rows of the group]`.
         let mut groups = vec![0.0; rows * tokens];
         let work = Work {
             out: &mut groups,
             // A row is used for every token.
             bytes: rows * matrix.row_bytes() * tokens,
-            step: group_rows * tokens,
+            step: GEMM_ROWS * tokens,
             most_parts: self.most_parts(),
         };
         self.share_values(work, |values, out| {
-            let starts = (values.start / tokens..).step_by(group_rows);
-            for (start, out) in starts.zip(out.chunks_mut(group_rows * tokens)) {
+            let starts = (values.start / tokens..).step_by(GEMM_ROWS);
+            for (start, out) in starts.zip(out.chunks_mut(GEMM_ROWS * tokens)) {
                 let width = out.len() / tokens;
                 let group = matrix.rows_range(start..start + width);
-                if is_dense {
-                    x.gemm(self.isa, &group, out);
-                    continue;
-                }
-                for (token, out) in out.chunks_exact_mut(width).enumerate() {
-                    x.vector(token).gemv(self.isa, &group, out);
-                }
+                x.gemm(self.isa, &group, out);
             }
         });
-        let starts = (0..rows).step_by(group_rows);
-        for (start, group) in starts.zip(groups.chunks(group_rows * tokens)) {
+        let starts = (0..rows).step_by(GEMM_ROWS);
+        for (start, group) in starts.zip(groups.chunks(GEMM_ROWS * tokens)) {
             let width = group.len() / tokens;
             for (out, group) in out.chunks_exact_mut(rows).zip(group.chunks_exact(width)) {
                 out[start..start + width].copy_from_slice(group);

@@ -14,7 +14,7 @@
 use std::slice;
 
 use super::rows::{Row, Scales, Weights, with_weights};
-use super::{Operation, SPAN, Simd, padded, scalar};
+use super::{Gemv, Operation, SPAN, Simd, padded};
 use powerinfer_tensor::BLOCK;
 use powerinfer_tensor::Matrix;
 
@@ -45,21 +45,34 @@ impl Operation for Gemm<'_> {
     type Output = ();
 
     fn run_scalar(self) {
-        let columns = self.matrix.columns();
-        let rows = self.matrix.rows().max(1);
-        for (token, out) in self.out.chunks_exact_mut(rows).enumerate() {
-            let x = &self.x[token * columns..][..columns];
-            for (row, out) in out.iter_mut().enumerate() {
-                *out = scalar::dot_row(self.matrix, row, x);
-            }
-        }
+        self.by_rows().run_scalar();
     }
 
     #[inline(always)]
     fn run_simd<S: Simd>(self, simd: S) {
+        if self.tokens < Self::PANEL_TOKENS {
+            return self.by_rows().run_simd(simd);
+        }
         match S::TILE_ROWS {
             6 => products::<S, 6>(simd, self),
             _ => products::<S, 3>(simd, self),
+        }
+    }
+}
+
+impl<'a> Gemm<'a> {
+    /// Tokens from which writing dequantised rows to a panel pays.
+    pub(crate) const PANEL_TOKENS: usize = 8;
+
+    /// The same, row by row.
+    #[inline(always)]
+    fn by_rows(self) -> Gemv<'a> {
+        Gemv {
+            matrix: self.matrix,
+            rows: None,
+            x: self.x,
+            tokens: self.tokens,
+            out: self.out,
         }
     }
 }

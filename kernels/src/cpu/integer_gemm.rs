@@ -16,7 +16,7 @@ use std::ops::Range;
 use half::f16;
 
 use super::rows::KWeights;
-use super::{KScales, Operation, SPAN, Simd, scalar};
+use super::{IntegerGemv, KScales, Operation, SPAN, Simd};
 use crate::QuantisedActivations;
 use crate::activations::ActivationSpan;
 use powerinfer_tensor::BLOCK;
@@ -135,16 +135,14 @@ impl Operation for IntegerGemm<'_> {
     type Output = ();
 
     fn run_scalar(self) {
-        let rows = self.matrix.rows().max(1);
-        for (token, out) in self.out.chunks_exact_mut(rows).enumerate() {
-            for (row, out) in out.iter_mut().enumerate() {
-                *out = scalar::integer_dot_row(self.matrix, row, self.x.token(token));
-            }
-        }
+        self.by_rows().run_scalar();
     }
 
     #[inline(always)]
     fn run_simd<S: Simd>(self, simd: S) {
+        if self.x.tokens() < Self::PANEL_TOKENS {
+            return self.by_rows().run_simd(simd);
+        }
         let (rows, blocks) = (self.matrix.rows(), self.matrix.blocks());
         match self.matrix.data() {
             MatrixData::Q8_0 { quants, scales } => {
@@ -179,7 +177,22 @@ impl Operation for IntegerGemm<'_> {
     }
 }
 
-impl IntegerGemm<'_> {
+impl<'a> IntegerGemm<'a> {
+    /// Tokens from which interleaving rows pays.
+    pub(crate) const PANEL_TOKENS: usize = 12;
+
+    /// The same, row by row.
+    #[inline(always)]
+    fn by_rows(self) -> IntegerGemv<'a> {
+        IntegerGemv {
+            matrix: self.matrix,
+            rows: None,
+            x: &self.x.spans,
+            tokens: self.x.tokens(),
+            out: self.out,
+        }
+    }
+
     /// Multiplies panel by panel; `fill` fills a panel with a range of rows.
     #[inline(always)]
     fn multiply<S: Simd, N: PanelFormat>(self, simd: S, fill: impl Fn(&mut Panel, Range<usize>)) {

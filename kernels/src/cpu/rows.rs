@@ -42,17 +42,20 @@ pub(super) trait Row: Copy {
     /// Widens the scales of the first blocks, at most [`SPAN`]; float formats have none.
     fn scales<S: Simd>(self, simd: S, out: &mut Scales);
 
-    /// `sums += weights * x`, block by block of a span with these `scales`.
+    /// `sums[t] += weights * x[t]`, block by block of a span with these `scales`.
     #[inline(always)]
-    fn multiply_add<S: Simd>(
+    fn multiply_add<S: Simd, const T: usize>(
         self,
         simd: S,
-        x: &[[f32; BLOCK]],
+        x: [&[[f32; BLOCK]]; T],
         scales: &Scales,
-        mut sums: S::Block,
-    ) -> S::Block {
-        for (block, x) in x.iter().enumerate() {
-            sums = simd.multiply_add(self.weights(simd, block, scales), simd.load(x), sums);
+        mut sums: [S::Block; T],
+    ) -> [S::Block; T] {
+        for (block, _) in x[0].iter().enumerate() {
+            let weights = self.weights(simd, block, scales);
+            for token in 0..T {
+                sums[token] = simd.multiply_add(weights, simd.load(&x[token][block]), sums[token]);
+            }
         }
         sums
     }
@@ -154,16 +157,22 @@ impl<T: Float> Row for FloatRow<'_, T> {
     fn scales<S: Simd>(self, _: S, _: &mut Scales) {}
 
     #[inline(always)]
-    fn multiply_add<S: Simd>(
+    fn multiply_add<S: Simd, const N: usize>(
         self,
         simd: S,
-        x: &[[f32; BLOCK]],
+        mut x: [&[[f32; BLOCK]]; N],
         _: &Scales,
-        mut sums: S::Block,
-    ) -> S::Block {
-        // Zipped, so that bounds checks are eliminated.
-        for (block, x) in self.blocks.iter().zip(x) {
-            sums = simd.multiply_add(T::load(simd, block), simd.load(x), sums);
+        mut sums: [S::Block; N],
+    ) -> [S::Block; N] {
+        // Slices of one length, so that bounds checks are eliminated.
+        for x in &mut x {
+            *x = &x[..self.blocks.len()];
+        }
+        for (index, block) in self.blocks.iter().enumerate() {
+            let weights = T::load(simd, block);
+            for token in 0..N {
+                sums[token] = simd.multiply_add(weights, simd.load(&x[token][index]), sums[token]);
+            }
         }
         sums
     }

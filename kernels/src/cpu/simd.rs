@@ -94,12 +94,24 @@ pub(crate) trait SpanOps: BlockOps {
     fn widen_lanes(self, scales: &[f16]) -> Self::Lanes;
     /// Scales and minima of at most [`SPAN`] Q4_K blocks, exact; zero in the remaining lanes.
     fn widen_q4_k(self, scales: &KScales<'_>) -> [Self::Lanes; 2];
-    /// Dot products of at most [`SPAN`] blocks of `i8` with those of `x`: exact integers; zero in the remaining lanes.
-    fn products_q8(self, blocks: &[[i8; BLOCK]], x: &ActivationSpan) -> Self::Lanes;
-    /// Dot products of at most [`SPAN`] blocks of nibbles less 8 with those of `x`, as [`Self::products_q8`].
-    fn products_q4(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> Self::Lanes;
-    /// Dot products of at most [`SPAN`] blocks of unsigned nibbles with those of `x`, as [`Self::products_q8`].
-    fn products_q4_k(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> Self::Lanes;
+    /// Dot products of at most [`SPAN`] blocks of `i8` with those of each vector: exact integers; zero in the remaining lanes.
+    fn products_q8<const T: usize>(
+        self,
+        blocks: &[[i8; BLOCK]],
+        x: [&ActivationSpan; T],
+    ) -> [Self::Lanes; T];
+    /// Dot products of at most [`SPAN`] blocks of nibbles less 8, as [`Self::products_q8`].
+    fn products_q4<const T: usize>(
+        self,
+        blocks: &[[u8; BLOCK / 2]],
+        x: [&ActivationSpan; T],
+    ) -> [Self::Lanes; T];
+    /// Dot products of at most [`SPAN`] blocks of unsigned nibbles, as [`Self::products_q8`].
+    fn products_q4_k<const T: usize>(
+        self,
+        blocks: &[[u8; BLOCK / 2]],
+        x: [&ActivationSpan; T],
+    ) -> [Self::Lanes; T];
     /// Sum of the quants of each block of `x`.
     fn block_sums(self, x: &ActivationSpan) -> Self::Lanes;
     /// Every lane `value`.

@@ -34,6 +34,35 @@ impl Avx2 {
             ]
         }
     }
+
+    /// Dot products of at most 16 blocks of `i8` with those of `x`.
+    #[inline(always)]
+    fn dot_blocks(self, blocks: &[[i8; BLOCK]], x: &ActivationSpan) -> [__m256; 2] {
+        let x_blocks = x.quants.as_chunks::<BLOCK>().0;
+        // SAFETY: the token proves the features; the loads take a block each.
+        unsafe {
+            let mut products = [_mm256_setzero_si256(); SPAN];
+            for ((weights, x), product) in blocks.iter().zip(x_blocks).zip(&mut products) {
+                let weights = _mm256_loadu_si256(weights.as_ptr().cast());
+                let x = _mm256_loadu_si256(x.as_ptr().cast());
+                // The signs move to x: unsigned times signed products fit into 16 bits in pairs.
+                let unsigned = _mm256_abs_epi8(weights);
+                *product = sum_pairs(_mm256_maddubs_epi16(unsigned, _mm256_sign_epi8(x, weights)));
+            }
+            let mut lanes = [_mm256_setzero_ps(); 2];
+            let (halves, _) = products.as_chunks::<8>();
+            for (lanes, [a, b, c, d, e, f, g, h]) in lanes.iter_mut().zip(halves) {
+                // Sum within the 128-bit halves, then of the two halves.
+                let (low, high) = (sum_fours([*a, *b, *c, *d]), sum_fours([*e, *f, *g, *h]));
+                let sums = _mm256_add_epi32(
+                    _mm256_permute2x128_si256(low, high, 0x20),
+                    _mm256_permute2x128_si256(low, high, 0x31),
+                );
+                *lanes = _mm256_cvtepi32_ps(sums);
+            }
+            lanes
+        }
+    }
 }
 
 // SAFETY of the `unsafe` blocks below: an `Avx2` exists only where `detect` found AVX2, FMA, F16C and POPCNT, and unaligned loads and
@@ -66,51 +95,51 @@ impl SpanOps for Avx2 {
     }
 
     #[inline(always)]
-    fn products_q8(self, blocks: &[[i8; BLOCK]], x: &ActivationSpan) -> [__m256; 2] {
-        let x_blocks = x.quants.as_chunks::<BLOCK>().0;
-        // SAFETY: the token proves the features; the loads take a block each.
-        unsafe {
-            let mut products = [_mm256_setzero_si256(); SPAN];
-            for ((weights, x), product) in blocks.iter().zip(x_blocks).zip(&mut products) {
-                let weights = _mm256_loadu_si256(weights.as_ptr().cast());
-                let x = _mm256_loadu_si256(x.as_ptr().cast());
-                // The signs move to x: unsigned times signed products fit into 16 bits in pairs.
-                let unsigned = _mm256_abs_epi8(weights);
-                *product = sum_pairs(_mm256_maddubs_epi16(unsigned, _mm256_sign_epi8(x, weights)));
-            }
-            let mut lanes = [_mm256_setzero_ps(); 2];
-            let (halves, _) = products.as_chunks::<8>();
-            for (lanes, [a, b, c, d, e, f, g, h]) in lanes.iter_mut().zip(halves) {
-                // Sum within the 128-bit halves, then of the two halves.
-                let (low, high) = (sum_fours([*a, *b, *c, *d]), sum_fours([*e, *f, *g, *h]));
-                let sums = _mm256_add_epi32(
-                    _mm256_permute2x128_si256(low, high, 0x20),
-                    _mm256_permute2x128_si256(low, high, 0x31),
-                );
-                *lanes = _mm256_cvtepi32_ps(sums);
-            }
-            lanes
-        }
-    }
-
-    #[inline(always)]
-    fn products_q4(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> [__m256; 2] {
-        let mut lanes = [self.splat_vector(0.0); 2];
-        let sums = self.dot_nibble_blocks(blocks, x);
-        for ((lanes, sums), x_sums) in lanes.iter_mut().zip(sums).zip(x.sums.as_chunks::<8>().0) {
-            // SAFETY: the token proves the features; the load takes the 8 sums.
-            *lanes = unsafe {
-                // Nibbles are biased by 8.
-                let bias = _mm256_slli_epi32(_mm256_loadu_si256(x_sums.as_ptr().cast()), 3);
-                _mm256_cvtepi32_ps(_mm256_sub_epi32(sums, bias))
-            };
+    fn products_q8<const T: usize>(
+        self,
+        blocks: &[[i8; BLOCK]],
+        x: [&ActivationSpan; T],
+    ) -> [Self::Lanes; T] {
+        let mut lanes = [self.splat_lanes(0.0); T];
+        for (lanes, x) in lanes.iter_mut().zip(x) {
+            *lanes = self.dot_blocks(blocks, x);
         }
         lanes
     }
 
     #[inline(always)]
-    fn products_q4_k(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> [__m256; 2] {
-        self.to_f32_lanes(self.dot_nibble_blocks(blocks, x))
+    fn products_q4<const T: usize>(
+        self,
+        blocks: &[[u8; BLOCK / 2]],
+        x: [&ActivationSpan; T],
+    ) -> [Self::Lanes; T] {
+        let mut lanes = [self.splat_lanes(0.0); T];
+        for (lanes, x) in lanes.iter_mut().zip(x) {
+            let sums = self.dot_nibble_blocks(blocks, x);
+            for ((lanes, sums), x_sums) in lanes.iter_mut().zip(sums).zip(x.sums.as_chunks::<8>().0)
+            {
+                // SAFETY: the token proves the features; the load takes the 8 sums.
+                *lanes = unsafe {
+                    // Nibbles are biased by 8.
+                    let bias = _mm256_slli_epi32(_mm256_loadu_si256(x_sums.as_ptr().cast()), 3);
+                    _mm256_cvtepi32_ps(_mm256_sub_epi32(sums, bias))
+                };
+            }
+        }
+        lanes
+    }
+
+    #[inline(always)]
+    fn products_q4_k<const T: usize>(
+        self,
+        blocks: &[[u8; BLOCK / 2]],
+        x: [&ActivationSpan; T],
+    ) -> [Self::Lanes; T] {
+        let mut lanes = [self.splat_lanes(0.0); T];
+        for (lanes, x) in lanes.iter_mut().zip(x) {
+            *lanes = self.to_f32_lanes(self.dot_nibble_blocks(blocks, x));
+        }
+        lanes
     }
 
     #[inline(always)]

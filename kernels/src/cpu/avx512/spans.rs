@@ -7,31 +7,40 @@ use powerinfer_tensor::BLOCK;
 
 use super::{Avx512, avx2};
 use crate::activations::ActivationSpan;
-use crate::cpu::simd::SpanOps;
+use crate::cpu::simd::{IntegerOps, SpanOps};
 use crate::cpu::{KScales, SPAN};
 
 impl<const VNNI: bool> Avx512<VNNI> {
-    /// Dot products of at most 16 blocks of unsigned nibbles with those of `x`.
+    /// Dot products of at most 16 blocks of unsigned nibbles with those of each vector.
     #[inline(always)]
-    fn dot_nibble_blocks(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> __m512i {
-        let x_half_blocks = x.half_blocks.as_chunks::<64>().0;
+    fn dot_nibble_blocks<const T: usize>(
+        self,
+        blocks: &[[u8; BLOCK / 2]],
+        x: [&ActivationSpan; T],
+    ) -> [__m512i; T] {
         // SAFETY: the token proves the features; x is 8 registers long.
         unsafe {
-            let mut products = [_mm512_setzero_si512(); 4];
-            for (index, product) in products.iter_mut().enumerate() {
+            let mut products = [[_mm512_setzero_si512(); 4]; T];
+            for index in 0..4 {
                 let bytes = match blocks.get(4 * index..4 * index + 4) {
                     Some(whole) => _mm512_loadu_si512(whole.as_ptr().cast()),
                     None => load_bytes(blocks.get(4 * index..).unwrap_or_default()),
                 };
-                let mask = _mm512_set1_epi8(15);
-                let low = _mm512_and_si512(bytes, mask);
-                let high = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
-                let first = _mm512_loadu_si512(x_half_blocks[2 * index].as_ptr().cast());
-                let second = _mm512_loadu_si512(x_half_blocks[2 * index + 1].as_ptr().cast());
-                *product = self.dot_bytes(self.dot_bytes(*product, low, first), high, second);
+                let [low, high] = self.nibbles(bytes);
+                for (products, x) in products.iter_mut().zip(x) {
+                    let x = x.half_blocks.as_chunks::<64>().0;
+                    let first = _mm512_loadu_si512(x[2 * index].as_ptr().cast());
+                    let second = _mm512_loadu_si512(x[2 * index + 1].as_ptr().cast());
+                    products[index] = self.dot_bytes(products[index], low, first);
+                    products[index] = self.dot_bytes(products[index], high, second);
+                }
             }
             let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-            _mm512_permutexvar_epi32(order, self.sum_quarters(products))
+            let mut sums = [_mm512_setzero_si512(); T];
+            for (sums, products) in sums.iter_mut().zip(products) {
+                *sums = _mm512_permutexvar_epi32(order, self.sum_quarters(products));
+            }
+            sums
         }
     }
 
@@ -86,55 +95,80 @@ impl<const VNNI: bool> SpanOps for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn products_q8(self, blocks: &[[i8; BLOCK]], x: &ActivationSpan) -> __m512 {
-        let x_quants = x.quants.as_chunks::<64>().0;
+    fn products_q8<const T: usize>(
+        self,
+        blocks: &[[i8; BLOCK]],
+        x: [&ActivationSpan; T],
+    ) -> [__m512; T] {
         // SAFETY: the token proves the features; x is 8 registers long.
         unsafe {
-            let mut products = [_mm512_setzero_si512(); 8];
-            for (index, product) in products.iter_mut().enumerate() {
+            let mut products = [[_mm512_setzero_si512(); 8]; T];
+            for index in 0..8 {
                 let weights = match blocks.get(2 * index..2 * index + 2) {
                     Some(whole) => _mm512_loadu_si512(whole.as_ptr().cast()),
                     None => load_bytes(blocks.get(2 * index..).unwrap_or_default()),
                 };
-                let x = _mm512_loadu_si512(x_quants[index].as_ptr().cast());
-                *product = self.dot_signed(*product, weights, x);
+                for (products, x) in products.iter_mut().zip(x) {
+                    let x = x.quants.as_chunks::<64>().0;
+                    let x = _mm512_loadu_si512(x[index].as_ptr().cast());
+                    products[index] = self.dot_signed(products[index], weights, x);
+                }
             }
-            let [a, b, c, d, e, f, g, h] = products;
-            let (low, high) = (
-                self.sum_quarters([a, b, c, d]),
-                self.sum_quarters([e, f, g, h]),
-            );
-            // A block has two quarters.
-            let sums = _mm512_add_epi32(
-                _mm512_shuffle_i32x4(low, high, 0b10_00_10_00),
-                _mm512_shuffle_i32x4(low, high, 0b11_01_11_01),
-            );
-            let order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
-            let mut sums = _mm512_permutexvar_epi32(order, sums);
-            if VNNI {
-                // Subtracts the bias: 128 times the sum of x.
-                let x_sums = _mm512_loadu_si512(x.sums.as_ptr().cast());
-                sums = _mm512_sub_epi32(sums, _mm512_slli_epi32(x_sums, 7));
+            let mut lanes = [_mm512_setzero_ps(); T];
+            for token in 0..T {
+                let [a, b, c, d, e, f, g, h] = products[token];
+                let (low, high) = (
+                    self.sum_quarters([a, b, c, d]),
+                    self.sum_quarters([e, f, g, h]),
+                );
+                // A block has two quarters.
+                let sums = _mm512_add_epi32(
+                    _mm512_shuffle_i32x4(low, high, 0b10_00_10_00),
+                    _mm512_shuffle_i32x4(low, high, 0b11_01_11_01),
+                );
+                let order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+                let mut sums = _mm512_permutexvar_epi32(order, sums);
+                if VNNI {
+                    // Subtracts the bias: 128 times the sum of x.
+                    let x_sums = _mm512_loadu_si512(x[token].sums.as_ptr().cast());
+                    sums = _mm512_sub_epi32(sums, _mm512_slli_epi32(x_sums, 7));
+                }
+                lanes[token] = _mm512_cvtepi32_ps(sums);
             }
-            _mm512_cvtepi32_ps(sums)
+            lanes
         }
     }
 
     #[inline(always)]
-    fn products_q4(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> __m512 {
+    fn products_q4<const T: usize>(
+        self,
+        blocks: &[[u8; BLOCK / 2]],
+        x: [&ActivationSpan; T],
+    ) -> [__m512; T] {
+        let mut lanes = [self.splat_lanes(0.0); T];
         let sums = self.dot_nibble_blocks(blocks, x);
-        // SAFETY: the token proves the features; the load takes the 16 sums.
-        unsafe {
-            // Nibbles are biased by 8.
-            let x_sums = _mm512_loadu_si512(x.sums.as_ptr().cast());
-            _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_slli_epi32(x_sums, 3)))
+        for ((lanes, sums), x) in lanes.iter_mut().zip(sums).zip(x) {
+            // SAFETY: the token proves the features; the load takes the 16 sums.
+            *lanes = unsafe {
+                // Nibbles are biased by 8.
+                let x_sums = _mm512_loadu_si512(x.sums.as_ptr().cast());
+                _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_slli_epi32(x_sums, 3)))
+            };
         }
+        lanes
     }
 
     #[inline(always)]
-    fn products_q4_k(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> __m512 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_cvtepi32_ps(self.dot_nibble_blocks(blocks, x)) }
+    fn products_q4_k<const T: usize>(
+        self,
+        blocks: &[[u8; BLOCK / 2]],
+        x: [&ActivationSpan; T],
+    ) -> [__m512; T] {
+        let mut lanes = [self.splat_lanes(0.0); T];
+        for (lanes, sums) in lanes.iter_mut().zip(self.dot_nibble_blocks(blocks, x)) {
+            *lanes = self.to_f32_lanes(sums);
+        }
+        lanes
     }
 
     #[inline(always)]

@@ -37,20 +37,10 @@ impl Neon {
         }
         self.load_lanes(&products)
     }
-}
 
-// SAFETY of the `unsafe` blocks below: an `Neon` exists only where `detect` found the feature, and unaligned loads and
-// stores stay within the references that are passed to them.
-impl SpanOps for Neon {
-    type Lanes = [float32x4_t; SPAN / 4];
-
+    /// Dot products of at most 16 blocks of `i8` with those of `x`.
     #[inline(always)]
-    fn widen(self, scales: &[f16], out: &mut [f32; SPAN]) {
-        scales.convert_to_f32_slice(&mut out[..scales.len()]);
-    }
-
-    #[inline(always)]
-    fn products_q8(self, blocks: &[[i8; BLOCK]], x: &ActivationSpan) -> Self::Lanes {
+    fn dot_blocks(self, blocks: &[[i8; BLOCK]], x: &ActivationSpan) -> <Self as SpanOps>::Lanes {
         let mut products = [0.0; SPAN];
         let x_blocks = x.quants.as_chunks::<BLOCK>().0;
         for ((weights, x), product) in blocks.iter().zip(x_blocks).zip(&mut products) {
@@ -64,15 +54,55 @@ impl SpanOps for Neon {
         }
         self.load_lanes(&products)
     }
+}
+
+// SAFETY of the `unsafe` blocks below: an `Neon` exists only where `detect` found the feature, and unaligned loads and
+// stores stay within the references that are passed to them.
+impl SpanOps for Neon {
+    type Lanes = [float32x4_t; SPAN / 4];
 
     #[inline(always)]
-    fn products_q4(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> Self::Lanes {
-        self.dot_nibble_blocks(blocks, x, 8)
+    fn widen(self, scales: &[f16], out: &mut [f32; SPAN]) {
+        scales.convert_to_f32_slice(&mut out[..scales.len()]);
     }
 
     #[inline(always)]
-    fn products_q4_k(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> Self::Lanes {
-        self.dot_nibble_blocks(blocks, x, 0)
+    fn products_q8<const T: usize>(
+        self,
+        blocks: &[[i8; BLOCK]],
+        x: [&ActivationSpan; T],
+    ) -> [Self::Lanes; T] {
+        let mut lanes = [self.splat_lanes(0.0); T];
+        for (lanes, x) in lanes.iter_mut().zip(x) {
+            *lanes = self.dot_blocks(blocks, x);
+        }
+        lanes
+    }
+
+    #[inline(always)]
+    fn products_q4<const T: usize>(
+        self,
+        blocks: &[[u8; BLOCK / 2]],
+        x: [&ActivationSpan; T],
+    ) -> [Self::Lanes; T] {
+        let mut lanes = [self.splat_lanes(0.0); T];
+        for (lanes, x) in lanes.iter_mut().zip(x) {
+            *lanes = self.dot_nibble_blocks(blocks, x, 8);
+        }
+        lanes
+    }
+
+    #[inline(always)]
+    fn products_q4_k<const T: usize>(
+        self,
+        blocks: &[[u8; BLOCK / 2]],
+        x: [&ActivationSpan; T],
+    ) -> [Self::Lanes; T] {
+        let mut lanes = [self.splat_lanes(0.0); T];
+        for (lanes, x) in lanes.iter_mut().zip(x) {
+            *lanes = self.dot_nibble_blocks(blocks, x, 0);
+        }
+        lanes
     }
 
     #[inline(always)]
