@@ -30,6 +30,8 @@ mod linux {
     const COLUMNS: usize = 4096;
     /// Rows per panel of a batched kernel.
     const BATCH_ROWS: usize = 16;
+    /// Vectors of a batch.
+    const BATCH_TOKENS: usize = 16;
     /// Rows of the other kernels.
     const ROWS: usize = 4;
 
@@ -128,13 +130,13 @@ mod linux {
     /// Instructions per row; `None` if ptrace is not permitted.
     fn per_row(isa: Isa, format: Format, kernel: Kernel) -> Option<u64> {
         let (rows, vectors) = match kernel {
-            IntegerBatch => (BATCH_ROWS, 8),
+            IntegerBatch => (BATCH_ROWS, BATCH_TOKENS),
             _ => (ROWS, 1),
         };
         // The difference of two calls removes the fixed cost.
         let few = count(|run| run_rows(isa, format, kernel, rows, run))?;
         let many = count(|run| run_rows(isa, format, kernel, 2 * rows, run))?;
-        Some((many - few) / rows as u64 / vectors)
+        Some((many - few) / rows as u64 / vectors as u64)
     }
 
     /// Calls `run` with the kernel on this many rows.
@@ -152,9 +154,14 @@ mod linux {
         let matrix = matrix.as_view();
         let x = &values[..COLUMNS];
         let mut rounded = QuantisedActivations::default();
-        let eight: Vec<f32> = x.iter().copied().cycle().take(8 * COLUMNS).collect();
+        let batch: Vec<f32> = x
+            .iter()
+            .copied()
+            .cycle()
+            .take(BATCH_TOKENS * COLUMNS)
+            .collect();
         let listed: Vec<u32> = (0..rows as u32).collect();
-        let mut out = vec![0.0; (rows * 8).max(COLUMNS)];
+        let mut out = vec![0.0; (rows * BATCH_TOKENS).max(COLUMNS)];
         match kernel {
             Arithmetic => run(&mut || isa.gemv(&matrix, x, &mut out[..rows])),
             IntegerProduct => {
@@ -181,8 +188,8 @@ mod linux {
                 )
             }),
             IntegerBatch => {
-                isa.quantise(&eight, COLUMNS, &mut rounded);
-                run(&mut || isa.gemm_integer(&matrix, &rounded, &mut out[..rows * 8]));
+                isa.quantise(&batch, COLUMNS, &mut rounded);
+                run(&mut || isa.gemm_integer(&matrix, &rounded, &mut out[..rows * BATCH_TOKENS]));
             }
         }
         black_box(&out);

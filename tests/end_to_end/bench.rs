@@ -189,6 +189,66 @@ fn batches_are_compared_with_dense() {
 }
 
 #[test]
+fn completions_are_timed_with_and_without_proposals() {
+    let sandbox = Sandbox::new();
+    let texts = sandbox.path("texts.jsonl");
+    let demo = prepared_demo().to_str().unwrap();
+    let function = "def f(xs):\n    return [x + 1 for x in xs]\n";
+    let row = serde_json::json!({ "prompt": function, "completion": function.repeat(2) });
+    std::fs::write(&texts, format!("{row}\n")).unwrap();
+    let more = [
+        "-p",
+        "0",
+        "-n",
+        "0",
+        "-r",
+        "2",
+        "--completions",
+        "texts.jsonl",
+    ];
+    let arguments = [&["bench", demo, "--probe", "8MiB"], &more[..]].concat();
+    let report = sandbox
+        .run(&[&arguments[..], &["--json"]].concat())
+        .good()
+        .json();
+    let found = &report["speculation"];
+    for speed in ["plain", "speculative", "speedup"] {
+        check_spread(&found[speed], 2);
+    }
+    let passes = found["passes"].as_array().unwrap();
+    assert_eq!(passes[0]["tokens"], 1);
+    for pass in passes {
+        positive(&pass["microseconds"]);
+        let one = positive(&pass["neurons_of_a_token"]);
+        assert!(one <= positive(&pass["neurons_of_any"]), "{pass}");
+    }
+    assert!(found["accepted"].as_u64() <= found["proposed"].as_u64());
+    let text = sandbox.run(&arguments).good().text();
+    assert_contains(
+        &text,
+        &["speculation     ", "1 completion; ", "tokens of a pass"],
+    );
+    for (row, reason) in [
+        (r#"{"prompt": "a"}"#, "no field `completion`"),
+        (
+            r#"{"prompt": "a", "completion": ""}"#,
+            "`completion` has no tokens",
+        ),
+        (
+            r#"{"prompt": 1, "completion": "a"}"#,
+            "`prompt` is a number",
+        ),
+        ("[", "line 1"),
+    ] {
+        std::fs::write(&texts, row).unwrap();
+        sandbox.run(&arguments).bad(1, &["texts.jsonl", reason]);
+    }
+    let long = serde_json::json!({ "prompt": "a", "completion": "b c ".repeat(5000) });
+    std::fs::write(&texts, long.to_string()).unwrap();
+    sandbox.run(&arguments).bad(1, &["texts.jsonl", "room for"]);
+}
+
+#[test]
 fn invalid_bench_settings_are_refused() {
     let sandbox = Sandbox::new();
     let demo = prepared_demo().to_str().unwrap();

@@ -3,9 +3,9 @@
 //!
 //! ```text
 //! tokens                   U32 [tokens]
-//! layers.000.keys          F32, F16 or I8 [heads, tiles, blocks, 32, 32]    tiles of 32 positions
+//! layers.000.keys          F32, F16 or I8 [heads, tiles, blocks, 32, 32]    tiles of 32 positions, in four groups of 8
 //! layers.000.keys.scales   F16 [heads, tiles, blocks, 32]                   q8_0 only
-//! layers.000.values        as keys, but rows of the innermost 32×32 are positions, not head elements
+//! layers.000.values        as keys, but the innermost 32×32 are [position, element], not [group, element, position]
 //! ```
 
 use std::{collections::BTreeMap, path::Path};
@@ -21,7 +21,7 @@ use crate::{
 /// Format name in the header.
 pub const FORMAT: &str = "powerinfer-prompt-cache";
 /// Version that this program reads and writes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Header setting with the number format of the KV cache.
 pub const KV_CACHE_SETTING: &str = "kv_cache";
 const TOKENS: &str = "tokens";

@@ -75,16 +75,35 @@ impl FromStr for CacheFormat {
     }
 }
 
-/// 32 rows of 32 numbers; the [`CacheLayout`] defines what the rows are.
+/// 32 numbers of a head at 32 positions, in the order of the [`CacheLayout`].
 pub type CacheBlock<T> = [[T; BLOCK]; BLOCK];
+
+/// Positions whose keys are adjacent: a register of the narrowest vector instructions, and few enough that a key is written to
+/// few cache lines.
+pub const KEY_GROUP: usize = 8;
+
+/// A [`CacheBlock`] of keys: `[group of positions, number, position]`.
+pub type KeyBlock<T> = [[[T; KEY_GROUP]; BLOCK]; BLOCK / KEY_GROUP];
 
 /// Order of the numbers within a [`CacheBlock`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CacheLayout {
-    /// Rows are numbers of a head, columns 32 positions: 32 products with keys grow in parallel.
+    /// [`KeyBlock`]: products with the keys of many positions grow in parallel.
     Keys,
-    /// Rows are positions, columns 32 numbers of a head: 32 sums of values grow in parallel.
+    /// `[position, number]`: 32 sums of values grow in parallel.
     Values,
+}
+
+impl CacheLayout {
+    /// Place of number `index` at `position` within a block.
+    fn place(self, index: usize, position: usize) -> usize {
+        match self {
+            CacheLayout::Keys => {
+                (position / KEY_GROUP * BLOCK + index) * KEY_GROUP + position % KEY_GROUP
+            }
+            CacheLayout::Values => position * BLOCK + index,
+        }
+    }
 }
 
 /// Keys or values of one head at every position: `[tiles, ⌈head size / 32⌉]` blocks, a tile being 32
@@ -336,14 +355,11 @@ impl CachePlane {
     /// Number `index` of the head at `position`, without its scale.
     pub fn value(&self, position: usize, index: usize) -> f32 {
         let block = position / BLOCK * self.head_blocks() + index / BLOCK;
-        let (row, column) = match self.layout {
-            CacheLayout::Keys => (index % BLOCK, position % BLOCK),
-            CacheLayout::Values => (position % BLOCK, index % BLOCK),
-        };
+        let place = self.layout.place(index % BLOCK, position % BLOCK);
         match &self.data {
-            OwnedCacheData::F32(blocks) => blocks[block][row][column],
-            OwnedCacheData::F16(blocks) => blocks[block][row][column].to_f32(),
-            OwnedCacheData::Q8_0 { quants, .. } => f32::from(quants[block][row][column]),
+            OwnedCacheData::F32(blocks) => blocks[block].as_flattened()[place],
+            OwnedCacheData::F16(blocks) => blocks[block].as_flattened()[place].to_f32(),
+            OwnedCacheData::Q8_0 { quants, .. } => f32::from(quants[block].as_flattened()[place]),
         }
     }
 
@@ -418,22 +434,20 @@ fn write<T>(
     position: usize,
     numbers: impl Iterator<Item = T>,
 ) {
+    let block = block.as_flattened_mut();
     for (index, number) in numbers.enumerate() {
-        match layout {
-            CacheLayout::Keys => block[index][position] = number,
-            CacheLayout::Values => block[position][index] = number,
-        }
+        block[layout.place(index, position)] = number;
     }
 }
 
 /// Zeroes all positions from `first` on.
 fn blank<T: Default + Copy>(blocks: &mut [CacheBlock<T>], layout: CacheLayout, first: usize) {
     for block in blocks {
-        match layout {
-            CacheLayout::Keys => block
-                .iter_mut()
-                .for_each(|row| row[first..].fill(T::default())),
-            CacheLayout::Values => block[first..].fill([T::default(); BLOCK]),
+        let block = block.as_flattened_mut();
+        for position in first..BLOCK {
+            for index in 0..BLOCK {
+                block[layout.place(index, position)] = T::default();
+            }
         }
     }
 }

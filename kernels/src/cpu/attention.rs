@@ -6,9 +6,7 @@ use std::ops::Range;
 use half::f16;
 
 use super::{Operation, Simd};
-use powerinfer_tensor::BLOCK;
-use powerinfer_tensor::CachePlane;
-use powerinfer_tensor::{CacheBlock, CacheData};
+use powerinfer_tensor::{BLOCK, CacheBlock, CacheData, CachePlane, KEY_GROUP, KeyBlock};
 
 /// Calls a method for groups of queries, as large as the registers of `$simd` allow, up to `$count` queries.
 macro_rules! for_query_groups {
@@ -108,6 +106,10 @@ struct Tile<'a, T> {
     first_block: usize,
     /// First position of the tile among those of all tiles.
     position: usize,
+    /// Positions that the tile has.
+    count: usize,
+    /// Positions of the plane.
+    positions: usize,
     /// Number of positions of all tiles.
     length: usize,
     head_size: usize,
@@ -128,6 +130,8 @@ impl<'a, T: Element> Tile<'a, T> {
             scales,
             first_block: 0,
             position: 0,
+            count: 0,
+            positions: plane.positions(),
             length: tiles * BLOCK,
             head_size: plane.head_size(),
             width: plane.width(),
@@ -139,6 +143,7 @@ impl<'a, T: Element> Tile<'a, T> {
     fn move_to(&mut self, tile: usize, index: usize) {
         self.first_block = tile * (self.width / BLOCK);
         self.position = index * BLOCK;
+        self.count = BLOCK.min(self.positions - tile * BLOCK);
     }
 
     /// Scales of cache block `index`; 1 without scales.
@@ -162,6 +167,15 @@ impl<'a, T: Element> Tile<'a, T> {
         for block in 0..self.width / BLOCK {
             let index = self.first_block + block;
             let cache_block = &self.blocks[index];
+            let mut groups: &KeyBlock<T> = bytemuck::cast_ref(cache_block);
+            let mut padded = [[[T::zeroed(); KEY_GROUP]; BLOCK]; BLOCK / KEY_GROUP];
+            if self.count <= BLOCK - KEY_GROUP {
+                // Groups without positions are not read from memory.
+                let used = self.count.div_ceil(KEY_GROUP);
+                padded[..used].copy_from_slice(&groups[..used]);
+                groups = &padded;
+            }
+            let [a, b, c, d] = groups;
             let rows = (self.head_size - block * BLOCK).min(BLOCK);
             let mut factors = [&[0.0; BLOCK]; Q];
             for (q, factors) in factors.iter_mut().enumerate() {
@@ -171,7 +185,7 @@ impl<'a, T: Element> Tile<'a, T> {
             let mut sums = [simd.splat(0.0); Q];
             for row in 0..rows {
                 simd.prefetch_ahead(&cache_block[row]);
-                let values = T::load(simd, &cache_block[row]);
+                let values = T::load_parts(simd, [&a[row], &b[row], &c[row], &d[row]]);
                 for q in 0..Q {
                     let factor = simd.splat(factors[q][row]);
                     sums[q] = simd.multiply_add(factor, values, sums[q]);
@@ -209,7 +223,7 @@ impl<'a, T: Element> Tile<'a, T> {
                 let start = (query + q) * self.width + block * BLOCK;
                 sums[q] = simd.load(block_of(&out[start..]));
             }
-            for row in 0..BLOCK {
+            for row in 0..self.count {
                 simd.prefetch_ahead(&cache_block[row]);
                 let values = T::load(simd, &cache_block[row]);
                 for q in 0..Q {
@@ -241,16 +255,17 @@ pub(crate) struct WeightedValues<'a> {
 impl Operation for WeightedValues<'_> {
     type Output = ();
 
-    /// One fused multiply-add per element, with the product of weight and scale.
+    /// One fused multiply-add per element of a position, with the product of weight and scale.
     fn run_scalar(self) {
         let width = self.values.width();
+        let count = self.values.positions() - self.tiles.start * BLOCK;
         let length = self.tiles.len() * BLOCK;
         for (weights, out) in self
             .weights
             .chunks_exact(length)
             .zip(self.out.chunks_exact_mut(width))
         {
-            for (position, weight) in weights.iter().enumerate() {
+            for (position, weight) in weights.iter().take(count).enumerate() {
                 let position = self.tiles.start * BLOCK + position;
                 for (column, out) in out.iter_mut().enumerate() {
                     let scale = self.values.scale(position, column / BLOCK);
@@ -290,9 +305,12 @@ impl WeightedValues<'_> {
 }
 
 /// Element type of a cache.
-trait Element: Copy {
+trait Element: bytemuck::Pod {
     /// Whether elements are multiplied by a scale.
     const SCALED: bool;
+
+    /// Loads and widens 32 elements from four places.
+    fn load_parts<S: Simd>(simd: S, parts: [&[Self; KEY_GROUP]; BLOCK / KEY_GROUP]) -> S::Block;
 
     /// Loads and widens 32 elements.
     fn load<S: Simd>(simd: S, values: &[Self; BLOCK]) -> S::Block;
@@ -300,6 +318,11 @@ trait Element: Copy {
 
 impl Element for f32 {
     const SCALED: bool = false;
+
+    #[inline(always)]
+    fn load_parts<S: Simd>(simd: S, parts: [&[f32; KEY_GROUP]; BLOCK / KEY_GROUP]) -> S::Block {
+        simd.load_parts(parts)
+    }
 
     #[inline(always)]
     fn load<S: Simd>(simd: S, values: &[f32; BLOCK]) -> S::Block {
@@ -311,6 +334,11 @@ impl Element for f16 {
     const SCALED: bool = false;
 
     #[inline(always)]
+    fn load_parts<S: Simd>(simd: S, parts: [&[f16; KEY_GROUP]; BLOCK / KEY_GROUP]) -> S::Block {
+        simd.load_f16_parts(parts)
+    }
+
+    #[inline(always)]
     fn load<S: Simd>(simd: S, values: &[f16; BLOCK]) -> S::Block {
         simd.load_f16(values)
     }
@@ -318,6 +346,11 @@ impl Element for f16 {
 
 impl Element for i8 {
     const SCALED: bool = true;
+
+    #[inline(always)]
+    fn load_parts<S: Simd>(simd: S, parts: [&[i8; KEY_GROUP]; BLOCK / KEY_GROUP]) -> S::Block {
+        simd.load_q8_parts(parts)
+    }
 
     #[inline(always)]
     fn load<S: Simd>(simd: S, values: &[i8; BLOCK]) -> S::Block {

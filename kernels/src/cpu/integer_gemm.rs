@@ -140,7 +140,7 @@ impl Operation for IntegerGemm<'_> {
 
     #[inline(always)]
     fn run_simd<S: Simd>(self, simd: S) {
-        if self.x.tokens() < Self::PANEL_TOKENS {
+        if self.x.tokens() < panel_tokens::<S>() {
             return self.by_rows().run_simd(simd);
         }
         let (rows, blocks) = (self.matrix.rows(), self.matrix.blocks());
@@ -177,8 +177,16 @@ impl Operation for IntegerGemm<'_> {
     }
 }
 
+/// Tokens from which interleaving rows pays.
+const fn panel_tokens<S: Simd>() -> usize {
+    match S::TILE_ROWS {
+        6 => IntegerGemm::PANEL_TOKENS,
+        _ => 5,
+    }
+}
+
 impl<'a> IntegerGemm<'a> {
-    /// Tokens from which interleaving rows pays.
+    /// Tokens from which interleaving rows pays, where registers hold the products of four tokens.
     pub(crate) const PANEL_TOKENS: usize = 12;
 
     /// The same, row by row.

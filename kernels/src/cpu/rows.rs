@@ -164,7 +164,13 @@ impl<T: Float> Row for FloatRow<'_, T> {
         _: &Scales,
         mut sums: [S::Block; N],
     ) -> [S::Block; N] {
-        // Slices of one length, so that bounds checks are eliminated.
+        if N == 1 {
+            // Zipped, so that bounds checks are eliminated.
+            for (block, x) in self.blocks.iter().zip(x[0]) {
+                sums[0] = simd.multiply_add(T::load(simd, block), simd.load(x), sums[0]);
+            }
+            return sums;
+        }
         for x in &mut x {
             *x = &x[..self.blocks.len()];
         }

@@ -47,6 +47,12 @@ pub(crate) trait BlockOps: Copy {
     fn load(self, values: &[f32; BLOCK]) -> Self::Block;
     /// Loads and widens 32 `f16`.
     fn load_f16(self, values: &[f16; BLOCK]) -> Self::Block;
+    /// Loads 32 `f32` from four places.
+    fn load_parts(self, parts: [&[f32; 8]; 4]) -> Self::Block;
+    /// Loads and widens 32 `f16` from four places.
+    fn load_f16_parts(self, parts: [&[f16; 8]; 4]) -> Self::Block;
+    /// Loads and widens 32 `i8` from four places.
+    fn load_q8_parts(self, parts: [&[i8; 8]; 4]) -> Self::Block;
     /// Loads and widens 32 `bf16`.
     fn load_bf16(self, values: &[bf16; BLOCK]) -> Self::Block;
     /// Loads and widens 32 `i8`.

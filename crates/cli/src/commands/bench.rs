@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{ByteSize, Progress, plan::Policy, progress::Silent, random::Random};
 use powerinfer_eval::bench::{
-    BatchBench, Bench, CHECKED_TOKENS, Work, check, kv_cache_bytes, time_ffns, time_hybrid,
+    BatchBench, Bench, CHECKED_TOKENS, Completion, Work, check, kv_cache_bytes, time_ffns,
+    time_hybrid, time_speculation,
 };
 use powerinfer_kernels::Isa;
 use powerinfer_model::LanguageModel;
@@ -27,7 +28,7 @@ use report::Report;
 /// Work to time, and how often.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Results are compared with `dense` before anything is timed. Figures are medians of the repeats; the read bandwidth, of a stream and of the rows that active neurons select, is measured between repeats.\n\nExamples:\n  powerinfer bench demo\n  powerinfer bench ./my-model.powerinfer --policy dense --threads 1 --json\n  powerinfer bench demo -p 0 -n 32 --depth 100\n  powerinfer bench demo --batch 1,2,4,8,16,32"
+    after_help = "Results are compared with `dense` before anything is timed. Figures are medians of the repeats; the read bandwidth, of a stream and of the rows that active neurons select, is measured between repeats.\n\nExamples:\n  powerinfer bench demo\n  powerinfer bench ./my-model.powerinfer --policy dense --threads 1 --json\n  powerinfer bench demo -p 0 -n 32 --depth 100\n  powerinfer bench demo --batch 1,2,4,8,16,32\n  powerinfer bench demo -p 0 -n 0 --completions edits.jsonl"
 )]
 pub(crate) struct BenchArguments {
     /// Bundle, a folder with a bundle in it, or the name of a model prepared here
@@ -51,6 +52,9 @@ pub(crate) struct BenchArguments {
     /// Also time single FFNs with these percentages of their neurons
     #[arg(long, value_name = "P", value_delimiter = ',', value_parser = parse_density)]
     ffn_densities: Vec<f64>,
+    /// Also time these texts with and without `--speculate`: JSON lines with `prompt` and `completion`
+    #[arg(long, value_name = "FILE")]
+    completions: Option<PathBuf>,
     /// Take the tokens from this text [default: random tokens]
     #[arg(long, value_name = "FILE")]
     prompt: Option<PathBuf>,
@@ -71,11 +75,17 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     let threads = arguments.engine.thread_count();
     let probe_bytes = probe_bytes(arguments.probe)?;
     let mut model = open_runtime(&arguments.bundle, &arguments.engine, output)?;
-    if model.uses_device() && !(arguments.batch.is_empty() && arguments.ffn_densities.is_empty()) {
-        bail!("`--batch` and `--ffn-densities` time the CPU alone; give `--device cpu` with them");
+    let is_cpu_only = !arguments.batch.is_empty()
+        || !arguments.ffn_densities.is_empty()
+        || arguments.completions.is_some();
+    if model.uses_device() && is_cpu_only {
+        bail!(
+            "`--batch`, `--ffn-densities` and `--completions` time the CPU alone; give `--device cpu` with them"
+        );
     }
     let mut works = works(arguments, model.context_limit())?;
     let longest = works.iter().map(|work| work.context()).max().unwrap_or(0);
+    let completions = completions(arguments, &model)?;
     let checked = CHECKED_TOKENS.min(model.context_limit());
     let ids = tokens(arguments, &model, longest.max(checked))?;
     // With batches, the decoded tokens are those of each sequence.
@@ -139,7 +149,9 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     let batch_steps = batches
         .as_ref()
         .map_or(0, |batches| batches.steps(bench.repeats, models));
-    bar.begin("timing", steps + batch_steps, "tokens");
+    let completed: usize = completions.iter().map(Completion::token_count).sum();
+    let completion_steps = (2 * bench.repeats * completed) as u64;
+    bar.begin("timing", steps + batch_steps + completion_steps, "tokens");
     let mut measured = Vec::new();
     for work in works {
         measured.push(bench.measure(&mut model, work)?);
@@ -156,6 +168,10 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         true => Vec::new(),
         false => time_ffns(&bench, &mut model, &arguments.ffn_densities)?,
     };
+    let speculation = match completions.is_empty() {
+        true => None,
+        false => Some(time_speculation(&bench, &mut model, &completions)?),
+    };
     let sync = speed_test(4 << 20)?.kernel_seconds(&Threads::new(isa, threads)?)?;
     bar.end();
 
@@ -171,6 +187,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         measured: &measured,
         batches: &batches,
         densities: &densities,
+        speculation: speculation.as_ref(),
         hybrid: hybrid.as_ref(),
         sync_microseconds: 1e6 * sync,
     };
@@ -216,13 +233,23 @@ fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
             );
         }
     }
-    if works.is_empty() && arguments.ffn_densities.is_empty() {
+    let has_works = !works.is_empty() || arguments.completions.is_some();
+    if !has_works && arguments.ffn_densities.is_empty() {
         bail!("nothing to time; give `--prompt-tokens` or `--decode-tokens`");
     }
     if tokens == 0 && !arguments.batch.is_empty() {
         bail!("`--batch` decodes, and `--decode-tokens` is 0; give more, or leave one out");
     }
     Ok(works)
+}
+
+/// The texts of `--completions`.
+fn completions(arguments: &BenchArguments, model: &Runtime) -> Result<Vec<Completion>> {
+    let Some(path) = &arguments.completions else {
+        return Ok(Vec::new());
+    };
+    let tokenizer = model_argument::tokenizer(&model.bundle().files())?;
+    Ok(Completion::read(path, &tokenizer, model.context_limit())?)
 }
 
 /// `count` tokens of the text, or random ones.

@@ -44,22 +44,33 @@ impl BlockOps for Avx2 {
 
     #[inline(always)]
     fn load(self, values: &[f32; BLOCK]) -> [__m256; REGISTERS] {
-        let mut block = self.splat(0.0);
-        for (register, values) in block.iter_mut().zip(values.as_chunks::<8>().0) {
-            // SAFETY: the token proves the features; the load takes the 8 values.
-            *register = unsafe { _mm256_loadu_ps(values.as_ptr()) };
-        }
-        block
+        self.load_parts(parts(values))
     }
 
     #[inline(always)]
     fn load_f16(self, values: &[f16; BLOCK]) -> [__m256; REGISTERS] {
-        let mut block = self.splat(0.0);
-        for (register, values) in block.iter_mut().zip(values.as_chunks::<8>().0) {
-            // SAFETY: the token proves the features; the load takes the 8 values.
-            *register = unsafe { _mm256_cvtph_ps(_mm_loadu_si128(values.as_ptr().cast())) };
-        }
-        block
+        self.load_f16_parts(parts(values))
+    }
+
+    #[inline(always)]
+    fn load_parts(self, parts: [&[f32; 8]; 4]) -> [__m256; REGISTERS] {
+        // SAFETY: the token proves the features; a load takes the 8 values of a part.
+        parts.map(|part| unsafe { _mm256_loadu_ps(part.as_ptr()) })
+    }
+
+    #[inline(always)]
+    fn load_f16_parts(self, parts: [&[f16; 8]; 4]) -> [__m256; REGISTERS] {
+        // SAFETY: the token proves the features; a load takes the 8 values of a part.
+        parts.map(|part| unsafe { _mm256_cvtph_ps(_mm_loadu_si128(part.as_ptr().cast())) })
+    }
+
+    #[inline(always)]
+    fn load_q8_parts(self, parts: [&[i8; 8]; 4]) -> [__m256; REGISTERS] {
+        // SAFETY: the token proves the features; a load takes the 8 bytes of a part.
+        parts.map(|part| unsafe {
+            let bytes = _mm_loadl_epi64(part.as_ptr().cast());
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
+        })
     }
 
     #[inline(always)]
@@ -78,15 +89,7 @@ impl BlockOps for Avx2 {
 
     #[inline(always)]
     fn load_q8(self, quants: &[i8; BLOCK]) -> [__m256; REGISTERS] {
-        let mut block = self.splat(0.0);
-        for (register, quants) in block.iter_mut().zip(quants.as_chunks::<8>().0) {
-            // SAFETY: the token proves the features; the load takes the 8 bytes.
-            *register = unsafe {
-                let bytes = _mm_loadl_epi64(quants.as_ptr().cast());
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
-            };
-        }
-        block
+        self.load_q8_parts(parts(quants))
     }
 
     #[inline(always)]
@@ -226,4 +229,11 @@ impl BlockOps for Avx2 {
         // SAFETY: the token proves the features.
         unsafe { _mm256_fmadd_ps(a, b, c) }
     }
+}
+
+/// The four registers of a block.
+#[inline(always)]
+fn parts<T>(values: &[T; BLOCK]) -> [&[T; 8]; REGISTERS] {
+    let (parts, _) = values.as_chunks::<8>();
+    [&parts[0], &parts[1], &parts[2], &parts[3]]
 }

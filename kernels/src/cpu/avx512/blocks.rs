@@ -59,6 +59,44 @@ impl<const VNNI: bool> BlockOps for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn load_parts(self, [a, b, c, d]: [&[f32; 8]; 4]) -> [__m512; 2] {
+        let two = |low: &[f32; 8], high: &[f32; 8]| {
+            // SAFETY: the token proves the features; a load takes the 8 values of a part.
+            unsafe {
+                let low = _mm512_castps256_ps512(_mm256_loadu_ps(low.as_ptr()));
+                _mm512_insertf32x8::<1>(low, _mm256_loadu_ps(high.as_ptr()))
+            }
+        };
+        [two(a, b), two(c, d)]
+    }
+
+    #[inline(always)]
+    fn load_f16_parts(self, [a, b, c, d]: [&[f16; 8]; 4]) -> [__m512; 2] {
+        let two = |low: &[f16; 8], high: &[f16; 8]| {
+            // SAFETY: the token proves the features; a load takes the 8 values of a part.
+            unsafe {
+                let low = _mm_loadu_si128(low.as_ptr().cast());
+                let high = _mm_loadu_si128(high.as_ptr().cast());
+                _mm512_cvtph_ps(_mm256_set_m128i(high, low))
+            }
+        };
+        [two(a, b), two(c, d)]
+    }
+
+    #[inline(always)]
+    fn load_q8_parts(self, [a, b, c, d]: [&[i8; 8]; 4]) -> [__m512; 2] {
+        let two = |low: &[i8; 8], high: &[i8; 8]| {
+            // SAFETY: the token proves the features; a load takes the 8 bytes of a part.
+            unsafe {
+                let low = _mm_loadl_epi64(low.as_ptr().cast());
+                let high = _mm_loadl_epi64(high.as_ptr().cast());
+                _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpacklo_epi64(low, high)))
+            }
+        };
+        [two(a, b), two(c, d)]
+    }
+
+    #[inline(always)]
     fn load_bf16(self, values: &[bf16; BLOCK]) -> [__m512; 2] {
         let start = values.as_ptr();
         // SAFETY: the token proves the features; both halves lie within the array.

@@ -66,6 +66,36 @@ impl BlockOps for Neon {
     }
 
     #[inline(always)]
+    fn load_parts(self, parts: [&[f32; 8]; 4]) -> [float32x4_t; REGISTERS] {
+        let mut block = self.splat(0.0);
+        for (registers, part) in block.as_chunks_mut::<2>().0.iter_mut().zip(parts) {
+            let (halves, _) = part.as_chunks::<4>();
+            // SAFETY: the token proves the feature; a load takes the 4 values of a half.
+            *registers = unsafe { [vld1q_f32(halves[0].as_ptr()), vld1q_f32(halves[1].as_ptr())] };
+        }
+        block
+    }
+
+    #[inline(always)]
+    fn load_f16_parts(self, parts: [&[f16; 8]; 4]) -> [float32x4_t; REGISTERS] {
+        let mut values = [f16::ZERO; BLOCK];
+        for (values, part) in values.as_chunks_mut::<8>().0.iter_mut().zip(parts) {
+            *values = *part;
+        }
+        self.load_f16(&values)
+    }
+
+    #[inline(always)]
+    fn load_q8_parts(self, parts: [&[i8; 8]; 4]) -> [float32x4_t; REGISTERS] {
+        let mut block = self.splat(0.0);
+        for (registers, part) in block.as_chunks_mut::<2>().0.iter_mut().zip(parts) {
+            // SAFETY: the token proves the feature; the load takes the 8 bytes.
+            *registers = unsafe { widen_bytes(vld1_s8(part.as_ptr())) };
+        }
+        block
+    }
+
+    #[inline(always)]
     fn load_bf16(self, values: &[bf16; BLOCK]) -> [float32x4_t; REGISTERS] {
         let mut block = self.splat(0.0);
         for (register, values) in block.iter_mut().zip(values.as_chunks::<4>().0) {

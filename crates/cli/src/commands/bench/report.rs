@@ -14,7 +14,8 @@ use crate::output::{Table, percent};
 use powerinfer_eval::{
     Contention,
     bench::{
-        BatchMeasured, Check, FfnTime, HybridTimes, Measured, ReadRate, Spread, StageCost, Work,
+        BatchMeasured, Check, FfnTime, HybridTimes, Measured, ReadRate, SpeculationTimes, Spread,
+        StageCost, Work,
     },
     format::figure,
 };
@@ -34,6 +35,7 @@ pub(super) struct Report<'a> {
     pub(super) measured: &'a [Measured],
     pub(super) batches: &'a [BatchMeasured],
     pub(super) densities: &'a [FfnTime],
+    pub(super) speculation: Option<&'a SpeculationTimes>,
     /// Times of device and host.
     pub(super) hybrid: Option<&'a HybridTimes>,
     pub(super) sync_microseconds: f64,
@@ -77,6 +79,7 @@ impl Report<'_> {
             "decode": of(false),
             "batches": self.batches,
             "ffn": self.densities,
+            "speculation": self.speculation,
             "hybrid": self.hybrid,
             "plan": {
                 "machine": plan.hardware.name,
@@ -151,6 +154,9 @@ impl Report<'_> {
                 ]);
             }
             writeln!(text, "\n{table}")?;
+        }
+        if let Some(times) = self.speculation {
+            describe_speculation(&mut text, times)?;
         }
         writeln!(
             text,
@@ -377,6 +383,47 @@ fn batch_table(measured: &[BatchMeasured]) -> Table {
         table.row(row);
     }
     table
+}
+
+/// Tables of completions with and without proposals, and of passes by their number of tokens.
+fn describe_speculation(text: &mut String, times: &SpeculationTimes) -> Result<()> {
+    let mut table = Table::new(&["", "tokens/s", "least–most"]);
+    for (name, speed) in [
+        ("one token after the other", &times.plain),
+        ("speculative", &times.speculative),
+    ] {
+        table.row(vec![name.to_owned(), figure(speed.median), range(speed)]);
+    }
+    writeln!(text, "\n{table}")?;
+    writeln!(
+        text,
+        "speculation     {:.2} times as fast ({:.2}–{:.2}) for {} of {}; {} of {} accepted\n",
+        times.speedup.median,
+        times.speedup.least,
+        times.speedup.most,
+        counted(times.tokens, "token"),
+        counted(times.completions, "completion"),
+        times.accepted,
+        counted(times.proposed as usize, "proposed token"),
+    )?;
+    let mut table = Table::new(&[
+        "tokens of a pass",
+        "passes",
+        "µs",
+        "neurons of a token",
+        "of any",
+    ]);
+    for pass in &times.passes {
+        table.row(vec![
+            pass.tokens.to_string(),
+            pass.passes.to_string(),
+            figure(pass.microseconds),
+            percent(pass.neurons_of_a_token),
+            percent(pass.neurons_of_any),
+        ]);
+    }
+    writeln!(text, "{table}")?;
+    Ok(())
 }
 
 /// A table with a row per layer, and one for all.
