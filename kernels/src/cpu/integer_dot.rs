@@ -3,7 +3,7 @@
 use half::f16;
 
 use super::dot::{row_of, store, vectors};
-use super::rows::{KWeights, Row};
+use super::rows::{KRow, KWeights, Row};
 use super::{Operation, PREFETCH_ROWS, SPAN, Simd, scalar};
 use crate::activations::ActivationSpan;
 use powerinfer_tensor::BLOCK;
@@ -213,24 +213,43 @@ impl<Q: IntegerQuants + Copy> IntegerRows for Planes<'_, Q> {
         x: [&[ActivationSpan]; T],
     ) -> [f32; T] {
         let (quants, scales) = self.row(row);
-        let (next_quants, next_scales) = self.row(next.unwrap_or(row));
-        let next_spans = next_quants.chunks(SPAN).zip(next_scales.chunks(SPAN));
-        let spans = quants.chunks(SPAN).zip(scales.chunks(SPAN)).zip(next_spans);
+        let next = next.map(|next| self.row(next));
         let mut sums = [simd.splat_lanes(0.0); T];
-        for (span, ((quants, scales), (next_quants, next_scales))) in spans.enumerate() {
-            if next.is_some() {
-                simd.prefetch(next_quants);
-                simd.prefetch(next_scales);
+        let (whole, rest) = quants.as_chunks::<SPAN>();
+        let (whole_scales, rest_scales) = scales.as_chunks::<SPAN>();
+        // Whole spans apart, so that their length is known.
+        for (span, (quants, scales)) in whole.iter().zip(whole_scales).enumerate() {
+            if let Some((quants, scales)) = next {
+                simd.prefetch(&quants.as_chunks::<SPAN>().0[span]);
+                simd.prefetch(&scales.as_chunks::<SPAN>().0[span]);
             }
-            let x = span_of(x, span);
-            let products = Q::products(simd, quants, x);
-            let scales = simd.widen_lanes(scales);
-            for token in 0..T {
-                let scales = simd.multiply_lanes(scales, simd.load_lanes(&x[token].scales));
-                sums[token] = simd.multiply_add_lanes(products[token], scales, sums[token]);
+            add_span(simd, quants, scales, span_of(x, span), &mut sums);
+        }
+        if !rest.is_empty() {
+            if let Some((quants, scales)) = next {
+                simd.prefetch(quants.as_chunks::<SPAN>().1);
+                simd.prefetch(scales.as_chunks::<SPAN>().1);
             }
+            add_span(simd, rest, rest_scales, span_of(x, whole.len()), &mut sums);
         }
         sum_all(simd, sums)
+    }
+}
+
+/// Adds the products of a span, at most [`SPAN`] blocks, with each vector.
+#[inline(always)]
+fn add_span<S: Simd, Q: IntegerQuants, const T: usize>(
+    simd: S,
+    quants: &[Q],
+    scales: &[f16],
+    x: [&ActivationSpan; T],
+    sums: &mut [S::Lanes; T],
+) {
+    let products = Q::products(simd, quants, x);
+    let scales = simd.widen_lanes(scales);
+    for token in 0..T {
+        let scales = simd.multiply_lanes(scales, simd.load_lanes(&x[token].scales));
+        sums[token] = simd.multiply_add_lanes(products[token], scales, sums[token]);
     }
 }
 
@@ -250,27 +269,45 @@ impl IntegerRows for KWeights<'_> {
         next: Option<usize>,
         x: [&[ActivationSpan]; T],
     ) -> [f32; T] {
-        let next_row = self.whole_row(next.unwrap_or(row));
+        let next = next.map(|next| self.whole_row(next));
         let row = self.whole_row(row);
         let mut sums = [simd.splat_lanes(0.0); T];
         let blocks = row.quants.len();
-        for (span, first) in (0..blocks).step_by(SPAN).enumerate() {
-            let count = SPAN.min(blocks - first);
-            if next.is_some() {
-                next_row.span(first, count).prefetch(simd);
-            }
-            let row = row.span(first, count);
-            let x = span_of(x, span);
-            let products = simd.products_q4_k(row.quants, x);
-            let [scales, minima] = simd.widen_q4_k(&row.scales);
-            for token in 0..T {
-                let minima = simd.multiply_lanes(minima, simd.block_sums(x[token]));
-                let products = simd.multiply_subtract_lanes(products[token], scales, minima);
-                let x_scales = simd.load_lanes(&x[token].scales);
-                sums[token] = simd.multiply_add_lanes(products, x_scales, sums[token]);
-            }
+        // Whole spans apart, so that their length is known.
+        for span in 0..blocks / SPAN {
+            add_k_span(simd, row, next, span, SPAN, x, &mut sums);
+        }
+        if !blocks.is_multiple_of(SPAN) {
+            let span = blocks / SPAN;
+            add_k_span(simd, row, next, span, blocks % SPAN, x, &mut sums);
         }
         sum_all(simd, sums)
+    }
+}
+
+/// Adds the products of the `count` blocks of a span with each vector; prefetches those of the row `next`.
+#[inline(always)]
+fn add_k_span<S: Simd, const T: usize>(
+    simd: S,
+    row: KRow<'_>,
+    next: Option<KRow<'_>>,
+    span: usize,
+    count: usize,
+    x: [&[ActivationSpan]; T],
+    sums: &mut [S::Lanes; T],
+) {
+    if let Some(next) = next {
+        next.span(span * SPAN, count).prefetch(simd);
+    }
+    let row = row.span(span * SPAN, count);
+    let x = span_of(x, span);
+    let products = simd.products_q4_k(row.quants, x);
+    let [scales, minima] = simd.widen_q4_k(&row.scales);
+    for token in 0..T {
+        let minima = simd.multiply_lanes(minima, simd.block_sums(x[token]));
+        let products = simd.multiply_subtract_lanes(products[token], scales, minima);
+        let x_scales = simd.load_lanes(&x[token].scales);
+        sums[token] = simd.multiply_add_lanes(products, x_scales, sums[token]);
     }
 }
 

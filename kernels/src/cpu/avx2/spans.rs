@@ -11,57 +11,87 @@ use crate::cpu::simd::{BlockOps, IntegerOps, SpanOps};
 use crate::cpu::{KScales, SPAN};
 
 impl Avx2 {
-    /// Dot products of at most 16 blocks of unsigned nibbles with those of `x`.
+    /// Dot products of at most 16 blocks of unsigned nibbles with those of each vector.
     #[inline(always)]
-    fn dot_nibble_blocks(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> [__m256i; 2] {
-        // SAFETY: the token proves the features; the loads take two blocks of nibbles, or one.
-        unsafe {
-            let mut products = [_mm256_setzero_si256(); SPAN / 2];
-            let (pairs, rest) = blocks.as_chunks::<2>();
-            for (pair, (both, product)) in pairs.iter().zip(&mut products).enumerate() {
-                let bytes = _mm256_loadu_si256(both.as_ptr().cast());
-                *product = dot_nibble_blocks(bytes, x, pair);
+    fn dot_nibble_blocks<const T: usize>(
+        self,
+        blocks: &[[u8; BLOCK / 2]],
+        x: [&ActivationSpan; T],
+    ) -> [[__m256i; 2]; T] {
+        let mut sums = [[self.zero(); 2]; T];
+        for (half, blocks) in blocks.chunks(SPAN / 2).enumerate() {
+            // SAFETY: the token proves the features; the loads take two blocks of nibbles, or one, and two half blocks of x.
+            unsafe {
+                let mut nibbles = [[self.zero(); 2]; SPAN / 4];
+                let (pairs, rest) = blocks.as_chunks::<2>();
+                for (both, nibbles) in pairs.iter().zip(&mut nibbles) {
+                    *nibbles = split_nibbles(_mm256_loadu_si256(both.as_ptr().cast()));
+                }
+                if let [last] = rest {
+                    let bytes = _mm256_zextsi128_si256(_mm_loadu_si128(last.as_ptr().cast()));
+                    nibbles[pairs.len()] = split_nibbles(bytes);
+                }
+                for (x, sums) in x.iter().zip(&mut sums) {
+                    let (x, _) = x.half_blocks.as_chunks::<32>();
+                    let mut products = [self.zero(); SPAN / 4];
+                    for (pair, (product, [low, high])) in
+                        products.iter_mut().zip(nibbles).enumerate()
+                    {
+                        // x holds the first halves of four blocks, then their second halves.
+                        let place = half * 8 + pair / 2 * 4 + pair % 2;
+                        let first = _mm256_loadu_si256(x[place].as_ptr().cast());
+                        let second = _mm256_loadu_si256(x[place + 2].as_ptr().cast());
+                        *product = sum_pairs(_mm256_add_epi16(
+                            _mm256_maddubs_epi16(low, first),
+                            _mm256_maddubs_epi16(high, second),
+                        ));
+                    }
+                    let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+                    sums[half] = _mm256_permutevar8x32_epi32(sum_fours(products), order);
+                }
             }
-            if let [last] = rest {
-                let bytes = _mm256_zextsi128_si256(_mm_loadu_si128(last.as_ptr().cast()));
-                products[pairs.len()] = dot_nibble_blocks(bytes, x, pairs.len());
-            }
-            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-            let (halves, _) = products.as_chunks::<4>();
-            [
-                _mm256_permutevar8x32_epi32(sum_fours(halves[0]), order),
-                _mm256_permutevar8x32_epi32(sum_fours(halves[1]), order),
-            ]
         }
+        sums
+    }
+
+    /// Every bit 0.
+    #[inline(always)]
+    fn zero(self) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_setzero_si256() }
     }
 
     /// Dot products of at most 16 blocks of `i8` with those of `x`.
     #[inline(always)]
     fn dot_blocks(self, blocks: &[[i8; BLOCK]], x: &ActivationSpan) -> [__m256; 2] {
-        let x_blocks = x.quants.as_chunks::<BLOCK>().0;
-        // SAFETY: the token proves the features; the loads take a block each.
-        unsafe {
-            let mut products = [_mm256_setzero_si256(); SPAN];
-            for ((weights, x), product) in blocks.iter().zip(x_blocks).zip(&mut products) {
-                let weights = _mm256_loadu_si256(weights.as_ptr().cast());
-                let x = _mm256_loadu_si256(x.as_ptr().cast());
-                // The signs move to x: unsigned times signed products fit into 16 bits in pairs.
-                let unsigned = _mm256_abs_epi8(weights);
-                *product = sum_pairs(_mm256_maddubs_epi16(unsigned, _mm256_sign_epi8(x, weights)));
-            }
-            let mut lanes = [_mm256_setzero_ps(); 2];
-            let (halves, _) = products.as_chunks::<8>();
-            for (lanes, [a, b, c, d, e, f, g, h]) in lanes.iter_mut().zip(halves) {
+        let mut lanes = [self.splat_vector(0.0); 2];
+        let halves = blocks
+            .chunks(SPAN / 2)
+            .zip(x.quants.as_chunks::<{ BLOCK * SPAN / 2 }>().0);
+        for ((blocks, x), lanes) in halves.zip(&mut lanes) {
+            let x_blocks = x.as_chunks::<BLOCK>().0;
+            // SAFETY: the token proves the features; the loads take a block each.
+            unsafe {
+                let mut products = [self.zero(); SPAN / 2];
+                for ((weights, x), product) in blocks.iter().zip(x_blocks).zip(&mut products) {
+                    let weights = _mm256_loadu_si256(weights.as_ptr().cast());
+                    let x = _mm256_loadu_si256(x.as_ptr().cast());
+                    // The signs move to x: unsigned times signed products fit into 16 bits in pairs.
+                    let unsigned = _mm256_abs_epi8(weights);
+                    *product =
+                        sum_pairs(_mm256_maddubs_epi16(unsigned, _mm256_sign_epi8(x, weights)));
+                }
+                let [a, b, c, d, e, f, g, h] = products;
                 // Sum within the 128-bit halves, then of the two halves.
-                let (low, high) = (sum_fours([*a, *b, *c, *d]), sum_fours([*e, *f, *g, *h]));
+                let (low, high) = (sum_fours([a, b, c, d]), sum_fours([e, f, g, h]));
                 let sums = _mm256_add_epi32(
                     _mm256_permute2x128_si256(low, high, 0x20),
                     _mm256_permute2x128_si256(low, high, 0x31),
                 );
                 *lanes = _mm256_cvtepi32_ps(sums);
             }
-            lanes
         }
+        lanes
     }
 }
 
@@ -114,8 +144,8 @@ impl SpanOps for Avx2 {
         x: [&ActivationSpan; T],
     ) -> [Self::Lanes; T] {
         let mut lanes = [self.splat_lanes(0.0); T];
-        for (lanes, x) in lanes.iter_mut().zip(x) {
-            let sums = self.dot_nibble_blocks(blocks, x);
+        let sums = self.dot_nibble_blocks(blocks, x);
+        for ((lanes, sums), x) in lanes.iter_mut().zip(sums).zip(x) {
             for ((lanes, sums), x_sums) in lanes.iter_mut().zip(sums).zip(x.sums.as_chunks::<8>().0)
             {
                 // SAFETY: the token proves the features; the load takes the 8 sums.
@@ -135,11 +165,8 @@ impl SpanOps for Avx2 {
         blocks: &[[u8; BLOCK / 2]],
         x: [&ActivationSpan; T],
     ) -> [Self::Lanes; T] {
-        let mut lanes = [self.splat_lanes(0.0); T];
-        for (lanes, x) in lanes.iter_mut().zip(x) {
-            *lanes = self.to_f32_lanes(self.dot_nibble_blocks(blocks, x));
-        }
-        lanes
+        self.dot_nibble_blocks(blocks, x)
+            .map(|sums| self.to_f32_lanes(sums))
     }
 
     #[inline(always)]
@@ -260,27 +287,20 @@ impl SpanOps for Avx2 {
     }
 }
 
-/// Partial dot products of two blocks of nibbles with blocks `2 * pair` and `2 * pair + 1` of `x`, one block per 128 bits.
+/// The low nibbles of all bytes, and the high ones.
 ///
 /// # Safety
 ///
 /// The processor has AVX2.
 #[inline(always)]
-unsafe fn dot_nibble_blocks(bytes: __m256i, x: &ActivationSpan, pair: usize) -> __m256i {
-    let (x_half_blocks, _) = x.half_blocks.as_chunks::<32>();
-    // x holds the first halves of four blocks, then their second halves.
-    let index = pair / 2 * 4 + pair % 2;
-    // SAFETY: the caller guarantees the features; the loads take two half blocks each.
+unsafe fn split_nibbles(bytes: __m256i) -> [__m256i; 2] {
+    // SAFETY: the caller guarantees the features.
     unsafe {
         let mask = _mm256_set1_epi8(15);
-        let low = _mm256_and_si256(bytes, mask);
-        let high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
-        let first = _mm256_loadu_si256(x_half_blocks[index].as_ptr().cast());
-        let second = _mm256_loadu_si256(x_half_blocks[index + 2].as_ptr().cast());
-        sum_pairs(_mm256_add_epi16(
-            _mm256_maddubs_epi16(low, first),
-            _mm256_maddubs_epi16(high, second),
-        ))
+        [
+            _mm256_and_si256(bytes, mask),
+            _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask),
+        ]
     }
 }
 
