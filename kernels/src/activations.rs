@@ -1,6 +1,6 @@
-//! Vectors quantised to int8: the input of kernels with integer arithmetic.
+//! Vectors prepared for kernels: quantised to int8 for integer arithmetic, or packed for float GEMMs.
 
-use crate::cpu::{NIBBLE_GROUP, SPAN, SPAN_COLUMNS};
+use crate::cpu::{Line, NIBBLE_GROUP, SPAN, SPAN_COLUMNS};
 use powerinfer_tensor::BLOCK;
 
 /// Vectors quantised to int8 in blocks of 32: a value is approximately `quant * scale`, with quants from -127 to 127.
@@ -64,6 +64,32 @@ impl<'a> QuantisedVector<'a> {
         let span = &self.spans[index / SPAN];
         let quants = &span.quants.as_chunks().0[index % SPAN];
         (quants, span.scales[index % SPAN])
+    }
+}
+
+/// Vectors in the order in which [`Isa::gemm_packed`](crate::Isa::gemm_packed) reads them; empty where it reads the vectors
+/// themselves.
+///
+/// Filled by [`Isa::pack`](crate::Isa::pack), which reuses the memory.
+#[derive(Debug, Clone, Default)]
+pub struct PackedActivations {
+    pub(crate) tokens: usize,
+    pub(crate) columns: usize,
+    /// Lanes of the instruction set for which the vectors are packed.
+    pub(crate) lanes: usize,
+    pub(crate) lines: Vec<Line>,
+}
+
+impl PackedActivations {
+    /// Bytes of a packed vector of `columns` elements.
+    pub fn vector_bytes(columns: usize) -> usize {
+        columns.next_multiple_of(BLOCK) * size_of::<f32>()
+    }
+
+    /// The values of `count` vectors from `first`.
+    pub(crate) fn part(&self, first: usize, count: usize) -> &[f32] {
+        let vector = self.columns.next_multiple_of(BLOCK);
+        &bytemuck::cast_slice(&self.lines)[first * vector..][..count * vector]
     }
 }
 

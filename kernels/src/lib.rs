@@ -17,7 +17,7 @@ mod error;
 mod isa;
 mod operations;
 
-pub use activations::{QuantisedActivations, QuantisedVector};
+pub use activations::{PackedActivations, QuantisedActivations, QuantisedVector};
 pub use cpu::{exp2, kernel_scratch_bytes};
 pub use error::KernelError;
 pub use isa::Isa;

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use crate::cpu::{
     Axpy, AxpyRows, AxpyRowsBatch, Dot, Gemm, Gemv, IntegerAxpy, IntegerAxpyBatch, IntegerGemm,
-    IntegerGemv, Quantise, SignAgreements, SumRows, SumWords, UnitSums,
+    IntegerGemv, Pack, Quantise, SignAgreements, SumRows, SumWords, UnitSums,
 };
-use crate::{Isa, QuantisedActivations, QuantisedVector};
+use crate::{Isa, PackedActivations, QuantisedActivations, QuantisedVector};
 use powerinfer_tensor::{BLOCK, Format};
 use powerinfer_tensor::{Matrix, SignMatrix};
 
@@ -273,21 +273,54 @@ impl Isa {
     ///
     /// A shape does not match.
     pub fn gemm(&self, matrix: &Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
-        let expected = |length: usize| tokens.checked_mul(length);
-        assert_eq!(
-            Some(x.len()),
-            expected(matrix.columns()),
-            "tokens times columns of x"
-        );
-        assert_eq!(
-            Some(out.len()),
-            expected(matrix.rows()),
-            "rows times tokens of output"
-        );
+        check_gemm(matrix, x, tokens, out);
         if !out.is_empty() {
             self.run(Gemm {
                 matrix,
                 x,
+                packed: None,
+                tokens,
+                out,
+            });
+        }
+    }
+
+    /// Packs `x`, `[tokens, columns]`, for [`Isa::gemm_packed`].
+    ///
+    /// # Panics
+    ///
+    /// The length of `x` is not a multiple of `columns`.
+    pub fn pack(&self, x: &[f32], columns: usize, out: &mut PackedActivations) {
+        assert_eq!(x.len() % columns.max(1), 0, "whole vectors of {columns}");
+        *out = PackedActivations {
+            tokens: x.len() / columns.max(1),
+            columns,
+            lanes: 0,
+            lines: std::mem::take(&mut out.lines),
+        };
+        self.run(Pack { x, columns, out });
+    }
+
+    /// [`Isa::gemm`] of `x`, which [`Isa::pack`] has packed: for several calls with the same vectors.
+    ///
+    /// # Panics
+    ///
+    /// A shape does not match, or `x` was packed for another instruction set.
+    pub fn gemm_packed(
+        &self,
+        matrix: &Matrix<'_>,
+        x: &[f32],
+        packed: &PackedActivations,
+        out: &mut [f32],
+    ) {
+        let tokens = packed.tokens;
+        check_gemm(matrix, x, tokens, out);
+        assert_eq!(packed.columns, matrix.columns(), "one x per column");
+        if !out.is_empty() {
+            self.run(Gemm {
+                matrix,
+                x,
+                packed: Some(packed),
                 tokens,
                 out,
             });
@@ -473,6 +506,21 @@ fn check_integer(matrix: &Matrix<'_>, columns: usize) {
     let format = matrix.format();
     assert!(format.is_quantised(), "{format} is not quantised");
     assert_eq!(columns, matrix.columns(), "one x per column");
+}
+
+/// Checks the shapes of a GEMM.
+fn check_gemm(matrix: &Matrix<'_>, x: &[f32], tokens: usize, out: &[f32]) {
+    let expected = |length: usize| tokens.checked_mul(length);
+    assert_eq!(
+        Some(x.len()),
+        expected(matrix.columns()),
+        "tokens times columns of x"
+    );
+    assert_eq!(
+        Some(out.len()),
+        expected(matrix.rows()),
+        "rows times tokens of output"
+    );
 }
 
 fn check_rows(matrix: &Matrix<'_>, rows: &[u32]) {

@@ -1,7 +1,7 @@
 //! The right-hand sides of matrix products.
 
 use powerinfer_kernels::{
-    Arithmetic, Isa, QuantisedActivations, QuantisedVector, relative_gemm_cost,
+    Arithmetic, Isa, PackedActivations, QuantisedActivations, QuantisedVector, relative_gemm_cost,
 };
 use powerinfer_tensor::Matrix;
 
@@ -23,14 +23,16 @@ pub enum ActivationFormat {
 pub(crate) struct InputBuffers {
     masked: Vec<f32>,
     rounded: QuantisedActivations,
+    packed: PackedActivations,
 }
 
-/// The vectors that matrices are multiplied with, `[tokens, columns]`: in float32 and, for quantised matrices,
-/// rounded to 8 bits once for all matrices of a stage.
+/// The vectors that matrices are multiplied with, `[tokens, columns]`: in float32 and, once for all matrices of a
+/// stage, rounded to 8 bits for quantised ones or packed for others.
 #[derive(Clone, Copy)]
 pub(crate) struct Input<'a> {
     exact: &'a [f32],
     rounded: Option<&'a QuantisedActivations>,
+    packed: Option<&'a PackedActivations>,
     columns: usize,
 }
 
@@ -55,7 +57,11 @@ impl<'a> Input<'a> {
         matrix: &Matrix<'_>,
         buffers: &'a mut InputBuffers,
     ) -> Self {
-        let InputBuffers { masked, rounded } = buffers;
+        let InputBuffers {
+            masked,
+            rounded,
+            packed,
+        } = buffers;
         let exact = match threshold {
             0.0 => x,
             _ => {
@@ -69,12 +75,14 @@ impl<'a> Input<'a> {
         };
         let is_rounded =
             matrix.format().is_quantised() && threads.activations() == ActivationFormat::Int8;
-        if is_rounded {
-            threads.isa().quantise(exact, columns, rounded);
+        match is_rounded {
+            true => threads.isa().quantise(exact, columns, rounded),
+            false => threads.isa().pack(exact, columns, packed),
         }
         Self {
             exact,
             rounded: is_rounded.then_some(&*rounded),
+            packed: (!is_rounded).then_some(&*packed),
             columns,
         }
     }
@@ -99,9 +107,10 @@ impl<'a> Input<'a> {
 
     /// `out[t, r] = matrix[r] · x[t]`, on the calling thread.
     pub(crate) fn gemm(&self, isa: Isa, matrix: &Matrix<'_>, out: &mut [f32]) {
-        match self.rounded(matrix) {
-            Some(x) => isa.gemm_integer(matrix, x, out),
-            None => isa.gemm(matrix, self.exact, self.tokens(), out),
+        match (self.rounded(matrix), self.packed) {
+            (Some(x), _) => isa.gemm_integer(matrix, x, out),
+            (None, Some(packed)) => isa.gemm_packed(matrix, self.exact, packed, out),
+            (None, None) => isa.gemm(matrix, self.exact, self.tokens(), out),
         }
     }
 

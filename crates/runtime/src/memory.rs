@@ -6,7 +6,7 @@
 
 use powerinfer_artifact::predictor_file::PredictorSummary;
 use powerinfer_bundle::{neuron_bytes, weight_bytes, weight_bytes_by_input};
-use powerinfer_kernels::{QuantisedActivations, kernel_scratch_bytes};
+use powerinfer_kernels::{PackedActivations, QuantisedActivations, kernel_scratch_bytes};
 use powerinfer_model::{LayerWeight, ModelConfig, Weight};
 use powerinfer_tensor::{BLOCK, CacheFormat, Format, SignMatrix};
 
@@ -165,17 +165,19 @@ pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     let keys = config.kv_head_count * config.head_size;
     // Per token of a batch: the hidden state, its norm, the attention output, and the state before the FFN;
     // in addition the maximum of embedding, attention and FFN. A GEMM output exists twice for a moment, by
-    // row group and in its final order; its input also exists quantised.
+    // row group and in its final order; its input also exists quantised or packed.
     let embedding = config.embedding_size + 2 * hidden;
     // Queries and attention outputs exist in a second order, padded to the block size.
     let width = config.head_size.next_multiple_of(BLOCK);
     let ordered = config.head_count * width;
-    let rounded =
-        QuantisedActivations::vector_bytes(hidden.max(queries)).div_ceil(size_of::<f32>());
-    let attention = queries + 2 * keys + 2 * hidden.max(queries).max(ordered) + hidden + rounded;
+    let widest = hidden.max(queries);
+    let prepared = QuantisedActivations::vector_bytes(widest)
+        .max(PackedActivations::vector_bytes(widest))
+        .div_ceil(size_of::<f32>());
+    let attention = queries + 2 * keys + 2 * hidden.max(queries).max(ordered) + hidden + prepared;
     // GEMMs by input; neurons and their coefficients by group, by token, and spread over the rows of all
     // tokens; the masks of predicted neurons.
-    let ffn = 7 * neurons + neurons.div_ceil(32) + 3 * hidden + rounded;
+    let ffn = 7 * neurons + neurons.div_ceil(32) + 3 * hidden + prepared;
     let per_token = 4 * hidden + embedding.max(attention).max(ffn);
     let batch = PREFILL_BATCH.min(usize::try_from(context).unwrap_or(usize::MAX));
     // For one token at a time. Lists grow by doubling, so two copies exist for a moment.

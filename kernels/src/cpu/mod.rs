@@ -36,7 +36,7 @@ pub use attention::exp2;
 pub(crate) use attention::{Exp2MinusMax, Scores, WeightedValues};
 pub(crate) use axpy::{Axpy, AxpyRows, AxpyRowsBatch};
 pub(crate) use dot::{Dot, Gemv};
-pub(crate) use gemm::Gemm;
+pub(crate) use gemm::{Gemm, Line, Pack};
 pub(crate) use integer_axpy::{IntegerAxpy, IntegerAxpyBatch};
 pub(crate) use integer_dot::IntegerGemv;
 pub(crate) use integer_gemm::IntegerGemm;
@@ -49,7 +49,8 @@ use half::f16;
 
 use powerinfer_tensor::{BLOCK, SUPER_BLOCK};
 
-/// Largest scratch memory of a GEMM or a batched axpy on a matrix of `columns` columns, in bytes per thread.
+/// Largest scratch memory of a GEMM or a batched axpy on a matrix of `columns` columns, in bytes per thread; without the vectors
+/// that [`Isa::gemm`](crate::Isa::gemm) packs.
 pub const fn kernel_scratch_bytes(columns: usize) -> usize {
     let (float, integer, axpy) = (
         gemm::BYTES,

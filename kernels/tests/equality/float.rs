@@ -1,6 +1,6 @@
 //! Float arithmetic.
 
-use powerinfer_kernels::Isa;
+use powerinfer_kernels::{Isa, PackedActivations};
 use powerinfer_tensor::{Format, OwnedMatrix, pack};
 use proptest::prelude::*;
 
@@ -19,6 +19,17 @@ fn gemv_rows(isa: Isa, matrix: &OwnedMatrix, rows: &[u32], x: &[f32]) -> Vec<f32
 fn gemm(isa: Isa, matrix: &OwnedMatrix, x: &[f32], tokens: usize) -> Vec<f32> {
     let mut out = vec![f32::NAN; matrix.as_view().rows() * tokens];
     isa.gemm(&matrix.as_view(), x, tokens, &mut out);
+    out
+}
+
+fn gemm_packed(isa: Isa, matrix: &OwnedMatrix, x: &[f32], tokens: usize) -> Vec<f32> {
+    let matrix = matrix.as_view();
+    let mut out = vec![f32::NAN; matrix.rows() * tokens];
+    let mut packed = PackedActivations::default();
+    // Again into the same memory, after other vectors.
+    isa.pack(&noise(9, 9 * 40), 40, &mut packed);
+    isa.pack(x, matrix.columns(), &mut packed);
+    isa.gemm_packed(&matrix, x, &packed, &mut out);
     out
 }
 
@@ -160,6 +171,7 @@ fn gemm_has_the_bits_of_gemv() {
             (49, 257, 7),
             (6, 1056, 65),
             (2, 100, 131),
+            (29, 2087, 14),
         ] {
             let matrix = matrix(format, rows, columns);
             let x = noise(5, tokens * columns);
@@ -171,11 +183,12 @@ fn gemm_has_the_bits_of_gemv() {
                 }
             }
             for isa in Isa::available() {
-                assert_same(
-                    &gemm(isa, &matrix, &x, tokens),
-                    &expected,
-                    &format!("{isa}, {format}, {rows} x {columns} for {tokens} tokens"),
-                );
+                let context = format!("{isa}, {format}, {rows} x {columns} for {tokens} tokens");
+                assert_same(&gemm(isa, &matrix, &x, tokens), &expected, &context);
+                if columns > 0 {
+                    let packed = gemm_packed(isa, &matrix, &x, tokens);
+                    assert_same(&packed, &expected, &context);
+                }
             }
         }
     }
