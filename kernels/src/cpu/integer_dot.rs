@@ -9,9 +9,6 @@ use crate::activations::ActivationSpan;
 use powerinfer_tensor::BLOCK;
 use powerinfer_tensor::{Matrix, MatrixData};
 
-/// Tokens that share the unpacked weights of a row.
-const TILE_TOKENS: usize = 4;
-
 /// `out[t, i] = matrix[rows[i]] · x[t]`, with `out` `[tokens, rows]`; without a list, all rows.
 pub(crate) struct IntegerGemv<'a> {
     pub(crate) matrix: &'a Matrix<'a>,
@@ -91,9 +88,9 @@ impl IntegerGemv<'_> {
             let (own, ahead) = (row(index), row(last.min(index + PREFETCH_ROWS)));
             let is_stream = R::IS_STREAM && ahead == own + PREFETCH_ROWS;
             let mut next = (!is_stream).then_some(ahead);
-            for first in (0..tokens).step_by(TILE_TOKENS) {
+            for first in (0..tokens).step_by(R::tile_tokens::<S>()) {
                 let (x, out) = (&x[first * spans..], &mut out[first * outputs + index..]);
-                match tokens - first {
+                match R::tile_tokens::<S>().min(tokens - first) {
                     1 => store(
                         rows.dot(simd, own, next, vectors::<_, 1>(x, spans)),
                         out,
@@ -125,6 +122,11 @@ impl IntegerGemv<'_> {
 trait IntegerRows: Copy {
     /// Whether consecutive rows are left to hardware prefetchers: a quarter faster for int8, a fifth slower for nibbles.
     const IS_STREAM: bool;
+
+    /// Tokens that share the unpacked weights of a row, at most 4.
+    fn tile_tokens<S: Simd>() -> usize {
+        4
+    }
 
     /// Prefetches row `row`.
     fn prefetch<S: Simd>(self, simd: S, row: usize);
@@ -256,6 +258,12 @@ fn add_span<S: Simd, Q: IntegerQuants, const T: usize>(
 impl IntegerRows for KWeights<'_> {
     const IS_STREAM: bool = false;
 
+    /// With minima, products of several tokens need more registers than AVX2 has.
+    #[inline(always)]
+    fn tile_tokens<S: Simd>() -> usize {
+        if S::TILE_ROWS == 6 { 4 } else { 1 }
+    }
+
     #[inline(always)]
     fn prefetch<S: Simd>(self, simd: S, row: usize) {
         self.whole_row(row).prefetch(simd);
@@ -273,35 +281,34 @@ impl IntegerRows for KWeights<'_> {
         let row = self.whole_row(row);
         let mut sums = [simd.splat_lanes(0.0); T];
         let blocks = row.quants.len();
-        // Whole spans apart, so that their length is known.
-        for span in 0..blocks / SPAN {
-            add_k_span(simd, row, next, span, SPAN, x, &mut sums);
-        }
-        if !blocks.is_multiple_of(SPAN) {
-            let span = blocks / SPAN;
-            add_k_span(simd, row, next, span, blocks % SPAN, x, &mut sums);
+        for span in 0..blocks.div_ceil(SPAN) {
+            add_k_span(simd, row, next, span, x, &mut sums);
         }
         sum_all(simd, sums)
     }
 }
 
-/// Adds the products of the `count` blocks of a span with each vector; prefetches those of the row `next`.
+/// Adds the products of a span of blocks with each vector; prefetches that of the row `next`.
 #[inline(always)]
 fn add_k_span<S: Simd, const T: usize>(
     simd: S,
     row: KRow<'_>,
     next: Option<KRow<'_>>,
     span: usize,
-    count: usize,
     x: [&[ActivationSpan]; T],
     sums: &mut [S::Lanes; T],
 ) {
+    let count = SPAN.min(row.quants.len() - span * SPAN);
     if let Some(next) = next {
         next.span(span * SPAN, count).prefetch(simd);
     }
     let row = row.span(span * SPAN, count);
     let x = span_of(x, span);
-    let products = simd.products_q4_k(row.quants, x);
+    let products = match <&[_; SPAN]>::try_from(row.quants) {
+        // A known length, so that loops over it are unrolled.
+        Ok(whole) => simd.products_q4_k(whole, x),
+        Err(_) => simd.products_q4_k(row.quants, x),
+    };
     let [scales, minima] = simd.widen_q4_k(&row.scales);
     for token in 0..T {
         let minima = simd.multiply_lanes(minima, simd.block_sums(x[token]));
