@@ -25,7 +25,7 @@ PROMPT_SHAPES = os.environ.get("PROMPT_SHAPES", "llama-1b").split()
 SPARSE = os.environ.get("SPARSE", "llama-7b llama-70b").split()
 # Texts for speculative decoding, and the folder of the tokenizer that splits them; none skips the section.
 HUMAN_EVAL, PLAIN_TEXT, TOKENIZER = (os.environ.get(name) for name in ("HUMAN_EVAL", "PLAIN_TEXT", "TOKENIZER"))
-COMPLETIONS = 4
+COMPLETIONS = int(os.environ.get("COMPLETIONS", "4"))
 
 TOKENS = 64
 PROMPT = 512
@@ -600,8 +600,8 @@ real one has a lower limit, because its head takes a larger share.\n"
         if self.speculation:
             text += f"\n## Speculation, `predicted`, {SPARSE_QUANT}\n\n" + table(
                 ["model", "text", "threads", "tokens", "tokens/s, one by one", "speculative", "ratio", *goals, "accepted"], self.speculation)
-            text += "\nEvery token is followed by that of the text, whichever the model samples. The first four functions of HumanEval, to be repeated \
-under another name, and four paragraphs of WikiText-2. Passes of edited functions by their number of tokens:\n\n" + table(
+            text += f"\nEvery token is followed by that of the text, whichever the model samples. The first {COMPLETIONS} functions of HumanEval, to be \
+repeated under another name, and {COMPLETIONS} paragraphs of WikiText-2. Passes of edited functions by their number of tokens:\n\n" + table(
                 ["model", "threads", "tokens", "passes", "ms", "neurons of a token", "of any"], self.passes)
         if self.starts:
             text += "\n## Startup\n\nSeconds of `run -n 1` with the bundle in the page cache. The goal applies to bundles of up to 4 GiB.\n\n" + table(
@@ -645,7 +645,8 @@ def main(folder, path):
                 if len(policies) > 1:
                     report.add_sparse(model, threads, runs)
                     report.add_densities(model, what, files)
-                    if TOKENIZER and HUMAN_EVAL and PLAIN_TEXT and model.shape not in ONLY_SPARSE:
+                    has_texts = TOKENIZER and HUMAN_EVAL and PLAIN_TEXT
+                    if has_texts and threads == THREADS[0] and model.shape not in ONLY_SPARSE:
                         report.add_speculation(model, what, files)
                 report.write()
             report.add_start(model, {"shape": shape, "quant": quant, "threads": THREADS[-1]}, files)

@@ -5,7 +5,6 @@
 
 use std::{collections::BTreeMap, path::Path, time::Instant};
 
-use powerinfer_artifact::Progress;
 use powerinfer_model::ModelError;
 use powerinfer_runtime::{
     Decoder, Runtime, Sampler, SamplingSettings, Speculation, SpeculationCounts, Statistics,
