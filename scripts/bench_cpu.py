@@ -471,7 +471,7 @@ class Report:
                 )
                 return text and json.loads(text)["speculation"]
 
-            found = self.once({**what, "text": kind}, "speculation", measure)
+            found = self.once({**what, "text": kind, "texts": COMPLETIONS}, "speculation", measure)
             if not found:
                 continue
             name = name_of(model.shape, model.layers)
@@ -601,7 +601,7 @@ real one has a lower limit, because its head takes a larger share.\n"
             text += f"\n## Speculation, `predicted`, {SPARSE_QUANT}\n\n" + table(
                 ["model", "text", "threads", "tokens", "tokens/s, one by one", "speculative", "ratio", *goals, "accepted"], self.speculation)
             text += f"\nEvery token is followed by that of the text, whichever the model samples. The first {COMPLETIONS} functions of HumanEval, to be \
-repeated under another name, and {COMPLETIONS} paragraphs of WikiText-2. Passes of edited functions by their number of tokens:\n\n" + table(
+repeated under another name, and {COMPLETIONS} paragraphs of {pathlib.Path(PLAIN_TEXT).name}. Passes of edited functions by their number of tokens:\n\n" + table(
                 ["model", "threads", "tokens", "passes", "ms", "neurons of a token", "of any"], self.passes)
         if self.starts:
             text += "\n## Startup\n\nSeconds of `run -n 1` with the bundle in the page cache. The goal applies to bundles of up to 4 GiB.\n\n" + table(

@@ -1,8 +1,8 @@
 //! Read bandwidth that each kernel achieves on one thread, relative to plain reads.
 //!
 //! `cargo bench -p powerinfer-kernels --bench bandwidth -- [FORMAT…] [mib=N] [columns=N] [share=PERCENT] [tokens=N]`.
-//! `POWERINFER_ISA` selects the instruction set, `tokens=` the length of the prompt. `mib=8` fits the weights into the caches, so that arithmetic is measured; `columns=192` ends rows
-//! within a span. Some rows, a random share, are listed as by a layer of 11008 neurons: one list of products, and eight of sums.
+//! `POWERINFER_ISA` selects the instruction set, `tokens=` the length of the prompt. `mib=8` fits the weights into the caches, so
+//! that arithmetic is measured; `columns=192` ends rows within a span. Some rows, a random share, are listed as by a layer of 11008 neurons: one list of products, and eight of sums.
 //! Weights are in huge pages, as in a bundle. Results are checked against the scalar code before anything is timed.
 #![expect(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 

@@ -239,6 +239,7 @@ fn completions_are_timed_with_and_without_proposals() {
             "`prompt` is a number",
         ),
         ("[", "line 1"),
+        ("", "there is no row in the file"),
     ] {
         std::fs::write(&texts, row).unwrap();
         sandbox.run(&arguments).bad(1, &["texts.jsonl", reason]);

@@ -28,7 +28,7 @@ pub enum Hint {
     MakeBundle,
     /// Make the bundle again from its model.
     MakeBundleAgain,
-    /// Place again instead of editing the plan.
+    /// Place again: another version of the program made the plan, or it was edited.
     PlaceAgain,
     /// Place with a larger memory budget.
     LargerBudget,

@@ -116,7 +116,9 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
         Hint::WriteHardwareFile => "`powerinfer doctor --write FILE` writes such a file",
         Hint::MakeBundle => "make one with `powerinfer place` or `powerinfer prepare`",
         Hint::MakeBundleAgain => "make the bundle again from its model with `powerinfer place`",
-        Hint::PlaceAgain => "run `powerinfer place` again instead of editing the plan",
+        Hint::PlaceAgain => {
+            "run `powerinfer place` again; the plan was made by another version of the program, or edited"
+        }
         Hint::LargerBudget => "run `powerinfer place` with a larger `--vram` or `--ram`",
         Hint::LessSkipping => {
             "a smaller `--max-ppl-increase` skips fewer neurons, `--policy dense` none"

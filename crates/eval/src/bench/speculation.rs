@@ -115,11 +115,9 @@ pub fn time_speculation(
         let mut seconds = [0.0; 2];
         counts = SpeculationCounts::default();
         for completion in completions {
-            let one_by_one = decode(model, completion, None, &mut passes)?;
-            bench.progress.advance(completion.tokens.len() as u64)?;
+            let one_by_one = decode(bench, model, completion, None, &mut passes)?;
             let proposals = Some(Speculation::new(&completion.prompt));
-            let proposed = decode(model, completion, proposals, &mut passes)?;
-            bench.progress.advance(completion.tokens.len() as u64)?;
+            let proposed = decode(bench, model, completion, proposals, &mut passes)?;
             let same = one_by_one.sampled.iter().zip(&proposed.sampled);
             let same = same.filter(|(a, b)| a == b).count();
             if same < completion.tokens.len() {
@@ -179,6 +177,7 @@ struct Decoded {
 }
 
 fn decode(
+    bench: &Bench<'_>,
     model: &mut Runtime,
     completion: &Completion,
     speculation: Option<Speculation>,
@@ -201,11 +200,18 @@ fn decode(
     if let Some(speculation) = speculation {
         generation.speculate(speculation);
     }
-    let started = Instant::now();
-    for token in &mut generation {
-        token?;
+    let mut seconds = 0.0;
+    loop {
+        bench.progress.advance(0)?;
+        let started = Instant::now();
+        let token = generation.next();
+        seconds += started.elapsed().as_secs_f64();
+        match token {
+            Some(token) => token?,
+            None => break,
+        };
+        bench.progress.advance(1)?;
     }
-    let seconds = started.elapsed().as_secs_f64();
     let counts = generation.speculation().map(Speculation::counts);
     Ok(Decoded {
         seconds,

@@ -54,23 +54,35 @@ impl BlockOps for Avx2 {
 
     #[inline(always)]
     fn load_parts(self, parts: [&[f32; 8]; 4]) -> [__m256; REGISTERS] {
-        // SAFETY: the token proves the features; a load takes the 8 values of a part.
-        parts.map(|part| unsafe { _mm256_loadu_ps(part.as_ptr()) })
+        let mut block = self.splat(0.0);
+        for (register, part) in block.iter_mut().zip(parts) {
+            // SAFETY: the token proves the features; the load takes the 8 values of a part.
+            *register = unsafe { _mm256_loadu_ps(part.as_ptr()) };
+        }
+        block
     }
 
     #[inline(always)]
     fn load_f16_parts(self, parts: [&[f16; 8]; 4]) -> [__m256; REGISTERS] {
-        // SAFETY: the token proves the features; a load takes the 8 values of a part.
-        parts.map(|part| unsafe { _mm256_cvtph_ps(_mm_loadu_si128(part.as_ptr().cast())) })
+        let mut block = self.splat(0.0);
+        for (register, part) in block.iter_mut().zip(parts) {
+            // SAFETY: the token proves the features; the load takes the 8 values of a part.
+            *register = unsafe { _mm256_cvtph_ps(_mm_loadu_si128(part.as_ptr().cast())) };
+        }
+        block
     }
 
     #[inline(always)]
     fn load_q8_parts(self, parts: [&[i8; 8]; 4]) -> [__m256; REGISTERS] {
-        // SAFETY: the token proves the features; a load takes the 8 bytes of a part.
-        parts.map(|part| unsafe {
-            let bytes = _mm_loadl_epi64(part.as_ptr().cast());
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
-        })
+        let mut block = self.splat(0.0);
+        for (register, part) in block.iter_mut().zip(parts) {
+            // SAFETY: the token proves the features; the load takes the 8 bytes of a part.
+            *register = unsafe {
+                let bytes = _mm_loadl_epi64(part.as_ptr().cast());
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
+            };
+        }
+        block
     }
 
     #[inline(always)]

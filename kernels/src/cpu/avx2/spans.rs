@@ -37,7 +37,7 @@ impl Avx2 {
                     for (pair, (product, [low, high])) in
                         products.iter_mut().zip(nibbles).enumerate()
                     {
-                        // x holds the first halves of four blocks, then their second halves.
+                        // x holds columns 0 to 15 of four blocks, then columns 16 to 31.
                         let place = half * 8 + pair / 2 * 4 + pair % 2;
                         let first = _mm256_loadu_si256(x[place].as_ptr().cast());
                         let second = _mm256_loadu_si256(x[place + 2].as_ptr().cast());
@@ -65,10 +65,10 @@ impl Avx2 {
     #[inline(always)]
     fn dot_blocks(self, blocks: &[[i8; BLOCK]], x: &ActivationSpan) -> [__m256; 2] {
         let mut lanes = [self.splat_vector(0.0); 2];
-        let halves = blocks
+        let parts = blocks
             .chunks(SPAN / 2)
             .zip(x.quants.as_chunks::<{ BLOCK * SPAN / 2 }>().0);
-        for ((blocks, x), lanes) in halves.zip(&mut lanes) {
+        for ((blocks, x), lanes) in parts.zip(&mut lanes) {
             let x_blocks = x.as_chunks::<BLOCK>().0;
             // SAFETY: the token proves the features; the loads take a block each.
             unsafe {
@@ -82,7 +82,7 @@ impl Avx2 {
                         sum_pairs(_mm256_maddubs_epi16(unsigned, _mm256_sign_epi8(x, weights)));
                 }
                 let [a, b, c, d, e, f, g, h] = products;
-                // Sum within the 128-bit halves, then of the two halves.
+                // Sums of 128 bits, then of the two in a register.
                 let (low, high) = (sum_fours([a, b, c, d]), sum_fours([e, f, g, h]));
                 let sums = _mm256_add_epi32(
                     _mm256_permute2x128_si256(low, high, 0x20),

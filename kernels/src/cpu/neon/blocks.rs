@@ -69,9 +69,9 @@ impl BlockOps for Neon {
     fn load_parts(self, parts: [&[f32; 8]; 4]) -> [float32x4_t; REGISTERS] {
         let mut block = self.splat(0.0);
         for (registers, part) in block.as_chunks_mut::<2>().0.iter_mut().zip(parts) {
-            let (halves, _) = part.as_chunks::<4>();
-            // SAFETY: the token proves the feature; a load takes the 4 values of a half.
-            *registers = unsafe { [vld1q_f32(halves[0].as_ptr()), vld1q_f32(halves[1].as_ptr())] };
+            let (fours, _) = part.as_chunks::<4>();
+            // SAFETY: the token proves the feature; a load takes 4 values.
+            *registers = unsafe { [vld1q_f32(fours[0].as_ptr()), vld1q_f32(fours[1].as_ptr())] };
         }
         block
     }
