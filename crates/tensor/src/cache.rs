@@ -4,6 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use bytemuck::Pod;
 use half::{f16, slice::HalfFloatSliceExt as _};
 
 use crate::TensorError;
@@ -227,10 +228,10 @@ impl CachePlane {
             let index = tile * head_blocks + block;
             match &mut self.data {
                 OwnedCacheData::F32(blocks) => {
-                    write(&mut blocks[index], layout, column, numbers.iter().copied());
+                    write(&mut blocks[index], layout, column, numbers);
                 }
                 OwnedCacheData::F16(blocks) => {
-                    let packed = saturated_block(numbers).into_iter().take(numbers.len());
+                    let packed = &saturated_block(numbers)[..numbers.len()];
                     write(&mut blocks[index], layout, column, packed);
                 }
                 OwnedCacheData::Q8_0 { quants, scales } => {
@@ -240,7 +241,7 @@ impl CachePlane {
                     // A block with a NaN shows it, instead of quants that look sound.
                     let is_number = !numbers.iter().any(|number| number.is_nan());
                     scales[index][column] = saturated(if is_number { scale } else { f32::NAN });
-                    let packed = packed.into_iter().take(numbers.len());
+                    let packed = &packed[..numbers.len()];
                     write(&mut quants[index], layout, column, packed);
                 }
             }
@@ -428,15 +429,16 @@ fn saturated_block(numbers: &[f32]) -> [f16; BLOCK] {
 }
 
 /// Writes the numbers of one position.
-fn write<T>(
-    block: &mut CacheBlock<T>,
-    layout: CacheLayout,
-    position: usize,
-    numbers: impl Iterator<Item = T>,
-) {
-    let block = block.as_flattened_mut();
-    for (index, number) in numbers.enumerate() {
-        block[layout.place(index, position)] = number;
+fn write<T: Pod>(block: &mut CacheBlock<T>, layout: CacheLayout, position: usize, numbers: &[T]) {
+    match layout {
+        CacheLayout::Keys => {
+            let groups: &mut KeyBlock<T> = bytemuck::cast_mut(block);
+            let group = &mut groups[position / KEY_GROUP];
+            for (row, number) in group.iter_mut().zip(numbers) {
+                row[position % KEY_GROUP] = *number;
+            }
+        }
+        CacheLayout::Values => block[position][..numbers.len()].copy_from_slice(numbers),
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use bytemuck::Zeroable;
 use half::f16;
 
 use super::{Operation, Simd};
@@ -168,11 +169,9 @@ impl<'a, T: Element> Tile<'a, T> {
             let index = self.first_block + block;
             let cache_block = &self.blocks[index];
             let mut groups: &KeyBlock<T> = bytemuck::cast_ref(cache_block);
-            let mut padded = [[[T::zeroed(); KEY_GROUP]; BLOCK]; BLOCK / KEY_GROUP];
+            let padded;
             if self.count <= BLOCK - KEY_GROUP {
-                // Groups without positions are not read from memory.
-                let used = self.count.div_ceil(KEY_GROUP);
-                padded[..used].copy_from_slice(&groups[..used]);
+                padded = first_groups(groups, self.count.div_ceil(KEY_GROUP));
                 groups = &padded;
             }
             let [a, b, c, d] = groups;
@@ -356,6 +355,13 @@ impl Element for i8 {
     fn load<S: Simd>(simd: S, values: &[i8; BLOCK]) -> S::Block {
         simd.load_q8(values)
     }
+}
+
+/// The first `used` groups, then zeros: groups without positions are not read from memory.
+fn first_groups<T: Element>(groups: &KeyBlock<T>, used: usize) -> KeyBlock<T> {
+    let mut padded = KeyBlock::<T>::zeroed();
+    padded[..used].copy_from_slice(&groups[..used]);
+    padded
 }
 
 /// The first 32 elements.
