@@ -10,19 +10,27 @@ use powerinfer_tensor::{CacheLayout, CachePlane};
 /// A tile is 32 positions of a [`CachePlane`]. Queries are computed independently, so that they may be batched in any way.
 /// Results have the same bits on every instruction set.
 impl Isa {
-    /// Attention scores: `out[q, p] = queries[q] · keys[p]` for the positions of `tiles`; each key is read once.
+    /// Attention scores: `out[q, p] = queries[q] · keys[head, p]` for the positions of `tiles`; each key is read once.
     ///
     /// `queries` is `[queries, width]`, `out` is `[queries, 32 · tiles]`. Scores of positions past the end are 0.
     ///
     /// # Panics
     ///
     /// A shape does not match, or `keys` is a plane of values.
-    pub fn scores(&self, keys: &CachePlane, tiles: Range<usize>, queries: &[f32], out: &mut [f32]) {
+    pub fn scores(
+        &self,
+        keys: &CachePlane,
+        head: usize,
+        tiles: Range<usize>,
+        queries: &[f32],
+        out: &mut [f32],
+    ) {
         assert_eq!(keys.layout(), CacheLayout::Keys, "a plane of keys");
-        check(keys, &tiles, queries, out);
+        check(keys, head, &tiles, queries, out);
         if !out.is_empty() {
             self.run(Scores {
                 keys,
+                head,
                 tiles,
                 queries,
                 out,
@@ -46,7 +54,7 @@ impl Isa {
         self.run(Exp2MinusMax { scores, valid })
     }
 
-    /// `out[q] += Σ_p weights[q, p] · values[p]` for the positions of `tiles`, in order; each value is read once.
+    /// `out[q] += Σ_p weights[q, p] · values[head, p]` for the positions of `tiles`, in order; each value is read once.
     ///
     /// `weights` is `[queries, 32 · tiles]`, `out` is `[queries, width]`.
     ///
@@ -56,15 +64,17 @@ impl Isa {
     pub fn weighted_values(
         &self,
         values: &CachePlane,
+        head: usize,
         tiles: Range<usize>,
         weights: &[f32],
         out: &mut [f32],
     ) {
         assert_eq!(values.layout(), CacheLayout::Values, "a plane of values");
-        check(values, &tiles, out, weights);
+        check(values, head, &tiles, out, weights);
         if !weights.is_empty() {
             self.run(WeightedValues {
                 values,
+                head,
                 tiles,
                 weights,
                 out,
@@ -73,7 +83,8 @@ impl Isa {
     }
 }
 
-fn check(plane: &CachePlane, tiles: &Range<usize>, heads: &[f32], scores: &[f32]) {
+fn check(plane: &CachePlane, head: usize, tiles: &Range<usize>, heads: &[f32], scores: &[f32]) {
+    assert!(head < plane.heads(), "head {head} of {}", plane.heads());
     assert!(
         tiles.start <= tiles.end && tiles.end <= plane.tiles(),
         "tiles {tiles:?} of {}",

@@ -11,10 +11,21 @@ use proptest::prelude::*;
 
 const HEAD_SIZES: [usize; 9] = [1, 8, 31, 33, 64, 80, 96, 128, 256];
 
+/// A plane of the keys or values of one head.
 fn plane(layout: CacheLayout, format: CacheFormat, head_size: usize, heads: &[f32]) -> CachePlane {
-    let positions = heads.len() / head_size;
-    let mut plane = CachePlane::new(layout, format, head_size, positions).unwrap();
-    heads.chunks(head_size).for_each(|head| plane.push(head));
+    plane_of(layout, format, [1, head_size], heads)
+}
+
+/// A plane of `[heads, head size]` with the positions of `rows`.
+fn plane_of(
+    layout: CacheLayout,
+    format: CacheFormat,
+    [heads, head_size]: [usize; 2],
+    rows: &[f32],
+) -> CachePlane {
+    let rows = rows.chunks(heads * head_size);
+    let mut plane = CachePlane::new(layout, format, heads, head_size, rows.len()).unwrap();
+    rows.for_each(|row| plane.push(row));
     plane
 }
 
@@ -57,9 +68,9 @@ fn scores_and_weighted_values_match_f64_on_every_instruction_set() {
                 let run = |isa: Isa| {
                     let mut scores = vec![f32::NAN; queries * length];
                     let heads = padded(&query, head_size, width);
-                    isa.scores(&keys, tiles.clone(), &heads, &mut scores);
+                    isa.scores(&keys, 0, tiles.clone(), &heads, &mut scores);
                     let mut sums = vec![0.25; queries * width];
-                    isa.weighted_values(&values, tiles.clone(), &weights, &mut sums);
+                    isa.weighted_values(&values, 0, tiles.clone(), &weights, &mut sums);
                     (scores, sums)
                 };
                 let (scores, sums) = run(Isa::SCALAR);
@@ -135,11 +146,50 @@ fn a_range_of_tiles_gives_the_scores_of_its_positions() {
     let keys = plane(CacheLayout::Keys, CacheFormat::F16, 64, &heads);
     let query = noise(4, 2 * 64);
     let mut all = vec![0.0; 2 * 160];
-    isa.scores(&keys, 0..5, &query, &mut all);
+    isa.scores(&keys, 0, 0..5, &query, &mut all);
     let mut some = vec![0.0; 2 * 64];
-    isa.scores(&keys, 2..4, &query, &mut some);
+    isa.scores(&keys, 0, 2..4, &query, &mut some);
     assert_eq!(some[..64], all[64..128]);
     assert_eq!(some[64..], all[160 + 64..160 + 128]);
+}
+
+#[test]
+fn heads_of_a_plane_do_not_mix() {
+    for format in CacheFormat::ALL {
+        let (heads, head_size, positions) = (3, 40, 70);
+        let rows = noise(8, positions * heads * head_size);
+        let query = padded(&noise(9, 2 * head_size), head_size, 64);
+        let weights = padded(&noise(10, 2 * positions), positions, 96);
+        let of = |layout, head: usize| {
+            let rows = rows.chunks(head_size).skip(head).step_by(heads);
+            plane(
+                layout,
+                format,
+                head_size,
+                &rows.collect::<Vec<_>>().concat(),
+            )
+        };
+        let all = |layout| plane_of(layout, format, [heads, head_size], &rows);
+        let (keys, values) = (all(CacheLayout::Keys), all(CacheLayout::Values));
+        for isa in Isa::available() {
+            for head in 0..heads {
+                let run = |keys: &CachePlane, values: &CachePlane, head| {
+                    let (mut scores, mut sums) = (vec![0.0; 2 * 96], vec![0.0; 2 * 64]);
+                    isa.scores(keys, head, 0..3, &query, &mut scores);
+                    isa.weighted_values(values, head, 0..3, &weights, &mut sums);
+                    [scores, sums].concat()
+                };
+                let (own_keys, own_values) =
+                    (of(CacheLayout::Keys, head), of(CacheLayout::Values, head));
+                let alone = run(&own_keys, &own_values, 0);
+                same_bits(
+                    &run(&keys, &values, head),
+                    &alone,
+                    &format!("{format} {isa}"),
+                );
+            }
+        }
+    }
 }
 
 #[test]
@@ -148,7 +198,7 @@ fn nan_propagates_and_large_values_stay_finite() {
         let keys = plane(CacheLayout::Keys, format, 2, &[f32::NAN, 1.0, 1e6, 1.0]);
         let mut scores = vec![0.0; 32];
         let query = padded(&[1.0, 1.0], 2, 32);
-        Isa::SCALAR.scores(&keys, 0..1, &query, &mut scores);
+        Isa::SCALAR.scores(&keys, 0, 0..1, &query, &mut scores);
         assert!(scores[0].is_nan(), "{format}");
         assert!(scores[1] > 6e4 && scores[1].is_finite(), "{format}");
     }
@@ -159,6 +209,7 @@ proptest! {
     fn truncated_and_copied_planes_equal_pushed_ones(
         format in 0usize..3,
         keys: bool,
+        heads in 1usize..4,
         head_size in 1usize..70,
         positions in 1usize..100,
         kept in 0usize..100,
@@ -166,26 +217,26 @@ proptest! {
         let format = CacheFormat::ALL[format];
         let layout = if keys { CacheLayout::Keys } else { CacheLayout::Values };
         let kept = kept.min(positions);
-        let heads = noise(5, positions * head_size);
-        let whole = plane(layout, format, head_size, &heads);
-        prop_assert_eq!(whole.bytes(), format.plane_bytes(head_size, positions));
-        let mut expected = CachePlane::new(layout, format, head_size, positions).unwrap();
-        heads.chunks(head_size).take(kept).for_each(|head| expected.push(head));
+        let rows = noise(5, positions * heads * head_size);
+        let whole = plane_of(layout, format, [heads, head_size], &rows);
+        prop_assert_eq!(whole.bytes(), format.plane_bytes(heads, head_size, positions));
+        let mut expected = CachePlane::new(layout, format, heads, head_size, positions).unwrap();
+        rows.chunks(heads * head_size).take(kept).for_each(|row| expected.push(row));
 
         let mut truncated = whole.clone();
         truncated.truncate(kept);
         prop_assert_eq!(truncated.as_bytes(), expected.as_bytes());
-        let mut copied = CachePlane::new(layout, format, head_size, positions).unwrap();
+        let mut copied = CachePlane::new(layout, format, heads, head_size, positions).unwrap();
         copied.copy_from(&whole, kept);
         prop_assert_eq!(&copied, &expected);
-        let mut read = CachePlane::new(layout, format, head_size, positions).unwrap();
+        let mut read = CachePlane::new(layout, format, heads, head_size, positions).unwrap();
         let (values, scales) = whole.as_bytes();
         read.read_bytes(values, scales, kept);
         prop_assert_eq!(&read, &expected);
 
         // A truncated plane can grow again.
-        for head in heads.chunks(head_size).skip(kept) {
-            truncated.push(head);
+        for row in rows.chunks(heads * head_size).skip(kept) {
+            truncated.push(row);
         }
         prop_assert_eq!(truncated.as_bytes(), whole.as_bytes());
     }

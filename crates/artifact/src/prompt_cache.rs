@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! tokens                   U32 [tokens]
-//! layers.000.keys          F32, F16 or I8 [heads, tiles, blocks, 32, 32]    tiles of 32 positions, in four groups of 8
-//! layers.000.keys.scales   F16 [heads, tiles, blocks, 32]                   q8_0 only
+//! layers.000.keys          F32, F16 or I8 [tiles, heads, blocks, 32, 32]    tiles of 32 positions, in four groups of 8
+//! layers.000.keys.scales   F16 [tiles, heads, blocks, 32]                   q8_0 only
 //! layers.000.values        as keys, but the innermost 32×32 are [position, element], not [group, element, position]
 //! ```
 
@@ -21,18 +21,18 @@ use crate::{
 /// Format name in the header.
 pub const FORMAT: &str = "powerinfer-prompt-cache";
 /// Version that this program reads and writes.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Header setting with the number format of the KV cache.
 pub const KV_CACHE_SETTING: &str = "kv_cache";
 const TOKENS: &str = "tokens";
 
-/// KV cache of one layer: per head the bytes of elements and of scales (empty without block scales).
+/// KV cache of one layer: the bytes of elements and of scales (empty without block scales).
 #[derive(Debug, Clone, Default)]
 pub struct LayerCache<'a> {
     /// Keys.
-    pub keys: Vec<(&'a [u8], &'a [u8])>,
+    pub keys: (&'a [u8], &'a [u8]),
     /// Values.
-    pub values: Vec<(&'a [u8], &'a [u8])>,
+    pub values: (&'a [u8], &'a [u8]),
 }
 
 /// Open prompt cache whose digest was checked.
@@ -44,8 +44,8 @@ pub struct PromptCacheFile {
     tokens: Vec<u32>,
 }
 
-/// Writes a prompt cache atomically. `layers` hold `tokens` positions of heads of `blocks` · 32 elements
-/// in `format`.
+/// Writes a prompt cache atomically. `layers` hold `tokens` positions in `format`; `heads` are the number
+/// of heads and the blocks of 32 elements of each.
 ///
 /// # Errors
 ///
@@ -59,7 +59,7 @@ pub fn write(
     header: Header,
     tokens: &[u32],
     format: CacheFormat,
-    blocks: usize,
+    heads: [usize; 2],
     layers: &[LayerCache<'_>],
 ) -> Result<(), ArtifactError> {
     let tokens_bytes: Vec<u8> = tokens
@@ -70,17 +70,17 @@ pub fn write(
     let mut shapes = TensorShapes::from([(TOKENS.to_owned(), (Dtype::U32, vec![tokens.len()]))]);
     let mut pieces = BTreeMap::from([(TOKENS.to_owned(), vec![&tokens_bytes[..]])]);
     for (layer, planes) in layers.iter().enumerate() {
-        for (name, planes) in [("keys", &planes.keys), ("values", &planes.values)] {
+        for (name, (numbers, block_scales)) in [("keys", planes.keys), ("values", planes.values)] {
             let name = tensor_name(layer, name);
-            let elements = shape(planes.len(), tiles, blocks);
+            let elements = shape(tiles, heads);
             if format == CacheFormat::Q8_0 {
                 let scales = elements[..4].to_vec();
                 let scales_name = scales_name(&name);
                 shapes.insert(scales_name.clone(), (Dtype::F16, scales));
-                pieces.insert(scales_name, planes.iter().map(|plane| plane.1).collect());
+                pieces.insert(scales_name, vec![block_scales]);
             }
             shapes.insert(name.clone(), (dtype(format), elements));
-            pieces.insert(name, planes.iter().map(|plane| plane.0).collect());
+            pieces.insert(name, vec![numbers]);
         }
     }
     let header = header.with_setting(KV_CACHE_SETTING, format.name());
@@ -145,20 +145,15 @@ impl PromptCacheFile {
         &self.tokens
     }
 
-    /// Returns the KV cache of `layer`, which has `heads` heads of `blocks` · 32 elements.
+    /// Returns the KV cache of `layer`; `heads` are the number of heads and the blocks of 32 elements of each.
     ///
     /// # Errors
     ///
     /// A tensor is missing or has another type or shape.
-    pub fn layer(
-        &self,
-        layer: usize,
-        heads: usize,
-        blocks: usize,
-    ) -> Result<LayerCache<'_>, ArtifactError> {
-        let planes = |name: &str| {
+    pub fn layer(&self, layer: usize, heads: [usize; 2]) -> Result<LayerCache<'_>, ArtifactError> {
+        let plane = |name: &str| {
             let name = tensor_name(layer, name);
-            let shape = shape(heads, self.tokens.len().div_ceil(BLOCK), blocks);
+            let shape = shape(self.tokens.len().div_ceil(BLOCK), heads);
             let elements = self.file.expect(&name, dtype(self.format), &shape)?;
             let scales = match self.format {
                 CacheFormat::Q8_0 => {
@@ -167,18 +162,11 @@ impl PromptCacheFile {
                 }
                 _ => &[],
             };
-            let head = |head: usize| {
-                let range = |bytes: &[u8]| {
-                    let size = bytes.len() / heads.max(1);
-                    head * size..(head + 1) * size
-                };
-                (&elements[range(elements)], &scales[range(scales)])
-            };
-            Ok::<_, ArtifactError>((0..heads).map(head).collect())
+            Ok::<_, ArtifactError>((elements, scales))
         };
         Ok(LayerCache {
-            keys: planes("keys")?,
-            values: planes("values")?,
+            keys: plane("keys")?,
+            values: plane("values")?,
         })
     }
 }
@@ -199,6 +187,6 @@ fn dtype(format: CacheFormat) -> Dtype {
     }
 }
 
-fn shape(heads: usize, tiles: usize, blocks: usize) -> Vec<usize> {
-    vec![heads, tiles, blocks, BLOCK, BLOCK]
+fn shape(tiles: usize, [heads, blocks]: [usize; 2]) -> Vec<usize> {
+    vec![tiles, heads, blocks, BLOCK, BLOCK]
 }

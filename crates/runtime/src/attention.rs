@@ -68,7 +68,7 @@ pub(crate) fn attend(
         isa: threads.isa(),
         mask,
         cache,
-        first: cache.keys[0].positions() - tokens,
+        first: cache.keys.positions() - tokens,
         size: heads.size,
         group,
         rows,
@@ -80,7 +80,7 @@ pub(crate) fn attend(
         // Powers of two are cheaper than those of e.
         scale: LOG2_E / (heads.size as f32).sqrt(),
     };
-    let values = heads.kv_count * layer.stride * cache.keys[0].width();
+    let values = heads.kv_count * layer.stride * cache.keys.width();
     ThreadBuffer(&QUERIES).zeroed(values, |gathered| {
         ThreadBuffer(&OUTPUTS).zeroed(values, |outputs| {
             layer.for_each_head(queries, gathered, |query, row| {
@@ -96,12 +96,6 @@ pub(crate) fn attend(
             bytes
         })
     })
-}
-
-/// Bytes of 32 positions of one plane.
-fn kv_plane_bytes(cache: &LayerCache) -> usize {
-    let plane = &cache.keys[0];
-    plane.format().plane_bytes(plane.head_size(), BLOCK)
 }
 
 /// Attention of some tokens over one layer's cache. Row `token · group + head` of a KV head is that of query head
@@ -128,13 +122,11 @@ impl LayerAttention<'_> {
     /// Sets `outputs` to the attention of the rows in `queries`, both `[kv_heads, stride, width]`; returns the bytes
     /// read.
     fn run(&self, threads: &Threads, queries: &[f32], outputs: &mut [f32]) -> usize {
-        let (rows, width) = (self.rows, self.cache.keys[0].width());
+        let (rows, width) = (self.rows, self.cache.keys.width());
         let tokens = rows / self.group;
         let positions = self.mask.positions(self.first).start..self.first + tokens;
         let spans = positions.start / ATTENTION_SPAN..positions.end.div_ceil(ATTENTION_SPAN);
-        let kv_heads = self.cache.keys.len();
-        let position_bytes = 2 * kv_plane_bytes(self.cache) / BLOCK;
-        let bytes = kv_heads * positions.len() * position_bytes;
+        let bytes = positions.len() * self.cache.tile_bytes() / BLOCK;
         if rows <= FEW_ROWS.max(self.group) && spans.len() > 1 {
             self.by_spans(threads, queries, outputs, spans, bytes);
             return bytes;
@@ -172,8 +164,8 @@ impl LayerAttention<'_> {
         spans: Range<usize>,
         bytes: usize,
     ) {
-        let (rows, width) = (self.rows, self.cache.keys[0].width());
-        let (kv_heads, part) = (self.cache.keys.len(), rows * (width + 2));
+        let (rows, width) = (self.rows, self.cache.keys.width());
+        let (kv_heads, part) = (self.cache.keys.heads(), rows * (width + 2));
         ThreadBuffer(&PARTIALS).zeroed(kv_heads * spans.len() * part, |partials| {
             threads.by_chunks(partials, part, bytes, |index, partial| {
                 let (head, span) = (index / spans.len(), index % spans.len());
@@ -204,7 +196,7 @@ impl LayerAttention<'_> {
         rows: &mut [f32],
         act: impl Fn(&mut [f32], &mut [f32]),
     ) {
-        let (kv_heads, width) = (self.cache.keys.len(), self.cache.keys[0].width());
+        let (kv_heads, width) = (self.cache.keys.heads(), self.cache.keys.width());
         for (index, head) in heads.chunks_exact_mut(self.size).enumerate() {
             let (token, head_index) = (
                 index / (kv_heads * self.group),
@@ -227,7 +219,7 @@ impl LayerAttention<'_> {
         scores: &mut [f32],
         partial: &mut [f32],
     ) {
-        let (keys, values) = (&self.cache.keys[head], &self.cache.values[head]);
+        let LayerCache { keys, values } = self.cache;
         let width = keys.width();
         let rows = queries.len() / width;
         let (sums, ends) = partial.split_at_mut(rows * width);
@@ -253,7 +245,7 @@ impl LayerAttention<'_> {
             let scores = &mut scores[..chunk.len() * length];
             let part = chunk.start * width..chunk.end * width;
             self.isa
-                .scores(keys, tiles.clone(), &queries[part.clone()], scores);
+                .scores(keys, head, tiles.clone(), &queries[part.clone()], scores);
             let rows = scores.chunks_exact_mut(length);
             for (row, (scores, end)) in chunk.zip(rows.zip(ends.as_chunks_mut::<2>().0)) {
                 let seen = seen(row);
@@ -273,7 +265,7 @@ impl LayerAttention<'_> {
                 *end = self.isa.exp2_minus_max(scores, valid).into();
             }
             self.isa
-                .weighted_values(values, tiles, scores, &mut sums[part]);
+                .weighted_values(values, head, tiles, scores, &mut sums[part]);
         }
     }
 }

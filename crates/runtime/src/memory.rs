@@ -152,8 +152,8 @@ pub fn predictor_bytes(
 
 /// Bytes of a layer's KV cache in `format`; head size and `context` are padded to multiples of 32.
 pub fn kv_bytes(config: &ModelConfig, context: u64, format: CacheFormat) -> u64 {
-    let block = format.plane_bytes(config.head_size, BLOCK);
-    context.div_ceil(BLOCK as u64) * (2 * config.kv_head_count * block) as u64
+    let tile = format.plane_bytes(config.kv_head_count, config.head_size, BLOCK);
+    context.div_ceil(BLOCK as u64) * (2 * tile) as u64
 }
 
 /// Upper bound of the temporary memory of a forward pass and of sampling, for predictors with at most

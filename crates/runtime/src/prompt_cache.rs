@@ -8,7 +8,7 @@ use powerinfer_artifact::{
     prompt_cache::{FORMAT, LayerCache, PromptCacheFile, VERSION, write},
 };
 use powerinfer_bundle::Bundle;
-use powerinfer_tensor::{BLOCK, CachePlane};
+use powerinfer_tensor::BLOCK;
 use serde_json::{Value, json};
 
 use crate::{Runtime, RuntimeError, Sequence};
@@ -33,14 +33,14 @@ impl Runtime {
             .layers
             .iter()
             .map(|layer| LayerCache {
-                keys: layer.keys.iter().map(CachePlane::as_bytes).collect(),
-                values: layer.values.iter().map(CachePlane::as_bytes).collect(),
+                keys: layer.keys.as_bytes(),
+                values: layer.values.as_bytes(),
             })
             .collect();
-        let blocks = self.blocks();
         let format = self.bundle().plan().budget.kv_cache;
         let tokens = sequence.tokens();
-        Ok(write(path, self.stamp(), tokens, format, blocks, &layers)?)
+        let heads = self.heads();
+        Ok(write(path, self.stamp(), tokens, format, heads, &layers)?)
     }
 
     /// Replaces the current sequence by the longest common prefix of `file` and `prompt`, except the last token of
@@ -63,15 +63,14 @@ impl Runtime {
         let kept = common
             .min(prompt.len().saturating_sub(1))
             .min(self.context_limit());
-        let (heads, blocks) = (self.bundle().config().kv_head_count, self.blocks());
         // All planes are checked before any is copied.
         let layers = self.bundle().config().layer_count;
-        let layers = (0..layers).map(|layer| file.layer(layer, heads, blocks));
+        let layers = (0..layers).map(|layer| file.layer(layer, self.heads()));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
         let sequence = &mut self.sequence;
         for (layer, planes) in sequence.layers.iter_mut().zip(&layers) {
-            let planes = planes.keys.iter().chain(&planes.values);
-            for (plane, (numbers, scales)) in layer.planes_mut().zip(planes) {
+            let planes = [planes.keys, planes.values];
+            for (plane, (numbers, scales)) in layer.planes_mut().into_iter().zip(planes) {
                 plane.read_bytes(numbers, scales, kept);
             }
         }
@@ -80,9 +79,10 @@ impl Runtime {
         Ok(kept)
     }
 
-    /// Blocks of a head.
-    fn blocks(&self) -> usize {
-        self.bundle().config().head_size.div_ceil(BLOCK)
+    /// Heads of keys and values, and the blocks of each.
+    fn heads(&self) -> [usize; 2] {
+        let config = self.bundle().config();
+        [config.kv_head_count, config.head_size.div_ceil(BLOCK)]
     }
 
     /// Header that identifies the model and everything else that keys and values depend on.

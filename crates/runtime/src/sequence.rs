@@ -2,7 +2,7 @@
 
 use powerinfer_kernels::cuda::GpuCache;
 use powerinfer_model::ModelConfig;
-use powerinfer_tensor::{CacheFormat, CacheLayout, CachePlane};
+use powerinfer_tensor::{BLOCK, CacheFormat, CacheLayout, CachePlane};
 
 use crate::RuntimeError;
 
@@ -78,7 +78,8 @@ impl Sequence {
         self.tokens.clear();
         self.tokens.extend(&other.tokens[..tokens]);
         for (layer, other) in self.layers.iter_mut().zip(&other.layers) {
-            for (plane, other) in layer.planes_mut().zip(other.planes()) {
+            let others = [&other.keys, &other.values];
+            for (plane, other) in layer.planes_mut().into_iter().zip(others) {
                 // Caches on a device have no positions here.
                 plane.copy_from(other, tokens.min(other.positions()));
             }
@@ -102,11 +103,11 @@ impl Sequence {
     }
 }
 
-/// Keys and values of one layer, one plane of each per head.
+/// Keys and values of one layer.
 #[derive(Debug)]
 pub(crate) struct LayerCache {
-    pub(crate) keys: Vec<CachePlane>,
-    pub(crate) values: Vec<CachePlane>,
+    pub(crate) keys: CachePlane,
+    pub(crate) values: CachePlane,
 }
 
 impl LayerCache {
@@ -117,45 +118,42 @@ impl LayerCache {
         format: CacheFormat,
         positions: usize,
     ) -> Option<Self> {
-        let heads = |layout| {
-            let plane = |_| CachePlane::new(layout, format, head_size, positions);
-            (0..kv_heads).map(plane).collect::<Option<_>>()
-        };
+        let plane = |layout| CachePlane::new(layout, format, kv_heads, head_size, positions);
         Some(Self {
-            keys: heads(CacheLayout::Keys)?,
-            values: heads(CacheLayout::Values)?,
+            keys: plane(CacheLayout::Keys)?,
+            values: plane(CacheLayout::Values)?,
         })
     }
 
-    /// All planes, keys first.
-    pub(crate) fn planes(&self) -> impl Iterator<Item = &CachePlane> {
-        self.keys.iter().chain(&self.values)
-    }
-
-    /// All planes, keys first, mutably.
-    pub(crate) fn planes_mut(&mut self) -> impl Iterator<Item = &mut CachePlane> {
-        self.keys.iter_mut().chain(&mut self.values)
+    /// Keys and values, mutably.
+    pub(crate) fn planes_mut(&mut self) -> [&mut CachePlane; 2] {
+        [&mut self.keys, &mut self.values]
     }
 
     /// Bytes reserved.
     pub(crate) fn bytes(&self) -> usize {
-        self.planes().map(CachePlane::bytes).sum()
+        self.keys.bytes() + self.values.bytes()
+    }
+
+    /// Bytes of the keys and values of 32 positions.
+    pub(crate) fn tile_bytes(&self) -> usize {
+        let of = |plane: &CachePlane| {
+            let format = plane.format();
+            format.plane_bytes(plane.heads(), plane.head_size(), BLOCK)
+        };
+        of(&self.keys) + of(&self.values)
     }
 
     /// Appends one position; `key` and `value` are `[kv_heads, head_size]`.
     pub(crate) fn push(&mut self, key: &[f32], value: &[f32]) {
-        let size = key.len() / self.keys.len();
-        for (plane, key) in self.keys.iter_mut().zip(key.chunks_exact(size)) {
-            plane.push(key);
-        }
-        for (plane, value) in self.values.iter_mut().zip(value.chunks_exact(size)) {
-            plane.push(value);
-        }
+        self.keys.push(key);
+        self.values.push(value);
     }
 
     /// Removes all positions from `positions` on.
     pub(crate) fn truncate(&mut self, positions: usize) {
-        self.planes_mut()
-            .for_each(|plane| plane.truncate(positions));
+        for plane in self.planes_mut() {
+            plane.truncate(positions);
+        }
     }
 }

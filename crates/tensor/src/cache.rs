@@ -1,5 +1,5 @@
-//! KV-cache number formats, and the keys or values of one head at every position in the order in which
-//! attention streams them.
+//! KV-cache number formats, and the keys or values of a layer at every position in the order in which attention
+//! streams them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -44,10 +44,10 @@ impl CacheFormat {
         }
     }
 
-    /// Size in bytes of a [`CachePlane`] with room for `positions`; head and positions are filled up to
-    /// multiples of 32.
-    pub fn plane_bytes(self, head_size: usize, positions: usize) -> usize {
-        let blocks = positions.next_multiple_of(BLOCK) * head_size.div_ceil(BLOCK);
+    /// Size in bytes of a [`CachePlane`] of `heads` heads with room for `positions`; heads and positions are filled
+    /// up to multiples of 32.
+    pub fn plane_bytes(self, heads: usize, head_size: usize, positions: usize) -> usize {
+        let blocks = positions.next_multiple_of(BLOCK) * heads * head_size.div_ceil(BLOCK);
         blocks * self.block_bytes()
     }
 
@@ -107,11 +107,13 @@ impl CacheLayout {
     }
 }
 
-/// Keys or values of one head at every position: `[tiles, ⌈head size / 32⌉]` blocks, a tile being 32
-/// positions. A head is filled up to whole blocks with zeros, and so is the last tile.
+/// Keys or values of a layer at every position: `[tiles, heads, ⌈head size / 32⌉]` blocks, a tile being 32
+/// positions, so that the last positions of all heads are adjacent. A head is filled up to whole blocks with zeros,
+/// and so is the last tile.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CachePlane {
     layout: CacheLayout,
+    heads: usize,
     head_size: usize,
     positions: usize,
     capacity: usize,
@@ -121,13 +123,13 @@ pub struct CachePlane {
 /// Blocks of a [`CachePlane`], borrowed, one variant per [`CacheFormat`].
 #[derive(Debug, Clone, Copy)]
 pub enum CacheData<'a> {
-    /// `[tiles, ⌈head size / 32⌉]`.
+    /// `[tiles, heads, ⌈head size / 32⌉]`.
     F32(&'a [CacheBlock<f32>]),
-    /// `[tiles, ⌈head size / 32⌉]`.
+    /// `[tiles, heads, ⌈head size / 32⌉]`.
     F16(&'a [CacheBlock<f16>]),
     /// A number is `quant * scale`.
     Q8_0 {
-        /// `[tiles, ⌈head size / 32⌉]`.
+        /// `[tiles, heads, ⌈head size / 32⌉]`.
         quants: &'a [CacheBlock<i8>],
         /// One scale per position, for each block.
         scales: &'a [[f16; BLOCK]],
@@ -151,11 +153,13 @@ impl CachePlane {
     pub fn new(
         layout: CacheLayout,
         format: CacheFormat,
+        heads: usize,
         head_size: usize,
         positions: usize,
     ) -> Option<CachePlane> {
         let tiles = positions.div_ceil(BLOCK);
-        let blocks = tiles.checked_mul(head_size.div_ceil(BLOCK))?;
+        let blocks = heads.checked_mul(head_size.div_ceil(BLOCK))?;
+        let blocks = tiles.checked_mul(blocks)?;
         let data = match format {
             CacheFormat::F32 => OwnedCacheData::F32(reserved(blocks)?),
             CacheFormat::F16 => OwnedCacheData::F16(reserved(blocks)?),
@@ -166,6 +170,7 @@ impl CachePlane {
         };
         Some(CachePlane {
             layout,
+            heads,
             head_size,
             positions: 0,
             capacity: tiles * BLOCK,
@@ -180,6 +185,12 @@ impl CachePlane {
             OwnedCacheData::F16(_) => CacheFormat::F16,
             OwnedCacheData::Q8_0 { .. } => CacheFormat::Q8_0,
         }
+    }
+
+    /// Number of heads.
+    #[inline]
+    pub fn heads(&self) -> usize {
+        self.heads
     }
 
     /// Numbers of a head.
@@ -211,21 +222,27 @@ impl CachePlane {
         }
     }
 
-    /// Appends a position; `head` holds `head_size` numbers.
+    /// Appends a position; `heads` is `[heads, head_size]`.
     ///
     /// # Panics
     ///
-    /// Panics if the plane is full or `head` has another length.
-    pub fn push(&mut self, head: &[f32]) {
-        assert_eq!(head.len(), self.head_size, "numbers of a head");
+    /// Panics if the plane is full or `heads` has another length.
+    pub fn push(&mut self, heads: &[f32]) {
+        assert_eq!(
+            heads.len(),
+            self.heads * self.head_size,
+            "numbers of all heads"
+        );
         assert!(self.positions < self.capacity, "the plane has room");
         let (tile, column) = (self.positions / BLOCK, self.positions % BLOCK);
         if column == 0 {
             self.set_tiles(tile + 1);
         }
-        let (layout, head_blocks) = (self.layout, self.head_blocks());
-        for (block, numbers) in head.chunks(BLOCK).enumerate() {
-            let index = tile * head_blocks + block;
+        let (layout, first) = (self.layout, tile * self.tile_blocks());
+        let blocks = heads
+            .chunks(self.head_size)
+            .flat_map(|head| head.chunks(BLOCK));
+        for (index, numbers) in (first..).zip(blocks) {
             match &mut self.data {
                 OwnedCacheData::F32(blocks) => {
                     write(&mut blocks[index], layout, column, numbers);
@@ -259,8 +276,8 @@ impl CachePlane {
         // The rest of the last tile is zero, as in a tile that was never filled.
         let (tile, column) = (positions / BLOCK, positions % BLOCK);
         if column > 0 {
-            let (layout, head_blocks) = (self.layout, self.head_blocks());
-            let blocks = tile * head_blocks..(tile + 1) * head_blocks;
+            let (layout, tile_blocks) = (self.layout, self.tile_blocks());
+            let blocks = tile * tile_blocks..(tile + 1) * tile_blocks;
             match &mut self.data {
                 OwnedCacheData::F32(all) => blank(&mut all[blocks], layout, column),
                 OwnedCacheData::F16(all) => blank(&mut all[blocks], layout, column),
@@ -281,7 +298,7 @@ impl CachePlane {
     /// Panics if `other` has fewer positions or another format, or if the plane has no room for them.
     pub fn copy_from(&mut self, other: &CachePlane, positions: usize) {
         assert!(positions <= other.positions.min(self.capacity), "in range");
-        let blocks = positions.div_ceil(BLOCK) * self.head_blocks();
+        let blocks = positions.div_ceil(BLOCK) * self.tile_blocks();
         self.truncate(0);
         match (&mut self.data, &other.data) {
             (OwnedCacheData::F32(to), OwnedCacheData::F32(from)) => to.extend(&from[..blocks]),
@@ -314,7 +331,7 @@ impl CachePlane {
     }
 
     /// Bytes of the numbers, and of the scales, which only quantised formats have: tile after tile, in
-    /// each the blocks of the head.
+    /// each the blocks of all heads.
     pub fn as_bytes(&self) -> (&[u8], &[u8]) {
         match &self.data {
             OwnedCacheData::F32(blocks) => (bytemuck::cast_slice(blocks), &[]),
@@ -333,7 +350,7 @@ impl CachePlane {
     pub fn read_bytes(&mut self, numbers: &[u8], scales: &[u8], positions: usize) {
         assert!(positions <= self.capacity, "the plane has room");
         let tiles = positions.div_ceil(BLOCK);
-        let blocks = tiles * self.head_blocks();
+        let blocks = tiles * self.tile_blocks();
         self.truncate(0);
         self.set_tiles(tiles);
         let fill = |to: &mut [u8], from: &[u8]| to.copy_from_slice(&from[..to.len()]);
@@ -353,9 +370,9 @@ impl CachePlane {
         self.positions = positions;
     }
 
-    /// Number `index` of the head at `position`, without its scale.
-    pub fn value(&self, position: usize, index: usize) -> f32 {
-        let block = position / BLOCK * self.head_blocks() + index / BLOCK;
+    /// Number `index` of `head` at `position`, without its scale.
+    pub fn value(&self, head: usize, position: usize, index: usize) -> f32 {
+        let block = self.block(head, position / BLOCK) + index / BLOCK;
         let place = self.layout.place(index % BLOCK, position % BLOCK);
         match &self.data {
             OwnedCacheData::F32(blocks) => blocks[block].as_flattened()[place],
@@ -364,11 +381,11 @@ impl CachePlane {
         }
     }
 
-    /// Scale of the numbers of `block` at `position`, 1 in the plain formats.
-    pub fn scale(&self, position: usize, block: usize) -> f32 {
+    /// Scale of the numbers of block `block` of `head` at `position`, 1 in the plain formats.
+    pub fn scale(&self, head: usize, position: usize, block: usize) -> f32 {
         match &self.data {
             OwnedCacheData::Q8_0 { scales, .. } => {
-                let block = position / BLOCK * self.head_blocks() + block;
+                let block = self.block(head, position / BLOCK) + block;
                 scales[block][position % BLOCK].to_f32()
             }
             _ => 1.0,
@@ -387,14 +404,20 @@ impl CachePlane {
         self.layout
     }
 
-    /// Blocks of 32 numbers that a head takes.
-    fn head_blocks(&self) -> usize {
-        self.head_size.div_ceil(BLOCK)
+    /// Index of the first block of `head` in `tile`.
+    #[inline]
+    pub fn block(&self, head: usize, tile: usize) -> usize {
+        (tile * self.heads + head) * self.head_size.div_ceil(BLOCK)
+    }
+
+    /// Blocks of 32 numbers that a tile takes.
+    fn tile_blocks(&self) -> usize {
+        self.block(0, 1)
     }
 
     /// Adds tiles of zeros, or drops the last ones, to have `tiles`.
     fn set_tiles(&mut self, tiles: usize) {
-        let blocks = tiles * self.head_blocks();
+        let blocks = tiles * self.tile_blocks();
         match &mut self.data {
             OwnedCacheData::F32(all) => all.resize(blocks, [[0.0; BLOCK]; BLOCK]),
             OwnedCacheData::F16(all) => all.resize(blocks, [[f16::ZERO; BLOCK]; BLOCK]),

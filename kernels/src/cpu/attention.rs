@@ -33,9 +33,10 @@ macro_rules! for_query_groups {
     }};
 }
 
-/// `out[q, p] = queries[q] · keys[p]` for the positions of `tiles`.
+/// `out[q, p] = queries[q] · keys[head, p]` for the positions of `tiles`.
 pub(crate) struct Scores<'a> {
     pub(crate) keys: &'a CachePlane,
+    pub(crate) head: usize,
     pub(crate) tiles: Range<usize>,
     /// `[queries, width]`.
     pub(crate) queries: &'a [f32],
@@ -61,10 +62,13 @@ impl Operation for Scores<'_> {
                 for (block, query) in query[..head_size].chunks(BLOCK).enumerate() {
                     let mut sum = 0.0f32;
                     for (row, query) in query.iter().enumerate() {
-                        let value = self.keys.value(position, block * BLOCK + row);
+                        let value = self.keys.value(self.head, position, block * BLOCK + row);
                         sum = query.mul_add(value, sum);
                     }
-                    *out = self.keys.scale(position, block).mul_add(sum, *out);
+                    *out = self
+                        .keys
+                        .scale(self.head, position, block)
+                        .mul_add(sum, *out);
                 }
             }
         }
@@ -84,7 +88,7 @@ impl Scores<'_> {
     /// The generic implementation for one element type; no scales mean 1.
     #[inline(always)]
     fn run<S: Simd, T: Element>(self, simd: S, blocks: &[CacheBlock<T>], scales: &[[f16; BLOCK]]) {
-        let mut view = Tile::new(self.keys, blocks, scales, self.tiles.len());
+        let mut view = Tile::new(self.keys, self.head, blocks, scales, self.tiles.len());
         let count = self.queries.len() / view.width;
         self.out.fill(0.0);
         for (position, tile) in self.tiles.enumerate() {
@@ -99,8 +103,10 @@ impl Scores<'_> {
     }
 }
 
-/// A view of one tile of a cache plane, and its position among the tiles of the call.
+/// A view of one head's tile of a cache plane, and its position among the tiles of the call.
 struct Tile<'a, T> {
+    plane: &'a CachePlane,
+    head: usize,
     blocks: &'a [CacheBlock<T>],
     scales: &'a [[f16; BLOCK]],
     /// Index of the tile's first cache block.
@@ -109,8 +115,8 @@ struct Tile<'a, T> {
     position: usize,
     /// Positions that the tile has.
     count: usize,
-    /// Positions of the plane.
-    positions: usize,
+    /// Index of the block that is read after the tile's last one.
+    next_block: usize,
     /// Number of positions of all tiles.
     length: usize,
     head_size: usize,
@@ -121,18 +127,21 @@ struct Tile<'a, T> {
 impl<'a, T: Element> Tile<'a, T> {
     #[inline(always)]
     fn new(
-        plane: &CachePlane,
+        plane: &'a CachePlane,
+        head: usize,
         blocks: &'a [CacheBlock<T>],
         scales: &'a [[f16; BLOCK]],
         tiles: usize,
     ) -> Self {
         Tile {
+            plane,
+            head,
             blocks,
             scales,
             first_block: 0,
             position: 0,
             count: 0,
-            positions: plane.positions(),
+            next_block: 0,
             length: tiles * BLOCK,
             head_size: plane.head_size(),
             width: plane.width(),
@@ -142,9 +151,23 @@ impl<'a, T: Element> Tile<'a, T> {
     /// Moves to `tile`, the `index`-th of the call.
     #[inline(always)]
     fn move_to(&mut self, tile: usize, index: usize) {
-        self.first_block = tile * (self.width / BLOCK);
+        self.first_block = self.plane.block(self.head, tile);
         self.position = index * BLOCK;
-        self.count = BLOCK.min(self.positions - tile * BLOCK);
+        self.count = BLOCK.min(self.plane.positions() - tile * BLOCK);
+        let next = match self.position + BLOCK < self.length {
+            true => self.plane.block(self.head, tile + 1),
+            false => self.first_block + self.width / BLOCK,
+        };
+        self.next_block = next.min(self.blocks.len() - 1);
+    }
+
+    /// The block that is read after block `block` of the tile, which is prefetched meanwhile.
+    #[inline(always)]
+    fn after(&self, block: usize) -> &'a CacheBlock<T> {
+        match (block + 1) * BLOCK < self.width {
+            true => &self.blocks[self.first_block + block + 1],
+            false => &self.blocks[self.next_block],
+        }
     }
 
     /// Scales of cache block `index`; 1 without scales.
@@ -169,11 +192,13 @@ impl<'a, T: Element> Tile<'a, T> {
             let index = self.first_block + block;
             let cache_block = &self.blocks[index];
             let mut groups: &KeyBlock<T> = bytemuck::cast_ref(cache_block);
+            let used = self.count.div_ceil(KEY_GROUP);
             let padded;
-            if self.count <= BLOCK - KEY_GROUP {
-                padded = first_groups(groups, self.count.div_ceil(KEY_GROUP));
+            if used < groups.len() {
+                padded = first_groups(groups, used);
                 groups = &padded;
             }
+            let next = self.after(block);
             let [a, b, c, d] = groups;
             let rows = (self.head_size - block * BLOCK).min(BLOCK);
             let mut factors = [&[0.0; BLOCK]; Q];
@@ -183,7 +208,9 @@ impl<'a, T: Element> Tile<'a, T> {
             }
             let mut sums = [simd.splat(0.0); Q];
             for row in 0..rows {
-                simd.prefetch_ahead(&cache_block[row]);
+                if row < used * KEY_GROUP {
+                    simd.prefetch(&next[row]);
+                }
                 let values = T::load_parts(simd, [&a[row], &b[row], &c[row], &d[row]]);
                 for q in 0..Q {
                     let factor = simd.splat(factors[q][row]);
@@ -210,6 +237,7 @@ impl<'a, T: Element> Tile<'a, T> {
         for block in 0..self.width / BLOCK {
             let index = self.first_block + block;
             let cache_block = &self.blocks[index];
+            let next = self.after(block);
             let mut scaled = [[0.0; BLOCK]; Q];
             let mut factors = [&[0.0; BLOCK]; Q];
             let mut sums = [simd.splat(0.0); Q];
@@ -223,7 +251,7 @@ impl<'a, T: Element> Tile<'a, T> {
                 sums[q] = simd.load(block_of(&out[start..]));
             }
             for row in 0..self.count {
-                simd.prefetch_ahead(&cache_block[row]);
+                simd.prefetch(&next[row]);
                 let values = T::load(simd, &cache_block[row]);
                 for q in 0..Q {
                     let factor = match T::SCALED {
@@ -241,9 +269,10 @@ impl<'a, T: Element> Tile<'a, T> {
     }
 }
 
-/// `out[q] += Σ_p weights[q, p] · values[p]` for the positions of `tiles`, in order.
+/// `out[q] += Σ_p weights[q, p] · values[head, p]` for the positions of `tiles`, in order.
 pub(crate) struct WeightedValues<'a> {
     pub(crate) values: &'a CachePlane,
+    pub(crate) head: usize,
     pub(crate) tiles: Range<usize>,
     /// `[queries, positions of the tiles]`.
     pub(crate) weights: &'a [f32],
@@ -267,8 +296,8 @@ impl Operation for WeightedValues<'_> {
             for (position, weight) in weights.iter().take(count).enumerate() {
                 let position = self.tiles.start * BLOCK + position;
                 for (column, out) in out.iter_mut().enumerate() {
-                    let scale = self.values.scale(position, column / BLOCK);
-                    let value = self.values.value(position, column);
+                    let scale = self.values.scale(self.head, position, column / BLOCK);
+                    let value = self.values.value(self.head, position, column);
                     *out = (weight * scale).mul_add(value, *out);
                 }
             }
@@ -289,7 +318,7 @@ impl WeightedValues<'_> {
     /// The generic implementation for one element type; no scales mean 1.
     #[inline(always)]
     fn run<S: Simd, T: Element>(self, simd: S, blocks: &[CacheBlock<T>], scales: &[[f16; BLOCK]]) {
-        let mut view = Tile::new(self.values, blocks, scales, self.tiles.len());
+        let mut view = Tile::new(self.values, self.head, blocks, scales, self.tiles.len());
         let count = self.out.len() / view.width;
         for (position, tile) in self.tiles.enumerate() {
             view.move_to(tile, position);
