@@ -3,13 +3,18 @@
 use std::ops::Range;
 
 use crate::Isa;
-use crate::cpu::{Exp2MinusMax, Scores, WeightedValues};
+use crate::cpu::{Exp2MinusMax, PrefetchNextPosition, Scores, WeightedValues};
 use powerinfer_tensor::BLOCK;
 use powerinfer_tensor::{CacheLayout, CachePlane};
 
 /// A tile is 32 positions of a [`CachePlane`]. Queries are computed independently, so that they may be batched in any way.
 /// Results have the same bits on every instruction set.
 impl Isa {
+    /// Prefetches the cache lines that the next position of `plane` is written to: stores wait for them one by one.
+    pub fn prefetch_next_position(&self, plane: &CachePlane) {
+        self.run(PrefetchNextPosition { plane });
+    }
+
     /// Attention scores: `out[q, p] = queries[q] · keys[head, p]` for the positions of `tiles`; each key is read once.
     ///
     /// `queries` is `[queries, width]`, `out` is `[queries, 32 · tiles]`. Scores of positions past the end are 0.

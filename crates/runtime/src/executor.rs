@@ -183,6 +183,12 @@ pub(crate) fn mix(pass: &mut Pass<'_>, layer: usize, projections: &mut Projectio
     let (model, weights) = (pass.model, &pass.model.weights.layers[layer]);
     let config = &model.config;
     let Projections { query, key, value } = projections;
+    for sequence in pass.sequences.iter() {
+        let cache = &sequence.layers[layer];
+        for plane in [&cache.keys, &cache.values] {
+            model.threads.isa().prefetch_next_position(plane);
+        }
+    }
     if let Some([query_norm, key_norm]) = &weights.head_norms {
         model.norm(query_norm, query);
         model.norm(key_norm, key);

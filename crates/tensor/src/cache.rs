@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use bytemuck::Pod;
 use half::{f16, slice::HalfFloatSliceExt as _};
+use memmap2::MmapMut;
 
 use crate::TensorError;
 use crate::format::BLOCK;
@@ -110,14 +111,18 @@ impl CacheLayout {
 /// Keys or values of a layer at every position: `[tiles, heads, ⌈head size / 32⌉]` blocks, a tile being 32
 /// positions, so that the last positions of all heads are adjacent. A head is filled up to whole blocks with zeros,
 /// and so is the last tile.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug)]
 pub struct CachePlane {
     layout: CacheLayout,
+    format: CacheFormat,
     heads: usize,
     head_size: usize,
     positions: usize,
     capacity: usize,
-    data: OwnedCacheData,
+    /// Blocks, as in [`CacheData`]; those after the last tile have undefined contents.
+    numbers: MmapMut,
+    /// Scales of the blocks; empty in the plain formats.
+    scales: MmapMut,
 }
 
 /// Blocks of a [`CachePlane`], borrowed, one variant per [`CacheFormat`].
@@ -136,17 +141,6 @@ pub enum CacheData<'a> {
     },
 }
 
-/// Blocks of [`CacheData`], owned.
-#[derive(Debug, Clone, PartialEq)]
-enum OwnedCacheData {
-    F32(Vec<CacheBlock<f32>>),
-    F16(Vec<CacheBlock<f16>>),
-    Q8_0 {
-        quants: Vec<CacheBlock<i8>>,
-        scales: Vec<[f16; BLOCK]>,
-    },
-}
-
 impl CachePlane {
     /// Reserves a plane with room for `positions`; `None` if the allocation fails. Unused memory is not
     /// touched.
@@ -160,31 +154,26 @@ impl CachePlane {
         let tiles = positions.div_ceil(BLOCK);
         let blocks = heads.checked_mul(head_size.div_ceil(BLOCK))?;
         let blocks = tiles.checked_mul(blocks)?;
-        let data = match format {
-            CacheFormat::F32 => OwnedCacheData::F32(reserved(blocks)?),
-            CacheFormat::F16 => OwnedCacheData::F16(reserved(blocks)?),
-            CacheFormat::Q8_0 => OwnedCacheData::Q8_0 {
-                quants: reserved(blocks)?,
-                scales: reserved(blocks)?,
-            },
+        let scales = match format {
+            CacheFormat::Q8_0 => blocks.checked_mul(size_of::<[f16; BLOCK]>())?,
+            CacheFormat::F32 | CacheFormat::F16 => 0,
         };
+        let bytes = blocks.checked_mul(BLOCK * format.block_bytes())?;
         Some(CachePlane {
             layout,
+            format,
             heads,
             head_size,
             positions: 0,
             capacity: tiles * BLOCK,
-            data,
+            numbers: reserved(bytes - scales)?,
+            scales: reserved(scales)?,
         })
     }
 
     /// Number format.
     pub fn format(&self) -> CacheFormat {
-        match self.data {
-            OwnedCacheData::F32(_) => CacheFormat::F32,
-            OwnedCacheData::F16(_) => CacheFormat::F16,
-            OwnedCacheData::Q8_0 { .. } => CacheFormat::Q8_0,
-        }
+        self.format
     }
 
     /// Number of heads.
@@ -212,14 +201,7 @@ impl CachePlane {
 
     /// Size in bytes of the reserved memory.
     pub fn bytes(&self) -> usize {
-        match &self.data {
-            OwnedCacheData::F32(blocks) => blocks.capacity() * size_of::<CacheBlock<f32>>(),
-            OwnedCacheData::F16(blocks) => blocks.capacity() * size_of::<CacheBlock<f16>>(),
-            OwnedCacheData::Q8_0 { quants, scales } => {
-                quants.capacity() * size_of::<CacheBlock<i8>>()
-                    + scales.capacity() * size_of::<[f16; BLOCK]>()
-            }
-        }
+        self.numbers.len() + self.scales.len()
     }
 
     /// Appends a position; `heads` is `[heads, head_size]`.
@@ -236,32 +218,34 @@ impl CachePlane {
         assert!(self.positions < self.capacity, "the plane has room");
         let (tile, column) = (self.positions / BLOCK, self.positions % BLOCK);
         if column == 0 {
-            self.set_tiles(tile + 1);
+            let ([numbers, scales], [numbers_end, scales_end]) =
+                (self.used(tile), self.used(tile + 1));
+            self.numbers[numbers..numbers_end].fill(0);
+            self.scales[scales..scales_end].fill(0);
         }
         let (layout, first) = (self.layout, tile * self.tile_blocks());
         let blocks = heads
             .chunks(self.head_size)
             .flat_map(|head| head.chunks(BLOCK));
-        for (index, numbers) in (first..).zip(blocks) {
-            match &mut self.data {
-                OwnedCacheData::F32(blocks) => {
-                    write(&mut blocks[index], layout, column, numbers);
-                }
-                OwnedCacheData::F16(blocks) => {
-                    let packed = &saturated_block(numbers)[..numbers.len()];
-                    write(&mut blocks[index], layout, column, packed);
-                }
-                OwnedCacheData::Q8_0 { quants, scales } => {
-                    let mut padded = [0.0; BLOCK];
-                    padded[..numbers.len()].copy_from_slice(numbers);
-                    let (packed, scale) = pack_q8_0(&padded);
-                    // A block with a NaN shows it, instead of quants that look sound.
-                    let is_number = !numbers.iter().any(|number| number.is_nan());
-                    scales[index][column] = saturated(if is_number { scale } else { f32::NAN });
-                    let packed = &packed[..numbers.len()];
-                    write(&mut quants[index], layout, column, packed);
-                }
+        let blocks = (first..).zip(blocks);
+        match self.data_mut() {
+            CacheDataMut::F32(to) => {
+                blocks.for_each(|(index, numbers)| write(&mut to[index], layout, column, numbers));
             }
+            CacheDataMut::F16(to) => blocks.for_each(|(index, numbers)| {
+                let packed = &saturated_block(numbers)[..numbers.len()];
+                write(&mut to[index], layout, column, packed);
+            }),
+            CacheDataMut::Q8_0 { quants, scales } => blocks.for_each(|(index, numbers)| {
+                let mut padded = [0.0; BLOCK];
+                padded[..numbers.len()].copy_from_slice(numbers);
+                let (packed, scale) = pack_q8_0(&padded);
+                // A block with a NaN shows it, instead of quants that look sound.
+                let is_number = !numbers.iter().any(|number| number.is_nan());
+                scales[index][column] = saturated(if is_number { scale } else { f32::NAN });
+                let packed = &packed[..numbers.len()];
+                write(&mut quants[index], layout, column, packed);
+            }),
         }
         self.positions += 1;
     }
@@ -272,16 +256,15 @@ impl CachePlane {
             return;
         }
         self.positions = positions;
-        self.set_tiles(positions.div_ceil(BLOCK));
         // The rest of the last tile is zero, as in a tile that was never filled.
         let (tile, column) = (positions / BLOCK, positions % BLOCK);
         if column > 0 {
             let (layout, tile_blocks) = (self.layout, self.tile_blocks());
             let blocks = tile * tile_blocks..(tile + 1) * tile_blocks;
-            match &mut self.data {
-                OwnedCacheData::F32(all) => blank(&mut all[blocks], layout, column),
-                OwnedCacheData::F16(all) => blank(&mut all[blocks], layout, column),
-                OwnedCacheData::Q8_0 { quants, scales } => {
+            match self.data_mut() {
+                CacheDataMut::F32(all) => blank(&mut all[blocks], layout, column),
+                CacheDataMut::F16(all) => blank(&mut all[blocks], layout, column),
+                CacheDataMut::Q8_0 { quants, scales } => {
                     blank(&mut quants[blocks.clone()], layout, column);
                     for scales in &mut scales[blocks] {
                         scales[column..].fill(f16::ZERO);
@@ -295,51 +278,47 @@ impl CachePlane {
     ///
     /// # Panics
     ///
-    /// Panics if `other` has fewer positions or another format, or if the plane has no room for them.
+    /// Panics if `other` has fewer positions or another shape or format, or if the plane has no room for them.
     pub fn copy_from(&mut self, other: &CachePlane, positions: usize) {
-        assert!(positions <= other.positions.min(self.capacity), "in range");
-        let blocks = positions.div_ceil(BLOCK) * self.tile_blocks();
-        self.truncate(0);
-        match (&mut self.data, &other.data) {
-            (OwnedCacheData::F32(to), OwnedCacheData::F32(from)) => to.extend(&from[..blocks]),
-            (OwnedCacheData::F16(to), OwnedCacheData::F16(from)) => to.extend(&from[..blocks]),
-            (
-                OwnedCacheData::Q8_0 { quants, scales },
-                OwnedCacheData::Q8_0 {
-                    quants: from_quants,
-                    scales: from_scales,
-                },
-            ) => {
-                quants.extend(&from_quants[..blocks]);
-                scales.extend(&from_scales[..blocks]);
-            }
-            _ => panic!("planes of one format"),
-        }
-        self.positions = positions.next_multiple_of(BLOCK);
-        self.truncate(positions);
-        self.positions = positions;
+        let shape = |plane: &CachePlane| (plane.format, plane.heads, plane.head_size);
+        assert_eq!(shape(self), shape(other), "planes of one shape and format");
+        assert!(positions <= other.positions, "in range");
+        let (numbers, scales) = other.as_bytes();
+        self.read_bytes(numbers, scales, positions);
     }
 
-    /// The blocks.
+    /// The blocks of the tiles in use.
     #[inline]
     pub fn data(&self) -> CacheData<'_> {
-        match &self.data {
-            OwnedCacheData::F32(blocks) => CacheData::F32(blocks),
-            OwnedCacheData::F16(blocks) => CacheData::F16(blocks),
-            OwnedCacheData::Q8_0 { quants, scales } => CacheData::Q8_0 { quants, scales },
+        let (numbers, scales) = self.as_bytes();
+        match self.format {
+            CacheFormat::F32 => CacheData::F32(bytemuck::cast_slice(numbers)),
+            CacheFormat::F16 => CacheData::F16(bytemuck::cast_slice(numbers)),
+            CacheFormat::Q8_0 => CacheData::Q8_0 {
+                quants: bytemuck::cast_slice(numbers),
+                scales: bytemuck::cast_slice(scales),
+            },
+        }
+    }
+
+    /// All blocks, those after the last tile included.
+    fn data_mut(&mut self) -> CacheDataMut<'_> {
+        match self.format {
+            CacheFormat::F32 => CacheDataMut::F32(bytemuck::cast_slice_mut(&mut self.numbers)),
+            CacheFormat::F16 => CacheDataMut::F16(bytemuck::cast_slice_mut(&mut self.numbers)),
+            CacheFormat::Q8_0 => CacheDataMut::Q8_0 {
+                quants: bytemuck::cast_slice_mut(&mut self.numbers),
+                scales: bytemuck::cast_slice_mut(&mut self.scales),
+            },
         }
     }
 
     /// Bytes of the numbers, and of the scales, which only quantised formats have: tile after tile, in
     /// each the blocks of all heads.
+    #[inline]
     pub fn as_bytes(&self) -> (&[u8], &[u8]) {
-        match &self.data {
-            OwnedCacheData::F32(blocks) => (bytemuck::cast_slice(blocks), &[]),
-            OwnedCacheData::F16(blocks) => (bytemuck::cast_slice(blocks), &[]),
-            OwnedCacheData::Q8_0 { quants, scales } => {
-                (bytemuck::cast_slice(quants), bytemuck::cast_slice(scales))
-            }
-        }
+        let [numbers, scales] = self.used(self.tiles());
+        (&self.numbers[..numbers], &self.scales[..scales])
     }
 
     /// Replaces the contents by the first `positions` of bytes in the order of [`CachePlane::as_bytes`].
@@ -350,41 +329,28 @@ impl CachePlane {
     pub fn read_bytes(&mut self, numbers: &[u8], scales: &[u8], positions: usize) {
         assert!(positions <= self.capacity, "the plane has room");
         let tiles = positions.div_ceil(BLOCK);
-        let blocks = tiles * self.tile_blocks();
-        self.truncate(0);
-        self.set_tiles(tiles);
-        let fill = |to: &mut [u8], from: &[u8]| to.copy_from_slice(&from[..to.len()]);
-        match &mut self.data {
-            OwnedCacheData::F32(to) => fill(bytemuck::cast_slice_mut(&mut to[..blocks]), numbers),
-            OwnedCacheData::F16(to) => fill(bytemuck::cast_slice_mut(&mut to[..blocks]), numbers),
-            OwnedCacheData::Q8_0 {
-                quants,
-                scales: own,
-            } => {
-                fill(bytemuck::cast_slice_mut(&mut quants[..blocks]), numbers);
-                fill(bytemuck::cast_slice_mut(&mut own[..blocks]), scales);
-            }
-        }
+        let [number_bytes, scale_bytes] = self.used(tiles);
+        self.numbers[..number_bytes].copy_from_slice(&numbers[..number_bytes]);
+        self.scales[..scale_bytes].copy_from_slice(&scales[..scale_bytes]);
         self.positions = tiles * BLOCK;
         self.truncate(positions);
-        self.positions = positions;
     }
 
     /// Number `index` of `head` at `position`, without its scale.
     pub fn value(&self, head: usize, position: usize, index: usize) -> f32 {
         let block = self.block(head, position / BLOCK) + index / BLOCK;
         let place = self.layout.place(index % BLOCK, position % BLOCK);
-        match &self.data {
-            OwnedCacheData::F32(blocks) => blocks[block].as_flattened()[place],
-            OwnedCacheData::F16(blocks) => blocks[block].as_flattened()[place].to_f32(),
-            OwnedCacheData::Q8_0 { quants, .. } => f32::from(quants[block].as_flattened()[place]),
+        match self.data() {
+            CacheData::F32(blocks) => blocks[block].as_flattened()[place],
+            CacheData::F16(blocks) => blocks[block].as_flattened()[place].to_f32(),
+            CacheData::Q8_0 { quants, .. } => f32::from(quants[block].as_flattened()[place]),
         }
     }
 
     /// Scale of the numbers of block `block` of `head` at `position`, 1 in the plain formats.
     pub fn scale(&self, head: usize, position: usize, block: usize) -> f32 {
-        match &self.data {
-            OwnedCacheData::Q8_0 { scales, .. } => {
+        match self.data() {
+            CacheData::Q8_0 { scales, .. } => {
                 let block = self.block(head, position / BLOCK) + block;
                 scales[block][position % BLOCK].to_f32()
             }
@@ -415,25 +381,34 @@ impl CachePlane {
         self.block(0, 1)
     }
 
-    /// Adds tiles of zeros, or drops the last ones, to have `tiles`.
-    fn set_tiles(&mut self, tiles: usize) {
-        let blocks = tiles * self.tile_blocks();
-        match &mut self.data {
-            OwnedCacheData::F32(all) => all.resize(blocks, [[0.0; BLOCK]; BLOCK]),
-            OwnedCacheData::F16(all) => all.resize(blocks, [[f16::ZERO; BLOCK]; BLOCK]),
-            OwnedCacheData::Q8_0 { quants, scales } => {
-                quants.resize(blocks, [[0; BLOCK]; BLOCK]);
-                scales.resize(blocks, [f16::ZERO; BLOCK]);
-            }
-        }
+    /// Bytes of the numbers and scales of the first `tiles`.
+    #[inline]
+    fn used(&self, tiles: usize) -> [usize; 2] {
+        let of = |memory: &MmapMut| match self.capacity / BLOCK {
+            0 => 0,
+            capacity => memory.len() / capacity * tiles,
+        };
+        [of(&self.numbers), of(&self.scales)]
     }
 }
 
-/// Empty vector with room for `count` entries; `None` if the allocation fails.
-fn reserved<T>(count: usize) -> Option<Vec<T>> {
-    let mut reserved = Vec::new();
-    reserved.try_reserve_exact(count).ok()?;
-    Some(reserved)
+/// Blocks of [`CacheData`], mutably.
+enum CacheDataMut<'a> {
+    F32(&'a mut [CacheBlock<f32>]),
+    F16(&'a mut [CacheBlock<f16>]),
+    Q8_0 {
+        quants: &'a mut [CacheBlock<i8>],
+        scales: &'a mut [[f16; BLOCK]],
+    },
+}
+
+/// Untouched memory of whole pages, huge ones where available: a token touches a little of every layer's.
+/// `None` if the allocation fails.
+fn reserved(bytes: usize) -> Option<MmapMut> {
+    let memory = MmapMut::map_anon(bytes).ok()?;
+    #[cfg(target_os = "linux")]
+    drop(memory.advise(memmap2::Advice::HugePage)); // best effort
+    Some(memory)
 }
 
 /// Rounds to `f16`; beyond its range to its largest number.

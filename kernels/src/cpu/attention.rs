@@ -7,7 +7,9 @@ use bytemuck::Zeroable;
 use half::f16;
 
 use super::{Operation, Simd};
-use powerinfer_tensor::{BLOCK, CacheBlock, CacheData, CachePlane, KEY_GROUP, KeyBlock};
+use powerinfer_tensor::{
+    BLOCK, CacheBlock, CacheData, CacheLayout, CachePlane, KEY_GROUP, KeyBlock,
+};
 
 /// Calls a method for groups of queries, as large as the registers of `$simd` allow, up to `$count` queries.
 macro_rules! for_query_groups {
@@ -31,6 +33,45 @@ macro_rules! for_query_groups {
             $tile.$method::<$simd, 1>($($argument),*);
         }
     }};
+}
+
+/// Prefetches the place of the next position, unless it starts a tile.
+pub(crate) struct PrefetchNextPosition<'a> {
+    pub(crate) plane: &'a CachePlane,
+}
+
+impl Operation for PrefetchNextPosition<'_> {
+    type Output = ();
+
+    fn run_scalar(self) {}
+
+    #[inline(always)]
+    fn run_simd<S: Simd>(self, simd: S) {
+        match self.plane.data() {
+            CacheData::F32(blocks) => self.run(simd, blocks),
+            CacheData::F16(blocks) => self.run(simd, blocks),
+            CacheData::Q8_0 { quants, .. } => self.run(simd, quants),
+        }
+    }
+}
+
+impl PrefetchNextPosition<'_> {
+    #[inline(always)]
+    fn run<S: Simd, T: Element>(self, simd: S, blocks: &[CacheBlock<T>]) {
+        let (tile, position) = (
+            self.plane.positions() / BLOCK,
+            self.plane.positions() % BLOCK,
+        );
+        for block in &blocks[self.plane.block(0, tile).min(blocks.len())..] {
+            match self.plane.layout() {
+                CacheLayout::Keys => {
+                    let groups: &KeyBlock<T> = bytemuck::cast_ref(block);
+                    simd.prefetch(&groups[position / KEY_GROUP]);
+                }
+                CacheLayout::Values => simd.prefetch(&block[position]),
+            }
+        }
+    }
 }
 
 /// `out[q, p] = queries[q] · keys[head, p]` for the positions of `tiles`.
