@@ -69,6 +69,23 @@ impl Runtime {
         })
     }
 
+    /// Of the trained predictor that `layer` reads: the bytes that every token reads, the number of hidden units, and the bytes
+    /// of each, which are read where it is active. `None` where none is read.
+    ///
+    /// # Panics
+    ///
+    /// Panics where there is no such layer.
+    pub fn predictor_bytes(&self, layer: usize) -> Option<[usize; 3]> {
+        match self.model.ffn(layer).selector {
+            Selector::Predicted(predictor) => Some([
+                predictor.shared_bytes(),
+                predictor.units.rows(),
+                predictor.unit_bytes(&self.model.threads),
+            ]),
+            _ => None,
+        }
+    }
+
     /// Time of gate, up and down of `layer` for one token with random inputs: of the neurons in `listed`, in ascending
     /// order, or of all.
     ///

@@ -189,6 +189,26 @@ impl ActiveUnits {
 }
 
 impl Predictor<'_> {
+    /// Bytes that are read whatever hidden units are active.
+    pub(crate) fn shared_bytes(&self) -> usize {
+        let a = self.a.rows() * self.a.row_bytes();
+        a + size_of_val(self.bias) + size_of_val(self.scales)
+    }
+
+    /// Bytes that are read of the row of an active hidden unit.
+    pub(crate) fn unit_bytes(&self, threads: &Threads) -> usize {
+        match self.is_rounded(threads) {
+            // The scales of the matrix itself are 1, and not read.
+            true => self.units.row_bytes() - size_of::<f16>() * self.units.blocks(),
+            false => self.units.row_bytes(),
+        }
+    }
+
+    /// Whether hidden units are rounded, and their rows summed in whole numbers.
+    fn is_rounded(&self, threads: &Threads) -> bool {
+        !self.scales.is_empty() && threads.activations() == ActivationFormat::Int8
+    }
+
     /// Sets the masks of all tokens of `x [tokens, hidden]`: neurons whose logit reaches the threshold. Of B only the
     /// columns of hidden units are read that are active for any token; a token's mask does not depend on batching.
     pub(crate) fn predict(
@@ -212,16 +232,13 @@ impl Predictor<'_> {
         hidden_units.clear();
         hidden_units.resize(tokens * rank, 0.0);
         threads.gemm(&self.a, &x, hidden_units);
-        let is_rounded = !self.scales.is_empty() && threads.activations() == ActivationFormat::Int8;
-        let mut unit_bytes = self.units.row_bytes();
-        if is_rounded {
+        let unit_bytes = self.unit_bytes(threads);
+        if self.is_rounded(threads) {
             for unit in &mut *hidden_units {
                 *unit = if *unit > 0.0 { *unit } else { 0.0 };
             }
             threads.isa().quantise(hidden_units, rank, rounded);
             active_units.list_rounded(rounded);
-            // The scales of the matrix itself are 1, and not read.
-            unit_bytes -= size_of::<f16>() * self.units.blocks();
         } else {
             let block = match self.scales.is_empty() {
                 true => UNITS_PER_BLOCK,
@@ -251,10 +268,8 @@ impl Predictor<'_> {
                 });
             }
         });
-        statistics.bytes_read += (rank * self.a.row_bytes()
-            + active_units.union * unit_bytes
-            + size_of_val(self.bias)
-            + size_of_val(self.scales)) as u64;
+        let bytes_read = self.shared_bytes() + active_units.union * unit_bytes;
+        statistics.bytes_read += bytes_read as u64;
         // One token's buffers are kept for the next layer; a batch's would add to the memory of its FFN.
         if tokens > 1 {
             (*hidden_units, *rounded, *active_units) = Default::default();

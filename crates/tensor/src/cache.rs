@@ -402,13 +402,9 @@ enum CacheDataMut<'a> {
     },
 }
 
-/// Untouched memory of whole pages, huge ones where available: a token touches a little of every layer's.
-/// `None` if the allocation fails.
+/// Untouched memory of whole pages, so that blocks start at cache lines; `None` if the allocation fails.
 fn reserved(bytes: usize) -> Option<MmapMut> {
-    let memory = MmapMut::map_anon(bytes).ok()?;
-    #[cfg(target_os = "linux")]
-    drop(memory.advise(memmap2::Advice::HugePage)); // best effort
-    Some(memory)
+    MmapMut::map_anon(bytes).ok()
 }
 
 /// Rounds to `f16`; beyond its range to its largest number.

@@ -1,6 +1,6 @@
 //! The read bandwidth that memory allows a stage of decoding: a stream's, or that of the rows that its neurons select.
 
-use powerinfer_artifact::plan::Policy;
+use powerinfer_artifact::{plan::Policy, random::Random};
 use powerinfer_model::LanguageModel;
 use powerinfer_runtime::{ReadProbe, Runtime, Sampler, SamplingSettings, Stage};
 
@@ -83,6 +83,33 @@ impl ListedRows {
         lists.then_some(dense_bytes)
     }
 
+    /// The rows of active hidden units of the trained predictors, which read `bytes` per token and are the only ones; drawn at
+    /// random, as many as were read; and the bytes that every token reads. `None` if there are none, or on another device.
+    pub(super) fn of_hidden_units(
+        model: &Runtime,
+        bytes: f64,
+        probe: &ReadProbe,
+    ) -> Option<(Self, f64)> {
+        let layers = 0..model.policies().len();
+        let predictors: Vec<_> = layers
+            .filter_map(|layer| model.predictor_bytes(layer))
+            .collect();
+        let others = model.uses_device() || model.policies().contains(&Policy::SignBit);
+        let [_, units, row_bytes] = predictors.first().copied().filter(|_| !others)?;
+        let shared: f64 = predictors.iter().map(|[shared, ..]| *shared as f64).sum();
+        let all = predictors
+            .iter()
+            .map(|[_, units, row]| (units * row) as f64);
+        let active = (bytes - shared) / all.sum::<f64>();
+        let mut random = Random::new(0);
+        let draw = || {
+            let units = 0..units as u32;
+            units.filter(|_| random.unit() < active).collect()
+        };
+        let found = Self::drawn(draw, units, row_bytes, probe);
+        (!found.rows.is_empty()).then_some((found, shared))
+    }
+
     /// Rows of one FFN after the other, each with `neurons` neurons, of which `draw` gives some.
     pub(super) fn drawn(
         mut draw: impl FnMut() -> Vec<u32>,
@@ -113,11 +140,16 @@ impl ListedRows {
             Stage::Down => self.dense_bytes[1],
             _ => bytes,
         };
-        let dense = dense.min(bytes);
-        match bytes > 0.0 {
-            true => bytes / (dense / stream + (bytes - dense) / rows),
-            false => stream,
-        }
+        mixed(bytes, dense, stream, rows)
+    }
+}
+
+/// Bytes per second of reading `bytes`, of which `dense` come as a stream and the others as rows.
+pub(super) fn mixed(bytes: f64, dense: f64, stream: f64, rows: f64) -> f64 {
+    let dense = dense.min(bytes);
+    match bytes > 0.0 {
+        true => bytes / (dense / stream + (bytes - dense) / rows),
+        false => stream,
     }
 }
 

@@ -10,7 +10,7 @@ use powerinfer_runtime::{
 };
 use serde::Serialize;
 
-use super::ceiling::ListedRows;
+use super::ceiling::{ListedRows, mixed};
 use crate::{Contention, CpuTimes, EvalError};
 
 /// Work that is timed.
@@ -231,6 +231,16 @@ impl Bench<'_> {
                 cost.ceiling_bytes_per_second = limit;
             }
             found.row_bandwidth = Some(rows);
+        }
+        let costs = found.stages.iter_mut().zip(Stage::ALL);
+        for (cost, _) in costs.filter(|(_, stage)| *stage == Stage::Prediction) {
+            let units = ListedRows::of_hidden_units(model, cost.bytes, self.probe);
+            let Some((units, shared)) = units.filter(|_| listed.is_some()) else {
+                continue;
+            };
+            let passes = (0..3).map(|_| self.read_rows(&units));
+            let (stream, rows) = (found.read_bandwidth.median, Spread::of(passes.collect()));
+            cost.ceiling_bytes_per_second = mixed(cost.bytes, shared, stream, rows.median);
         }
         Ok(found)
     }
