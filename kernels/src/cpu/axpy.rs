@@ -276,16 +276,17 @@ fn add_panel<S: Simd, const T: usize>(
         }
         for index in 0..panel.len() {
             let row = &panel[index].as_flattened()[start..start + step];
-            let mut weights = [simd.load_vector(row); TILE_REGISTERS];
-            for register in 1..TILE_REGISTERS {
-                weights[register] = simd.load_vector(&row[register * S::LANES..]);
-            }
+            // One register of weights at a time: with four, a tile of 12 sums does not fit into 16 registers.
+            let mut row_factors = [simd.splat_vector(0.0); T];
             for token in 0..T {
-                let factor = simd.splat_vector(factors[token][index]);
-                for register in 0..TILE_REGISTERS {
+                row_factors[token] = simd.splat_vector(factors[token][index]);
+            }
+            for register in 0..TILE_REGISTERS {
+                let weights = simd.load_vector(&row[register * S::LANES..]);
+                for token in 0..T {
                     let sum = tile[token][register];
                     tile[token][register] =
-                        simd.multiply_add_vector(factor, weights[register], sum);
+                        simd.multiply_add_vector(row_factors[token], weights, sum);
                 }
             }
         }
