@@ -68,7 +68,7 @@ fn text_from_a_prompt_cache_equals_text_without_one() {
         assert!(known > shared, "{known}");
     }
     let inspected = sandbox.run(&["inspect", "@p.cache", "--verify"]).good();
-    for part in ["powerinfer-prompt-cache version 2", "tokens", "f32"] {
+    for part in ["powerinfer-prompt-cache version 3", "tokens", "f32"] {
         inspected.stdout_contains(&[part]);
     }
 }
