@@ -23,13 +23,17 @@ impl Avx2 {
             // SAFETY: the token proves the features; the loads take two blocks of nibbles, or one, and two half blocks of x.
             unsafe {
                 let mut nibbles = [[self.zero(); 2]; SPAN / 4];
-                let (pairs, rest) = blocks.as_chunks::<2>();
-                for (both, nibbles) in pairs.iter().zip(&mut nibbles) {
-                    *nibbles = split_nibbles(_mm256_loadu_si256(both.as_ptr().cast()));
-                }
-                if let [last] = rest {
-                    let bytes = _mm256_zextsi128_si256(_mm_loadu_si128(last.as_ptr().cast()));
-                    nibbles[pairs.len()] = split_nibbles(bytes);
+                // Fixed indices, so that the registers of fewer blocks are not stored either.
+                for (pair, nibbles) in nibbles.iter_mut().enumerate() {
+                    let rest = blocks.get(2 * pair..).unwrap_or(&[]);
+                    let bytes = match (rest.first_chunk::<2>(), rest) {
+                        (Some(both), _) => _mm256_loadu_si256(both.as_ptr().cast()),
+                        (_, [last]) => {
+                            _mm256_zextsi128_si256(_mm_loadu_si128(last.as_ptr().cast()))
+                        }
+                        _ => continue,
+                    };
+                    *nibbles = split_nibbles(bytes);
                 }
                 for (x, sums) in x.iter().zip(&mut sums) {
                     let (x, _) = x.half_blocks.as_chunks::<32>();
@@ -73,7 +77,11 @@ impl Avx2 {
             // SAFETY: the token proves the features; the loads take a block each.
             unsafe {
                 let mut products = [self.zero(); SPAN / 2];
-                for ((weights, x), product) in blocks.iter().zip(x_blocks).zip(&mut products) {
+                // Fixed indices, so that the registers of fewer blocks are not stored either.
+                for (index, (product, x)) in products.iter_mut().zip(x_blocks).enumerate() {
+                    let Some(weights) = blocks.get(index) else {
+                        continue;
+                    };
                     let weights = _mm256_loadu_si256(weights.as_ptr().cast());
                     let x = _mm256_loadu_si256(x.as_ptr().cast());
                     // The signs move to x: unsigned times signed products fit into 16 bits in pairs.
@@ -102,24 +110,15 @@ impl SpanOps for Avx2 {
 
     #[inline(always)]
     fn widen(self, scales: &[f16], out: &mut [f32; SPAN]) {
-        let mut padded = [f16::ZERO; SPAN];
-        let scales = match <&[f16; SPAN]>::try_from(scales) {
-            Ok(whole) => whole,
-            Err(_) => {
-                padded[..scales.len()].copy_from_slice(scales);
-                &padded
-            }
-        };
-        for (scales, out) in scales
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .zip(out.as_chunks_mut::<8>().0)
-        {
+        for (half, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let scales = scales.get(half * 8..).unwrap_or(&[]);
             // SAFETY: the token proves the features; load and store take 8 values each.
             unsafe {
-                let half = _mm_loadu_si128(scales.as_ptr().cast());
-                _mm256_storeu_ps(out.as_mut_ptr(), _mm256_cvtph_ps(half));
+                let bits = match scales.first_chunk::<8>() {
+                    Some(whole) => _mm_loadu_si128(whole.as_ptr().cast()),
+                    None => load_short(scales),
+                };
+                _mm256_storeu_ps(out.as_mut_ptr(), _mm256_cvtph_ps(bits));
             }
         }
     }
@@ -285,6 +284,21 @@ impl SpanOps for Avx2 {
         // SAFETY: the token proves the features.
         unsafe { sum_of_eight(_mm256_add_ps(lanes[0], lanes[1])) }
     }
+}
+
+/// The bits of fewer than 8 values, then zeros; through registers, as a load would wait for narrower stores.
+#[inline(always)]
+fn load_short(values: &[f16]) -> __m128i {
+    let bits = |values: &[f16]| {
+        let bits = values.iter().rev().map(|value| u64::from(value.to_bits()));
+        bits.fold(0, |bits, value| bits << 16 | value)
+    };
+    let (low, high) = match values.split_first_chunk::<4>() {
+        Some((low, high)) => (bits(low), bits(high)),
+        None => (bits(values), 0),
+    };
+    // SAFETY: part of every x86-64.
+    unsafe { _mm_set_epi64x(high as i64, low as i64) }
 }
 
 /// The low nibbles of all bytes, and the high ones.
