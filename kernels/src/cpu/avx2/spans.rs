@@ -110,15 +110,24 @@ impl SpanOps for Avx2 {
 
     #[inline(always)]
     fn widen(self, scales: &[f16], out: &mut [f32; SPAN]) {
-        for (half, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            let scales = scales.get(half * 8..).unwrap_or(&[]);
+        let mut padded = [f16::ZERO; SPAN];
+        let scales = match <&[f16; SPAN]>::try_from(scales) {
+            Ok(whole) => whole,
+            Err(_) => {
+                padded[..scales.len()].copy_from_slice(scales);
+                &padded
+            }
+        };
+        for (scales, out) in scales
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .zip(out.as_chunks_mut::<8>().0)
+        {
             // SAFETY: the token proves the features; load and store take 8 values each.
             unsafe {
-                let bits = match scales.first_chunk::<8>() {
-                    Some(whole) => _mm_loadu_si128(whole.as_ptr().cast()),
-                    None => load_short(scales),
-                };
-                _mm256_storeu_ps(out.as_mut_ptr(), _mm256_cvtph_ps(bits));
+                let half = _mm_loadu_si128(scales.as_ptr().cast());
+                _mm256_storeu_ps(out.as_mut_ptr(), _mm256_cvtph_ps(half));
             }
         }
     }
@@ -284,21 +293,6 @@ impl SpanOps for Avx2 {
         // SAFETY: the token proves the features.
         unsafe { sum_of_eight(_mm256_add_ps(lanes[0], lanes[1])) }
     }
-}
-
-/// The bits of fewer than 8 values, then zeros; through registers, as a load would wait for narrower stores.
-#[inline(always)]
-fn load_short(values: &[f16]) -> __m128i {
-    let bits = |values: &[f16]| {
-        let bits = values.iter().rev().map(|value| u64::from(value.to_bits()));
-        bits.fold(0, |bits, value| bits << 16 | value)
-    };
-    let (low, high) = match values.split_first_chunk::<4>() {
-        Some((low, high)) => (bits(low), bits(high)),
-        None => (bits(values), 0),
-    };
-    // SAFETY: part of every x86-64.
-    unsafe { _mm_set_epi64x(high as i64, low as i64) }
 }
 
 /// The low nibbles of all bytes, and the high ones.
