@@ -52,6 +52,13 @@ fn stages_add_up_to_the_token_time_and_no_figure_is_missing() {
         let total = positive(&decode["microseconds_per_token"]["median"]);
         let stages = decode["stages"].as_array().unwrap();
         assert_eq!(stages.len(), 12);
+        // Predictors read rows of active hidden units, the head a stream.
+        let ceiling = |name: &str| {
+            let stage = stages.iter().find(|stage| stage["stage"] == name).unwrap();
+            positive(&stage["ceiling_bytes_per_second"])
+        };
+        let is_mixed = ceiling("prediction") != ceiling("head");
+        assert_eq!(is_mixed, policy == "predicted");
         // Within each repeat, since medians may come from different repeats.
         for repeat in 0..2 {
             let time = |value: &Value| value["repeats"][repeat].as_f64().unwrap();

@@ -69,8 +69,8 @@ impl Runtime {
         })
     }
 
-    /// Of the trained predictor that `layer` reads: the bytes that every token reads, the number of hidden units, and the bytes
-    /// of each, which are read where it is active. `None` where none is read.
+    /// Sizes of the trained predictor of `layer`: bytes that every token reads, number of hidden units, and bytes of the row of
+    /// each, which are read where it is active. `None` where the policy does not use it.
     ///
     /// # Panics
     ///

@@ -414,7 +414,7 @@ mod tests {
             true => hidden_units.len(),
             false => BLOCK,
         };
-        let is_rounded = is_rounded(threads, predictor);
+        let is_rounded = predictor.is_rounded(threads);
         for (index, hidden_units) in hidden_units.chunks(block).enumerate() {
             let mut sums = match predictor.scales.is_empty() {
                 true => logits.clone(),
@@ -448,10 +448,6 @@ mod tests {
         let logits = (0..).zip(logits);
         let reached = logits.filter(|(_, logit)| *logit >= predictor.threshold);
         reached.map(|(neuron, _)| neuron).collect()
-    }
-
-    fn is_rounded(threads: &Threads, predictor: &Predictor<'_>) -> bool {
-        threads.activations() == ActivationFormat::Int8 && !predictor.scales.is_empty()
     }
 
     /// A block of values rounded to 8 bits, and their scale.
@@ -522,7 +518,7 @@ mod tests {
             };
             // Bytes that do not depend on the active units.
             let fixed = rank * predictor.a.row_bytes() + 4 * (bias.len() + scales.len());
-            let is_rounded = is_rounded(&threads, &predictor);
+            let is_rounded = predictor.is_rounded(&threads);
             let unit_bytes = match is_rounded {
                 true => predictor.units.row_bytes() - 2 * neurons.div_ceil(BLOCK),
                 false => predictor.units.row_bytes(),

@@ -4,9 +4,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use bytemuck::Pod;
+use bytemuck::{Pod, Zeroable};
 use half::{f16, slice::HalfFloatSliceExt as _};
-use memmap2::MmapMut;
 
 use crate::TensorError;
 use crate::format::BLOCK;
@@ -42,6 +41,19 @@ impl CacheFormat {
             CacheFormat::F32 => BLOCK * 4,
             CacheFormat::F16 => BLOCK * 2,
             CacheFormat::Q8_0 => BLOCK + 2,
+        }
+    }
+
+    /// Size in bytes of a [`CacheBlock`] with its scales.
+    fn cache_block_bytes(self) -> usize {
+        BLOCK * self.block_bytes()
+    }
+
+    /// Size in bytes of the scales of a [`CacheBlock`].
+    fn scale_bytes(self) -> usize {
+        match self {
+            CacheFormat::F32 | CacheFormat::F16 => 0,
+            CacheFormat::Q8_0 => size_of::<[f16; BLOCK]>(),
         }
     }
 
@@ -119,10 +131,10 @@ pub struct CachePlane {
     head_size: usize,
     positions: usize,
     capacity: usize,
-    /// Blocks, as in [`CacheData`]; those after the last tile have undefined contents.
-    numbers: MmapMut,
+    /// Blocks of the tiles in use, as in [`CacheData`].
+    numbers: Vec<CacheLine>,
     /// Scales of the blocks; empty in the plain formats.
-    scales: MmapMut,
+    scales: Vec<CacheLine>,
 }
 
 /// Blocks of a [`CachePlane`], borrowed, one variant per [`CacheFormat`].
@@ -154,11 +166,8 @@ impl CachePlane {
         let tiles = positions.div_ceil(BLOCK);
         let blocks = heads.checked_mul(head_size.div_ceil(BLOCK))?;
         let blocks = tiles.checked_mul(blocks)?;
-        let scales = match format {
-            CacheFormat::Q8_0 => blocks.checked_mul(size_of::<[f16; BLOCK]>())?,
-            CacheFormat::F32 | CacheFormat::F16 => 0,
-        };
-        let bytes = blocks.checked_mul(BLOCK * format.block_bytes())?;
+        let bytes = blocks.checked_mul(format.cache_block_bytes())?;
+        let scales = blocks * format.scale_bytes();
         Some(CachePlane {
             layout,
             format,
@@ -201,7 +210,7 @@ impl CachePlane {
 
     /// Size in bytes of the reserved memory.
     pub fn bytes(&self) -> usize {
-        self.numbers.len() + self.scales.len()
+        (self.numbers.capacity() + self.scales.capacity()) * size_of::<CacheLine>()
     }
 
     /// Appends a position; `heads` is `[heads, head_size]`.
@@ -218,10 +227,7 @@ impl CachePlane {
         assert!(self.positions < self.capacity, "the plane has room");
         let (tile, column) = (self.positions / BLOCK, self.positions % BLOCK);
         if column == 0 {
-            let ([numbers, scales], [numbers_end, scales_end]) =
-                (self.used(tile), self.used(tile + 1));
-            self.numbers[numbers..numbers_end].fill(0);
-            self.scales[scales..scales_end].fill(0);
+            self.set_tiles(tile + 1);
         }
         let (layout, first) = (self.layout, tile * self.tile_blocks());
         let blocks = heads
@@ -256,6 +262,7 @@ impl CachePlane {
             return;
         }
         self.positions = positions;
+        self.set_tiles(positions.div_ceil(BLOCK));
         // The rest of the last tile is zero, as in a tile that was never filled.
         let (tile, column) = (positions / BLOCK, positions % BLOCK);
         if column > 0 {
@@ -290,18 +297,17 @@ impl CachePlane {
     /// The blocks of the tiles in use.
     #[inline]
     pub fn data(&self) -> CacheData<'_> {
-        let (numbers, scales) = self.as_bytes();
         match self.format {
-            CacheFormat::F32 => CacheData::F32(bytemuck::cast_slice(numbers)),
-            CacheFormat::F16 => CacheData::F16(bytemuck::cast_slice(numbers)),
+            CacheFormat::F32 => CacheData::F32(bytemuck::cast_slice(&self.numbers)),
+            CacheFormat::F16 => CacheData::F16(bytemuck::cast_slice(&self.numbers)),
             CacheFormat::Q8_0 => CacheData::Q8_0 {
-                quants: bytemuck::cast_slice(numbers),
-                scales: bytemuck::cast_slice(scales),
+                quants: bytemuck::cast_slice(&self.numbers),
+                scales: bytemuck::cast_slice(&self.scales),
             },
         }
     }
 
-    /// All blocks, those after the last tile included.
+    /// The same, mutably.
     fn data_mut(&mut self) -> CacheDataMut<'_> {
         match self.format {
             CacheFormat::F32 => CacheDataMut::F32(bytemuck::cast_slice_mut(&mut self.numbers)),
@@ -315,10 +321,11 @@ impl CachePlane {
 
     /// Bytes of the numbers, and of the scales, which only quantised formats have: tile after tile, in
     /// each the blocks of all heads.
-    #[inline]
     pub fn as_bytes(&self) -> (&[u8], &[u8]) {
-        let [numbers, scales] = self.used(self.tiles());
-        (&self.numbers[..numbers], &self.scales[..scales])
+        (
+            bytemuck::cast_slice(&self.numbers),
+            bytemuck::cast_slice(&self.scales),
+        )
     }
 
     /// Replaces the contents by the first `positions` of bytes in the order of [`CachePlane::as_bytes`].
@@ -329,9 +336,13 @@ impl CachePlane {
     pub fn read_bytes(&mut self, numbers: &[u8], scales: &[u8], positions: usize) {
         assert!(positions <= self.capacity, "the plane has room");
         let tiles = positions.div_ceil(BLOCK);
-        let [number_bytes, scale_bytes] = self.used(tiles);
-        self.numbers[..number_bytes].copy_from_slice(&numbers[..number_bytes]);
-        self.scales[..scale_bytes].copy_from_slice(&scales[..scale_bytes]);
+        self.set_tiles(tiles);
+        let fill = |to: &mut [CacheLine], from: &[u8]| {
+            let to: &mut [u8] = bytemuck::cast_slice_mut(to);
+            to.copy_from_slice(&from[..to.len()]);
+        };
+        fill(&mut self.numbers, numbers);
+        fill(&mut self.scales, scales);
         self.positions = tiles * BLOCK;
         self.truncate(positions);
     }
@@ -381,16 +392,20 @@ impl CachePlane {
         self.block(0, 1)
     }
 
-    /// Bytes of the numbers and scales of the first `tiles`.
-    #[inline]
-    fn used(&self, tiles: usize) -> [usize; 2] {
-        let of = |memory: &MmapMut| match self.capacity / BLOCK {
-            0 => 0,
-            capacity => memory.len() / capacity * tiles,
-        };
-        [of(&self.numbers), of(&self.scales)]
+    /// Adds tiles of zeros, or drops the last ones, to have `tiles`.
+    fn set_tiles(&mut self, tiles: usize) {
+        let blocks = tiles * self.tile_blocks();
+        let scales = blocks * self.format.scale_bytes() / size_of::<CacheLine>();
+        let numbers = blocks * self.format.cache_block_bytes() / size_of::<CacheLine>() - scales;
+        self.numbers.resize(numbers, CacheLine::zeroed());
+        self.scales.resize(scales, CacheLine::zeroed());
     }
 }
+
+/// Memory of a plane, so that blocks start at cache lines.
+#[derive(Debug, Clone, Copy, Zeroable, Pod)]
+#[repr(C, align(64))]
+struct CacheLine([u8; 64]);
 
 /// Blocks of [`CacheData`], mutably.
 enum CacheDataMut<'a> {
@@ -402,9 +417,13 @@ enum CacheDataMut<'a> {
     },
 }
 
-/// Untouched memory of whole pages, so that blocks start at cache lines; `None` if the allocation fails.
-fn reserved(bytes: usize) -> Option<MmapMut> {
-    MmapMut::map_anon(bytes).ok()
+/// Empty vector with room for `bytes`, whole cache lines; `None` if the allocation fails.
+fn reserved(bytes: usize) -> Option<Vec<CacheLine>> {
+    let mut reserved = Vec::new();
+    reserved
+        .try_reserve_exact(bytes / size_of::<CacheLine>())
+        .ok()?;
+    Some(reserved)
 }
 
 /// Rounds to `f16`; beyond its range to its largest number.

@@ -160,7 +160,6 @@ struct Tile<'a, T> {
     next_block: usize,
     /// Number of positions of all tiles.
     length: usize,
-    head_size: usize,
     /// `head_size` padded to whole blocks.
     width: usize,
 }
@@ -184,7 +183,6 @@ impl<'a, T: Element> Tile<'a, T> {
             count: 0,
             next_block: 0,
             length: tiles * BLOCK,
-            head_size: plane.head_size(),
             width: plane.width(),
         }
     }
@@ -241,7 +239,7 @@ impl<'a, T: Element> Tile<'a, T> {
             }
             let next = self.after(block);
             let [a, b, c, d] = groups;
-            let rows = (self.head_size - block * BLOCK).min(BLOCK);
+            let rows = (self.plane.head_size() - block * BLOCK).min(BLOCK);
             let mut factors = [&[0.0; BLOCK]; Q];
             for (q, factors) in factors.iter_mut().enumerate() {
                 let start = (query + q) * self.width + block * BLOCK;

@@ -83,8 +83,8 @@ impl ListedRows {
         lists.then_some(dense_bytes)
     }
 
-    /// The rows of active hidden units of the trained predictors, which read `bytes` per token and are the only ones; drawn at
-    /// random, as many as were read; and the bytes that every token reads. `None` if there are none, or on another device.
+    /// Rows of active hidden units, where trained predictors read `bytes` per token: random ones, as many as were read. Also the
+    /// bytes of these predictors that every token reads. `None` without such predictors, beside others, or on another device.
     pub(super) fn of_hidden_units(
         model: &Runtime,
         bytes: f64,
