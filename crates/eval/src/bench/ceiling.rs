@@ -146,9 +146,9 @@ impl ListedRows {
 
 /// Bytes per second of reading `bytes`, of which `dense` come as a stream and the others as rows.
 pub(super) fn mixed(bytes: f64, dense: f64, stream: f64, rows: f64) -> f64 {
-    let dense = dense.min(bytes);
-    match bytes > 0.0 {
+    match dense < bytes {
         true => bytes / (dense / stream + (bytes - dense) / rows),
+        // Exactly a stream's, without rounding.
         false => stream,
     }
 }
@@ -203,6 +203,8 @@ mod tests {
         };
         let limit = |stage, bytes| listed.limit(stage, bytes, 40.0, 20.0);
         assert_eq!(limit(Stage::Head, 500.0), 40.0);
+        let unrounded = listed.limit(Stage::Head, 3.0, 0.7, 0.1);
+        assert_eq!(unrounded, 0.7);
         assert_eq!(limit(Stage::GateUp, 100.0), 40.0, "all gates, no up");
         assert_eq!(limit(Stage::GateUp, 200.0), 200.0 / (2.5 + 5.0));
         assert_eq!(limit(Stage::Down, 300.0), 20.0);
