@@ -144,18 +144,23 @@ impl ActivationSpan {
     }
 }
 
+/// Bits of the smallest magnitude that is not rounded to 0, and of infinity.
+const TINY: u32 = 1e-30f32.to_bits();
+const INFINITE: u32 = f32::INFINITY.to_bits();
+
 /// Scale and inverse scale of values whose largest magnitude has the bits `largest`.
 #[inline(always)]
 pub(crate) fn int8_scale(largest: u32) -> (f32, f32) {
-    // No branch around the divisions, so that they are vectorised.
+    // Masks instead of branches, so that loops are vectorised.
+    let mask = |is: bool| u32::from(is).wrapping_neg();
+    let is_normal = mask((TINY..INFINITE).contains(&largest));
+    let nan = mask(largest >= INFINITE) & f32::NAN.to_bits();
     let largest = f32::from_bits(largest);
     let (scale, inverse) = (largest / 127.0, 127.0 / largest);
-    let is_normal = largest.is_finite() && largest >= 1e-30;
-    let otherwise = if largest.is_finite() { 0.0 } else { f32::NAN };
-    match is_normal {
-        true => (scale, inverse),
-        false => (otherwise, 0.0),
-    }
+    (
+        f32::from_bits(scale.to_bits() & is_normal | nan),
+        f32::from_bits(inverse.to_bits() & is_normal),
+    )
 }
 
 /// `value * inverse`, rounded to an integer from -127 to 127.

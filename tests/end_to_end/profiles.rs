@@ -1,4 +1,4 @@
-//! `profile` and `merge`: shards, convergence, resumption and pages.
+//! `profile`, and `merge` of profiles and predictors: shards, convergence, resumption and pages.
 
 use std::{
     fs,
@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::sandbox::{Sandbox, assert_contains, golden_model};
+use crate::sandbox::{Run, Sandbox, assert_contains, golden_model};
 
 const TOKENS: [&str; 4] = ["--tokens", "4000", "--trace-tokens", "900"];
 
@@ -106,9 +106,9 @@ fn profiles_that_cannot_be_merged_are_refused() {
         sandbox.run(&[&["merge", "--out", out][..], profiles].concat())
     };
     merge(&["1-3", "2-3"], "all").bad(1, &["`1-3`", "missing: 3/3", "hint: profile"]);
-    merge(&["1-3", "1-3"], "all").bad(1, &["same text", "hint: name each profile once"]);
+    merge(&["1-3", "1-3"], "all").bad(1, &["same text", "hint: name each one once"]);
     merge(&["1-3", "nowhere"], "all").bad(1, &["no profile in `nowhere`"]);
-    merge(&["1-3", "2-3"], "2-3").bad(1, &["`2-3` is one of the profiles", "hint: "]);
+    merge(&["1-3", "2-3"], "2-3").bad(1, &["`2-3` is one of the folders", "hint: "]);
     merge(&[], "all").bad(2, &["PROFILE"]);
     let relu = golden_model("llama-relu-gqa");
     fs::write(sandbox.path("text.txt"), "one two three ".repeat(40)).unwrap();
@@ -129,6 +129,135 @@ fn profiles_that_cannot_be_merged_are_refused() {
     sandbox
         .run(&["profile", "demo", "--tokens", "100", "--shard", "1/900"])
         .bad(1, &["shard 1/900 has no text", "hint: "]);
+}
+
+/// The demo with a profile, and training of its predictors.
+fn train(sandbox: &Sandbox, more: &[&str]) -> Run {
+    let usual = ["train-predictors", "demo", "--steps", "8"];
+    sandbox.run(&[&usual[..], more].concat())
+}
+
+fn predictors(sandbox: &Sandbox, folder: &str) -> Vec<u8> {
+    fs::read(sandbox.path(folder).join("predictors.safetensors")).unwrap()
+}
+
+#[test]
+fn shards_of_predictors_merge_to_the_bytes_of_one_run() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    train(&sandbox, &["--out", "whole"]).good();
+    for count in [1, 4, 6] {
+        let mut arguments = vec!["merge".to_owned(), "--out".to_owned(), "merged".to_owned()];
+        for index in (1..=count).rev() {
+            let (shard, out) = (format!("{index}/{count}"), format!("{index}-of-{count}"));
+            train(&sandbox, &["--shard", &shard, "--out", &out]).good();
+            arguments.push(out);
+        }
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let merged = sandbox.run(&arguments).good();
+        merged.stdout_contains(&["6 layers"]);
+        assert_eq!(
+            predictors(&sandbox, "merged"),
+            predictors(&sandbox, "whole")
+        );
+    }
+    // What is merged counts as trained.
+    let again = train(&sandbox, &["--out", "merged"]).good();
+    assert_contains(&again.stderr, &["is up to date"]);
+}
+
+#[test]
+fn predictors_that_cannot_be_merged_are_refused() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    for index in ["1", "2"] {
+        train(&sandbox, &["--shard", &format!("{index}/3")]).good();
+    }
+    let [first, second] = [1, 2].map(|index| format!("demo.powerinfer/predictors-{index}-of-3"));
+    let other = |more: &[&str]| {
+        train(
+            &sandbox,
+            &[&["--force", "--out", "other"][..], more].concat(),
+        )
+        .good();
+    };
+    let merge = |third: &[&str]| {
+        let arguments = ["merge", "--out", "all", &first, &second];
+        sandbox.run(&[&arguments[..], third].concat())
+    };
+    merge(&[]).bad(1, &["missing: 3/3", "hint: train"]);
+    merge(&[&second]).bad(1, &["same layers", "predictors-2-of-3", "hint: "]);
+    merge(&["nowhere"]).bad(1, &["nowhere"]);
+    merge(&["demo.powerinfer/profile"]).bad(1, &["demo.powerinfer/profile"]);
+    for (settings, difference) in [
+        (["--seed", "1"], "its seed"),
+        (["--steps", "9"], "its setting `steps`"),
+    ] {
+        let usual = [
+            "train-predictors",
+            "demo",
+            "--shard",
+            "3/3",
+            "--out",
+            "other",
+        ];
+        sandbox.run(&[&usual[..], &settings].concat()).good();
+        merge(&["other"]).bad(1, &["`other/", difference, "hint: merge shards of one run"]);
+    }
+    other(&["--shard", "3/4"]);
+    merge(&["other"]).bad(1, &["different number of shards"]);
+    other(&["--shard", "3/3"]);
+    let path = sandbox.path("other/predictors.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    merge(&["other"]).bad(1, &["other/predictors.safetensors"]);
+    fs::write(&path, &bytes).unwrap();
+    assert!(!sandbox.path("all").exists());
+    merge(&["other"]).good();
+
+    train(&sandbox, &["--shard", "7/7"]).bad(1, &["shard 7/7 has no layers", "hint: "]);
+    train(&sandbox, &["--shard", "0/7"]).bad(2, &["i/n"]);
+    sandbox
+        .run(&["place", "demo", "--predictors", &first])
+        .bad(1, &["shard 1/3", "hint: ", "powerinfer merge"]);
+}
+
+#[test]
+fn a_killed_shard_of_predictors_resumes() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let arguments = ["--shard", "2/2", "--out"];
+    train(&sandbox, &[&arguments[..], &["undisturbed"]].concat()).good();
+    let all = ["train-predictors", "demo", "--steps", "8", "--shard", "2/2"];
+    let mut child = sandbox
+        .command(&[&all[..], &["--out", "killed"]].concat())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let layers = || {
+        fs::read_dir(sandbox.path("killed.partial")).map_or(0, |files| {
+            let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+            names
+                .filter(|name| name.ends_with(".safetensors") && name.starts_with("layer-"))
+                .count()
+        })
+    };
+    while layers() == 0 {
+        assert!(
+            child.try_wait().unwrap().is_none(),
+            "it ended before it was killed"
+        );
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let resumed = train(&sandbox, &[&arguments[..], &["killed"]].concat()).good();
+    assert_contains(&resumed.stderr, &["resuming after"]);
+    assert_eq!(
+        predictors(&sandbox, "killed"),
+        predictors(&sandbox, "undisturbed")
+    );
 }
 
 #[test]
@@ -393,7 +522,7 @@ fn a_merge_keeps_its_inputs_and_counts_no_text_twice() {
     for out in ["all", "./all/1", "all/2/inside", "all/../all/2"] {
         sandbox
             .run(&["merge", "all/1", "all/2", "--out", out])
-            .bad(1, &["is one of the profiles to be merged", "hint: "]);
+            .bad(1, &["is one of the folders to be merged", "hint: "]);
         assert!(sandbox.path("all/1/profile.json").exists());
         assert!(sandbox.path("all/2/profile.json").exists());
     }

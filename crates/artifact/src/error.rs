@@ -97,6 +97,16 @@ pub enum ArtifactError {
         /// Description of what the file is.
         found: String,
     },
+    /// The predictors are those of some layers.
+    #[error(
+        "`{path}` has the predictors of shard {shard} alone; put all shards together with `powerinfer merge`"
+    )]
+    UnmergedShard {
+        /// The file.
+        path: PathBuf,
+        /// The shard.
+        shard: String,
+    },
     /// The file has a newer format version than this program reads.
     #[error(
         "`{path}` is {format} version {found}, this program reads up to version {supported}; update powerinfer (the file was written by {tool})"

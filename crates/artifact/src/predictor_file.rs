@@ -92,19 +92,28 @@ pub struct PredictorFile {
 
 /// Header setting with the [`PredictorSummary`] of all layers.
 pub const LAYERS_SETTING: &str = "layers";
+/// Header setting with the shard, as `2/3`, of a file with some of the layers.
+pub const SHARD_SETTING: &str = "shard";
 /// Header setting with the format of the weights; q8_0 if absent.
 pub const WEIGHTS_SETTING: &str = "weights";
 /// Header setting with the [`PredictorInput`]; `normed` if absent.
 pub const INPUT_SETTING: &str = "input";
 
 impl PredictorFile {
-    /// Opens the predictor file in `folder`.
+    /// Opens the predictor file in `folder`, which has all layers.
     ///
     /// # Errors
     ///
-    /// As [`open_file`](Self::open_file).
+    /// As [`open_file`](Self::open_file), and if it is a shard.
     pub fn open(folder: &Path) -> Result<Self, ArtifactError> {
-        Self::open_file(&folder.join(FILE))
+        let file = Self::open_file(&folder.join(FILE))?;
+        match file.header.settings.get(SHARD_SETTING) {
+            Some(shard) => Err(ArtifactError::UnmergedShard {
+                path: file.path(),
+                shard: shard.as_str().unwrap_or_default().to_owned(),
+            }),
+            None => Ok(file),
+        }
     }
 
     /// Sets where the file resides, see [`FileBytes::set_residence`](crate::mapped_file::FileBytes::set_residence).

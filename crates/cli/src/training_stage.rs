@@ -16,7 +16,7 @@ use powerinfer_import::{OriginalPredictors, PredictedSizes};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, ModelConfig};
 use powerinfer_predictor::{Import, Recipe, Settings, Sizing, Targets, is_current, make};
-use powerinfer_profile::Profile;
+use powerinfer_profile::{Profile, Shard};
 use powerinfer_tensor::{Format, TensorError};
 
 use crate::{
@@ -177,21 +177,23 @@ impl TrainingArguments {
     }
 }
 
-/// The predictors in `out`, made anew unless they are up to date and `force` is not set.
+/// The predictors of `shard` in `out`, made anew unless they are up to date and `force` is not set.
 pub(crate) fn up_to_date(
     checkpoint: &Checkpoint,
     profile: &Profile,
     recipe: &Recipe,
+    shard: Shard,
     out: &Path,
     force: bool,
     output: Output,
 ) -> Result<PredictorFile> {
-    if !force && is_current(out, profile, recipe)? {
+    if !force && is_current(out, profile, recipe, shard)? {
         output.say(format!("predictors: `{}` is up to date", out.display()));
-        return Ok(PredictorFile::open(out)?);
+        return Ok(PredictorFile::open_file(&out.join(predictor_file::FILE))?);
     }
     let bar = Bar::new(output);
-    let predictors = make(checkpoint, profile, recipe, Isa::detect()?, out, &bar)?;
+    let isa = Isa::detect()?;
+    let predictors = make(checkpoint, profile, recipe, shard, isa, out, &bar)?;
     say_result(&predictors, recipe, output);
     Ok(predictors)
 }

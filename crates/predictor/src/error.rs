@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use powerinfer_artifact::{ArtifactError, Hint, progress::Interrupted};
 use powerinfer_import::ImportError;
 use powerinfer_model::ModelError;
-use powerinfer_profile::ProfileError;
+use powerinfer_profile::{ProfileError, Shard};
 use powerinfer_tensor::Format;
 
 /// Predictors that cannot be made.
@@ -27,6 +27,25 @@ pub enum PredictorError {
         held_out: usize,
         /// Required samples of each part.
         needed: usize,
+    },
+    /// There are more shards than layers.
+    #[error("shard {shard} has no layers, since the model has {layers}; train fewer shards")]
+    EmptyShard {
+        /// The shard.
+        shard: Shard,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// There are no predictors to merge.
+    #[error("no predictors to merge")]
+    NothingToMerge,
+    /// The predictors cannot be put together.
+    #[error("`{path}` cannot be merged: {reason}")]
+    NotMergeable {
+        /// The predictors.
+        path: PathBuf,
+        /// The cause and the remedy.
+        reason: String,
     },
     /// The loss became NaN or infinite.
     #[error("training the predictor of layer {layer} diverged: its loss is NaN or infinite")]
@@ -93,7 +112,11 @@ impl PredictorError {
             Self::Model(error) => error.hint(),
             Self::Profile(error) => error.hint(),
             Self::Artifact(error) => error.hint(),
-            Self::Recall(_) | Self::Candle(_) => None,
+            Self::Recall(_)
+            | Self::EmptyShard { .. }
+            | Self::NothingToMerge
+            | Self::NotMergeable { .. }
+            | Self::Candle(_) => None,
         }
     }
 }

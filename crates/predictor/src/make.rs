@@ -3,12 +3,12 @@
 use std::{collections::BTreeMap, path::Path};
 
 use powerinfer_artifact::{
-    Header, Progress, TensorFile,
+    Header, Progress, TensorFile, counted,
     matrix_planes::insert_matrix,
     predictor_file::{
         FILE, FORMAT, INPUT_SETTING, LAYERS_SETTING, PredictorFile, PredictorInput,
-        PredictorSummary, ScoreVectors, SignBitSummary, VERSION, WEIGHTS_SETTING, score_names,
-        signs_name, tensor_name,
+        PredictorSummary, SHARD_SETTING, ScoreVectors, SignBitSummary, VERSION, WEIGHTS_SETTING,
+        score_names, signs_name, tensor_name,
     },
     tensor_file::Dtype,
     tensor_writer::{TensorSource, write_sealed_tensors},
@@ -16,7 +16,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_kernels::Isa;
 use powerinfer_model::Checkpoint;
-use powerinfer_profile::Profile;
+use powerinfer_profile::{Profile, Shard};
 use powerinfer_tensor::Format;
 
 use crate::{
@@ -51,7 +51,7 @@ impl Recipe {
         }
     }
 
-    fn header(&self, profile: &Profile) -> Result<Header, PredictorError> {
+    fn header(&self, profile: &Profile, shard: Shard) -> Result<Header, PredictorError> {
         let header = |seed, weights: Format, input: PredictorInput| {
             Header::new(FORMAT, VERSION, profile.header().model.clone(), seed)
                 .with_setting(WEIGHTS_SETTING, weights.name())
@@ -76,11 +76,15 @@ impl Recipe {
                     import.targets.map(|targets| targets.contribution_recall),
                 ),
         };
-        Ok(header.with_input("profile", profile.digest()?))
+        let header = header.with_input("profile", profile.digest()?);
+        Ok(match shard {
+            Shard::WHOLE => header,
+            shard => header.with_setting(SHARD_SETTING, shard.to_string()),
+        })
     }
 }
 
-/// Whether the predictors in `folder` were made from exactly these inputs.
+/// Whether the predictors in `folder` are those of this shard, made from exactly these inputs.
 ///
 /// # Errors
 ///
@@ -89,23 +93,44 @@ pub fn is_current(
     folder: &Path,
     profile: &Profile,
     recipe: &Recipe,
+    shard: Shard,
 ) -> Result<bool, PredictorError> {
-    let expected = recipe.header(profile)?;
-    Ok(PredictorFile::open(folder).is_ok_and(|file| *file.header() == expected))
+    let expected = recipe.header(profile, shard)?;
+    let file = PredictorFile::open_file(&folder.join(FILE));
+    Ok(file.is_ok_and(|file| *file.header() == expected))
 }
 
-/// Makes a predictor per layer into the folder `out`, and evaluates each on the held-out samples of `profile`.
+/// Layers of `shard`, in ascending order. Layers are dealt out from the densest to the sparsest, and back at each end, so that
+/// shards take about as long: the denser a layer, the larger the predictors that are tried.
+fn layers_of(shard: Shard, profile: &Profile) -> Vec<usize> {
+    let layers = &profile.document().layers;
+    let mut order: Vec<usize> = (0..layers.len()).collect();
+    order.sort_by(|a, b| layers[*a].sparsity.total_cmp(&layers[*b].sparsity));
+    let mut mine = Vec::new();
+    for (round, layers) in order.chunks(shard.count).enumerate() {
+        let place = match round % 2 {
+            0 => shard.index - 1,
+            _ => shard.count - shard.index,
+        };
+        mine.extend(layers.get(place));
+    }
+    mine.sort_unstable();
+    mine
+}
+
+/// Makes a predictor for each layer of `shard` into the folder `out`, and evaluates each on the held-out samples of `profile`.
 ///
 /// An interrupted run with the same inputs resumes after its last finished layer.
 ///
 /// # Errors
 ///
-/// A target recall is invalid, the samples are too few or not finite, training diverges, the imported weights exceed their
+/// A target recall is invalid, the shard has no layers, the samples are too few or not finite, training diverges, the imported weights exceed their
 /// format, a file cannot be read or written, or `progress` interrupts.
 pub fn make(
     checkpoint: &Checkpoint,
     profile: &Profile,
     recipe: &Recipe,
+    shard: Shard,
     isa: Isa,
     out: &Path,
     progress: &dyn Progress,
@@ -117,20 +142,25 @@ pub fn make(
             }
         }
     }
-    let header = recipe.header(profile)?;
-    let folder = PartialFolder::open(out, FILE)?;
-    let layer_count = profile.document().layers.len();
-    let layer_path = |layer: usize| folder.path().join(format!("layer-{layer:03}.safetensors"));
-    let mut files = Vec::new();
-    while let Some(file) = finished_layer(&layer_path(files.len()), &header) {
-        files.push(file);
+    let layers = layers_of(shard, profile);
+    if layers.is_empty() {
+        return Err(PredictorError::EmptyShard {
+            shard,
+            layers: profile.document().layers.len(),
+        });
     }
+    let header = recipe.header(profile, shard)?;
+    let folder = PartialFolder::open(out, FILE)?;
+    let layer_path = |layer: usize| folder.path().join(format!("layer-{layer:03}.safetensors"));
+    let mut files: Vec<PredictorFile> = Vec::new();
+    let finished = |layer: &usize| finished_layer(&layer_path(*layer), &header);
+    files.extend(layers.iter().map_while(finished));
     if files.is_empty() {
         folder.clear()?;
     } else {
         progress.note(&format!(
-            "resuming after layer {} of an interrupted run",
-            files.len()
+            "resuming after {} of an interrupted run",
+            counted(files.len(), "layer")
         ));
     }
 
@@ -139,9 +169,9 @@ pub fn make(
         Recipe::Import(_) => "importing predictors",
     };
     let mut remarks = Remarks::default();
-    progress.begin(doing, layer_count as u64, "layers");
+    progress.begin(doing, layers.len() as u64, "layers");
     progress.advance(files.len() as u64)?;
-    for layer in files.len()..layer_count {
+    for layer in layers[files.len()..].iter().copied() {
         let mut made = Made::default();
         match recipe {
             Recipe::Train(settings) if profile.document().has_exact_zeros => {
@@ -169,12 +199,74 @@ pub fn make(
 
     write_all(&folder.path().join(FILE), &header, &files)?;
     drop(files);
-    for layer in 0..layer_count {
+    for layer in layers {
         let path = layer_path(layer);
         std::fs::remove_file(&path).map_err(powerinfer_artifact::ArtifactError::write(&path))?;
     }
     folder.finish()?;
+    Ok(PredictorFile::open_file(&out.join(FILE))?)
+}
+
+/// Merges `files`, all shards of one run, into the folder `out`: the bytes of a run without shards.
+///
+/// # Errors
+///
+/// A shard is missing or doubled, is of another model, profile, seed, version or setting than the others, or a file cannot be read
+/// or written.
+pub fn merge(files: &[PredictorFile], out: &Path) -> Result<PredictorFile, PredictorError> {
+    let first = files.first().ok_or(PredictorError::NothingToMerge)?;
+    let unfit = |file: &PredictorFile, reason: String| PredictorError::NotMergeable {
+        path: file.path(),
+        reason,
+    };
+    let whole = |file: &PredictorFile| {
+        let mut header = file.header().clone();
+        header.settings.remove(SHARD_SETTING);
+        header
+    };
+    let expected = whole(first);
+    let paths: Vec<_> = files.iter().map(PredictorFile::path).collect();
+    let mut shards = Vec::new();
+    for (file, path) in files.iter().zip(&paths) {
+        file.header().check_model(path, &expected.model)?;
+        if let Some(what) = difference(&whole(file), &expected) {
+            let first = paths[0].display();
+            let reason = format!("its {what} is not that of `{first}`; merge shards of one run");
+            return Err(unfit(file, reason));
+        }
+        let shard = file.header().settings.get(SHARD_SETTING);
+        let shard = shard.map_or(Ok(Shard::WHOLE), |shard| {
+            shard.as_str().unwrap_or_default().parse()
+        });
+        let shard = shard.map_err(|reason| unfit(file, reason))?;
+        shards.push((shard, path.as_path()));
+    }
+    Shard::order(&shards, "layers", "train")
+        .map_err(|(place, reason)| unfit(&files[place], reason))?;
+    let summaries = files.iter().flat_map(PredictorFile::layers);
+    let mut layers: Vec<usize> = summaries.map(|summary| summary.layer).collect();
+    layers.sort_unstable();
+    if !layers.iter().copied().eq(0..layers.len()) {
+        let reason = "its shards do not have each layer once; train them again".to_owned();
+        return Err(unfit(first, reason));
+    }
+    let folder = PartialFolder::open(out, FILE)?;
+    folder.clear()?;
+    write_all(&folder.path().join(FILE), &expected, files)?;
+    folder.finish()?;
     Ok(PredictorFile::open(out)?)
+}
+
+/// What differs in two headers of predictors of one model.
+fn difference(found: &Header, expected: &Header) -> Option<String> {
+    let differs = |name: &str, is: bool| is.then(|| name.to_owned());
+    let settings = found.settings.keys().chain(expected.settings.keys());
+    let mut settings =
+        settings.filter(|name| found.settings.get(*name) != expected.settings.get(*name));
+    differs("seed", found.seed != expected.seed)
+        .or_else(|| differs("profile", found.inputs != expected.inputs))
+        .or_else(|| settings.next().map(|name| format!("setting `{name}`")))
+        .or_else(|| differs("program version", found.tool != expected.tool))
 }
 
 /// The finished file of a layer from a run with the same header.
@@ -264,10 +356,10 @@ fn write_layer(
     Ok(write_sealed_tensors(path, &header, &tensors)?)
 }
 
-/// Joins the files of all layers.
+/// Joins files with different layers.
 fn write_all(path: &Path, header: &Header, files: &[PredictorFile]) -> Result<(), PredictorError> {
     let mut tensors = BTreeMap::new();
-    let mut summaries = Vec::new();
+    let mut summaries: Vec<&PredictorSummary> = Vec::new();
     for file in files {
         summaries.extend(file.layers());
         let tensor_file: &TensorFile = file.tensors();
@@ -278,6 +370,7 @@ fn write_all(path: &Path, header: &Header, files: &[PredictorFile]) -> Result<()
             }
         }
     }
+    summaries.sort_by_key(|summary| summary.layer);
     let layers = serde_json::to_value(summaries).expect("summaries are plain JSON");
     let header = header.clone().with_setting(LAYERS_SETTING, layers);
     Ok(write_sealed_tensors(path, &header, &tensors)?)

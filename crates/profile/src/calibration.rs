@@ -1,6 +1,6 @@
 //! Calibration text as token sequences with source and part.
 
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range, path::Path};
 
 use powerinfer_artifact::Digest;
 
@@ -62,7 +62,10 @@ pub struct Sequence {
     pub part: Part,
 }
 
-/// One of several runs that together profile a text.
+/// Missing shards that a message names, at most.
+const MOST_NAMED: usize = 8;
+
+/// One of several runs that together cover a text, or a model's layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shard {
     /// Index, from 1.
@@ -74,6 +77,61 @@ pub struct Shard {
 impl Shard {
     /// The only shard of an undivided run.
     pub const WHOLE: Self = Self { index: 1, count: 1 };
+
+    /// Name of the folder that a run without shards calls `name`.
+    pub fn folder(self, name: &str) -> String {
+        match self {
+            Self::WHOLE => name.to_owned(),
+            Self { index, count } => format!("{name}-{index}-of-{count}"),
+        }
+    }
+
+    /// Places of `shards`, which are all of one run, by index. Messages call what a shard covers `what`, and a run `run`.
+    ///
+    /// # Errors
+    ///
+    /// The place of one that cannot be merged, with the reason: it is of another number of shards, is there twice, or others are
+    /// missing.
+    pub fn order(
+        shards: &[(Self, &Path)],
+        what: &str,
+        run: &str,
+    ) -> Result<Vec<usize>, (usize, String)> {
+        let count = shards.first().map_or(1, |(shard, _)| shard.count);
+        let mut places = BTreeMap::new();
+        for (place, (shard, _)) in shards.iter().enumerate() {
+            if shard.count != count {
+                return Err((
+                    place,
+                    format!(
+                        "it is shard {shard}, others belong to a different number of shards; merge shards of one run"
+                    ),
+                ));
+            }
+            if let Some(first) = places.insert(shard.index, place) {
+                let first = shards[first].1.display();
+                return Err((
+                    place,
+                    format!("it covers the same {what} as `{first}`; name each one once"),
+                ));
+            }
+        }
+        let missing: Vec<String> = (1..=count)
+            .filter(|index| !places.contains_key(index))
+            .map(|index| Self { index, count }.to_string())
+            .take(MOST_NAMED)
+            .collect();
+        let are = match missing.len() {
+            0 => return Ok(places.into_values().collect()),
+            1 => "one of its shards is",
+            _ => "some of its shards are",
+        };
+        let missing = missing.join(", ");
+        Err((
+            0,
+            format!("{are} missing: {missing}; {run} the missing shards, then merge all"),
+        ))
+    }
 }
 
 impl std::fmt::Display for Shard {

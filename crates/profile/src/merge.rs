@@ -155,48 +155,17 @@ fn texts(profiles: &[Profile]) -> Result<Vec<Text<'_>>, ProfileError> {
         }
     }
     for text in &mut texts {
-        let mut shards: BTreeMap<usize, &Profile> = BTreeMap::new();
-        let mut count = None;
-        for profile in &text.profiles {
-            let Shard { index, count: of } = shard(profile)?.unwrap_or(Shard::WHOLE);
-            if *count.get_or_insert(of) != of {
-                return Err(unfit(
-                    profile,
-                    format!(
-                        "it is shard {index}/{of}, others belong to a different number of shards; merge shards of one run"
-                    ),
-                ));
-            }
-            if let Some(other) = shards.insert(index, profile) {
-                return Err(unfit(
-                    profile,
-                    format!(
-                        "it covers the same text as `{}`; name each profile once",
-                        other.folder().display()
-                    ),
-                ));
-            }
-        }
-        let count = count.unwrap_or(1);
-        let missing: Vec<String> = (1..=count)
-            .filter(|index| !shards.contains_key(index))
-            .map(|index| format!("{index}/{count}"))
+        let shards = text.profiles.iter().map(|profile| {
+            let shard = shard(profile)?.unwrap_or(Shard::WHOLE);
+            Ok((shard, profile.folder()))
+        });
+        let shards = shards.collect::<Result<Vec<_>, ProfileError>>()?;
+        let order = Shard::order(&shards, "text", "profile")
+            .map_err(|(place, reason)| unfit(text.profiles[place], reason))?;
+        text.profiles = order
+            .into_iter()
+            .map(|place| text.profiles[place])
             .collect();
-        if !missing.is_empty() {
-            return Err(unfit(
-                text.profiles[0],
-                format!(
-                    "{} missing: {}; profile the missing shards, then merge all",
-                    if missing.len() == 1 {
-                        "one of its shards is"
-                    } else {
-                        "some of its shards are"
-                    },
-                    missing.join(", ")
-                ),
-            ));
-        }
-        text.profiles = shards.into_values().collect();
     }
     Ok(texts)
 }

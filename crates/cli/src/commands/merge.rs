@@ -1,26 +1,30 @@
-//! `powerinfer merge`: one profile of several.
+//! `powerinfer merge`: one profile of several, or the predictors of all layers.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use powerinfer_artifact::{
+    ArtifactError, counted,
+    predictor_file::{self, PredictorFile},
+};
 use powerinfer_profile::{Profile, ProfileError, merge};
 use serde_json::json;
 
 use crate::{
     output::{Output, print, print_json},
-    profile_stage,
+    predictor_table, profile_stage,
 };
 
 /// What to merge, and where to.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  powerinfer merge my-model.powerinfer/profile-*-of-16 --out my-model.powerinfer/profile"
+    after_help = "Examples:\n  powerinfer merge my-model.powerinfer/profile-*-of-16 --out my-model.powerinfer/profile\n  powerinfer merge my-model.powerinfer/predictors-*-of-8 --out my-model.powerinfer/predictors"
 )]
 pub(crate) struct MergeArguments {
-    /// Profiles of one model: all shards of a text, or profiles of different texts
-    #[arg(required = true, value_name = "PROFILE")]
-    profiles: Vec<PathBuf>,
-    /// Folder to write the merged profile to, created if missing
+    /// Profiles of one model: all shards of a text, or profiles of different texts. Or predictors: all shards of a training
+    #[arg(required = true, value_name = "PROFILE|PREDICTORS")]
+    parts: Vec<PathBuf>,
+    /// Folder to write what is merged to, created if missing
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Print one JSON document
@@ -30,17 +34,20 @@ pub(crate) struct MergeArguments {
 
 pub(crate) fn run(arguments: &MergeArguments, output: Output) -> Result<()> {
     let out = resolved(&arguments.out);
-    for profile in &arguments.profiles {
-        let profile = resolved(profile);
-        if out.starts_with(&profile) || profile.starts_with(&out) {
+    for part in &arguments.parts {
+        let part = resolved(part);
+        if out.starts_with(&part) || part.starts_with(&out) {
             bail!(
-                "`{}` is one of the profiles to be merged, or holds one, or is in one; give another folder by `--out`",
+                "`{}` is one of the folders to be merged, or holds one, or is in one; give another folder by `--out`",
                 arguments.out.display()
             );
         }
     }
+    if arguments.parts[0].join(predictor_file::FILE).exists() {
+        return merge_predictors(arguments, output);
+    }
     let profiles = arguments
-        .profiles
+        .parts
         .iter()
         .map(|path| Profile::open(path))
         .collect::<Result<Vec<_>, ProfileError>>()?;
@@ -50,6 +57,25 @@ pub(crate) fn run(arguments: &MergeArguments, output: Output) -> Result<()> {
     }
     print(profile_stage::report(merged.document()))?;
     profile_stage::say_result(&merged, output);
+    Ok(())
+}
+
+fn merge_predictors(arguments: &MergeArguments, output: Output) -> Result<()> {
+    let parts = arguments.parts.iter();
+    let files = parts
+        .map(|folder| PredictorFile::open_file(&folder.join(predictor_file::FILE)))
+        .collect::<Result<Vec<_>, ArtifactError>>()?;
+    let merged = powerinfer_predictor::merge(&files, &arguments.out)?;
+    if arguments.json {
+        return print_json(&json!({ "header": merged.header(), "layers": merged.layers() }));
+    }
+    print(predictor_table::summary(merged.layers()))?;
+    output.say(format!(
+        "merged {} of {}; written to `{}`",
+        counted(merged.layers().len(), "layer"),
+        counted(files.len(), "shard"),
+        merged.path().display()
+    ));
     Ok(())
 }
 

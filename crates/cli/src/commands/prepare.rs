@@ -64,8 +64,15 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
 
     let profile = arguments.profile(&checkpoint, &folder.join("profile"), output)?;
     let out = folder.join("predictors");
-    let predictors =
-        training_stage::up_to_date(&checkpoint, &profile, &recipe, &out, false, output)?;
+    let predictors = training_stage::up_to_date(
+        &checkpoint,
+        &profile,
+        &recipe,
+        Shard::WHOLE,
+        &out,
+        false,
+        output,
+    )?;
     let predictors = Some(predictors);
 
     let out = folder.join("bundle");

@@ -52,11 +52,7 @@ pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
     }
     let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
     let out = arguments.out.clone().unwrap_or_else(|| {
-        let name = match shard {
-            Shard::WHOLE => "profile".to_owned(),
-            Shard { index, count } => format!("profile-{index}-of-{count}"),
-        };
-        model_argument::work_folder(&checkpoint.identity().name).join(name)
+        model_argument::work_folder(&checkpoint.identity().name).join(shard.folder("profile"))
     });
     let tokenizer = model_argument::tokenizer(checkpoint.files())?;
     let calibration = calibration(

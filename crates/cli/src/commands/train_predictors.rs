@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use powerinfer_kernels::Isa;
-use powerinfer_profile::Profile;
+use powerinfer_profile::{Profile, Shard};
 use powerinfer_tensor::Format;
 use serde_json::json;
 
@@ -30,6 +30,9 @@ pub(crate) struct TrainPredictorsArguments {
     profile: Option<PathBuf>,
     #[command(flatten)]
     training: TrainingArguments,
+    /// Train one of n parts of the layers, as `3/16`; `powerinfer merge` puts them together
+    #[arg(long, value_name = "I/N", default_value_t = Shard::WHOLE, hide_default_value = true)]
+    shard: Shard,
     /// Folder to write the predictors to, created if missing [default: ./<model>.powerinfer/predictors]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -63,15 +66,16 @@ pub(crate) fn run(arguments: &TrainPredictorsArguments, output: Output) -> Resul
             .unwrap_or_else(|| folder.join("profile")),
     )?;
     profile.check_model(checkpoint.identity())?;
+    let shard = arguments.shard;
     let out = arguments
         .out
         .clone()
-        .unwrap_or_else(|| folder.join("predictors"));
+        .unwrap_or_else(|| folder.join(shard.folder("predictors")));
     let recipe = arguments
         .training
         .recipe(&checkpoint, arguments.quant, arguments.seed)?;
     let force = arguments.force;
-    let predictors = up_to_date(&checkpoint, &profile, &recipe, &out, force, output)?;
+    let predictors = up_to_date(&checkpoint, &profile, &recipe, shard, &out, force, output)?;
     if arguments.json {
         return print_json(
             &json!({ "header": predictors.header(), "layers": predictors.layers() }),
