@@ -73,7 +73,7 @@ enum Command {
     Pull(pull::PullArguments),
     /// Measure activations on calibration text
     Profile(profile::ProfileArguments),
-    /// Merge profiles of shards, or of different texts
+    /// Merge shards of profiles or predictors, or profiles of different texts
     Merge(merge::MergeArguments),
     /// Train the predictors of active neurons
     TrainPredictors(train_predictors::TrainPredictorsArguments),
