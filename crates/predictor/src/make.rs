@@ -124,8 +124,8 @@ fn layers_of(shard: Shard, profile: &Profile) -> Vec<usize> {
 ///
 /// # Errors
 ///
-/// A target recall is invalid, the shard has no layers, the samples are too few or not finite, training diverges, the imported weights exceed their
-/// format, a file cannot be read or written, or `progress` interrupts.
+/// A target recall is invalid, the shard has no layers, the samples are too few or not finite, training diverges, the imported
+/// weights exceed their format, a file cannot be read or written, or `progress` interrupts.
 pub fn make(
     checkpoint: &Checkpoint,
     profile: &Profile,

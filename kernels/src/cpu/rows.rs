@@ -248,14 +248,12 @@ impl<'a, Q: Quants> Weights for Quantised<'a, Q> {
 
     #[inline(always)]
     fn row(self, index: usize, columns: Range<usize>) -> Quantised<'a, Q> {
-        let (start, end) = (columns.start / BLOCK, columns.end.div_ceil(BLOCK));
-        debug_assert!(end <= self.blocks, "columns are in the row");
-        let first = index * self.blocks + start;
-        let blocks = end - start;
+        let blocks = columns.start / BLOCK..columns.end.div_ceil(BLOCK);
+        let row = index * self.blocks..(index + 1) * self.blocks;
         Quantised {
-            quants: &self.quants[first..][..blocks],
-            scales: &self.scales[first..][..blocks],
-            blocks,
+            quants: &self.quants[row.clone()][blocks.clone()],
+            scales: &self.scales[row][blocks.clone()],
+            blocks: blocks.len(),
         }
     }
 }
