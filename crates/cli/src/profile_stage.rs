@@ -3,11 +3,10 @@
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use powerinfer_artifact::counted;
+use powerinfer_artifact::{Shard, counted};
 use powerinfer_model::Checkpoint;
 use powerinfer_profile::{
-    Amount, Calibration, LOCALITY_WINDOWS, NeuronsFor, Profile, ProfileDocument, Settings, Shard,
-    measure,
+    Amount, Calibration, LOCALITY_WINDOWS, NeuronsFor, Profile, ProfileDocument, Settings, measure,
 };
 
 use crate::{

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Result;
 use powerinfer_artifact::{
-    ByteSize, counted, numbered,
+    ByteSize, Shard, counted, numbered,
     predictor_file::{self, PredictorFile, PredictorSummary},
     threshold_curve::ERRORS,
 };
@@ -16,7 +16,7 @@ use powerinfer_import::{OriginalPredictors, PredictedSizes};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, ModelConfig};
 use powerinfer_predictor::{Import, Recipe, Settings, Sizing, Targets, is_current, make};
-use powerinfer_profile::{Profile, Shard};
+use powerinfer_profile::Profile;
 use powerinfer_tensor::{Format, TensorError};
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{Hint, progress::Interrupted};
+use powerinfer_artifact::{ArtifactError, Hint, progress::Interrupted};
 use powerinfer_bundle::BundleError;
 use powerinfer_model::ModelError;
 use powerinfer_runtime::RuntimeError;
@@ -72,6 +72,17 @@ pub enum EvalError {
         /// The difference.
         reason: String,
     },
+    /// A file of rows that is not merged with the others.
+    #[error("cannot merge `{path}`: {reason}")]
+    NotMergeable {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// An artifact that cannot be written.
+    #[error(transparent)]
+    Artifact(#[from] ArtifactError),
     /// No sandbox for a Python interpreter.
     #[error("`{python}` is not run: {reason}")]
     NoSandbox {

@@ -2,6 +2,7 @@
 
 use powerinfer_artifact::certificate::Estimate;
 use powerinfer_model::{LanguageModel, greedy_token};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     EvalError, Likelihood,
@@ -105,6 +106,68 @@ pub fn perplexity_rise(dense: &TokenLosses, other: &TokenLosses) -> Interval {
     bootstrap_rise(&blocks, BOOTSTRAP_SEED)
 }
 
+/// Comparison of two models at the scored tokens of a window.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WindowComparison {
+    /// Losses under the dense model.
+    dense: Vec<f64>,
+    /// Losses under the other one.
+    other: Vec<f64>,
+    /// KL(dense ‖ other) in nats.
+    divergence: Vec<f64>,
+    /// Whether both have the same arg max.
+    agrees: Vec<bool>,
+    /// Largest absolute difference of two logits.
+    largest_difference: f32,
+}
+
+impl WindowComparison {
+    /// Compares `other` with `dense` in the window `(begin, end, scored)` of `text`, see [`Windows::over`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if a model does.
+    pub fn measure<Dense, Other>(
+        dense: &mut Dense,
+        other: &mut Other,
+        text: &[u32],
+        (begin, end, scored): (usize, usize, usize),
+    ) -> Result<Self, EvalError>
+    where
+        Dense: LanguageModel + ?Sized,
+        Other: LanguageModel + ?Sized,
+    {
+        let vocabulary = dense.config().vocabulary_size;
+        // The last token of a window is only ever a target.
+        let given = &text[begin..end - 1];
+        dense.reset();
+        other.reset();
+        let of_dense = dense.forward(given)?;
+        let of_other = other.forward(given)?;
+        let pairs = of_dense
+            .chunks_exact(vocabulary)
+            .zip(of_other.chunks_exact(vocabulary))
+            .zip(&text[begin + 1..end]);
+        let mut found = Self::default();
+        for ((dense, other), target) in pairs.skip(given.len() - scored) {
+            found.observe(dense, other, *target);
+        }
+        Ok(found)
+    }
+
+    /// Adds the logits of both models at one token; `target` is the token that follows.
+    fn observe(&mut self, dense: &[f32], other: &[f32], target: u32) {
+        let found = [dense, other].map(Softmax::of);
+        self.dense.push(found[0].negative_log(dense, target));
+        self.other.push(found[1].negative_log(other, target));
+        self.divergence.push(divergence(dense, other, &found));
+        let differences = dense.iter().zip(other).map(|(a, b)| (a - b).abs());
+        self.largest_difference = differences.fold(self.largest_difference, f32::max);
+        self.agrees.push(greedy_token(dense) == greedy_token(other));
+    }
+}
+
 /// Comparison of two models, token by token.
 #[derive(Debug, Clone, Default)]
 pub struct Fidelity {
@@ -114,12 +177,10 @@ pub struct Fidelity {
     other: TokenLosses,
     /// Per token, KL(dense ‖ other) in nats.
     divergence: Vec<f64>,
-    /// Tokens with the same arg max.
-    agreed: u64,
+    /// Per token, whether both have the same arg max.
+    agrees: Vec<bool>,
     /// Largest absolute difference of two logits.
     largest_difference: f32,
-    /// Per text, tokens before the first other arg max, and whether there is one.
-    agreements: Vec<(u64, bool)>,
 }
 
 /// Losses of `texts`, token ids each, under `model`; `between` as in [`fidelity`].
@@ -167,42 +228,43 @@ fn mean(values: impl ExactSizeIterator<Item = f64> + Clone) -> Estimate {
 }
 
 impl Fidelity {
-    /// Adds the logits of both models at one token; `target` is the token that follows.
-    fn observe(&mut self, dense: &[f32], other: &[f32], target: u32) {
-        let found = [dense, other].map(Softmax::of);
-        self.dense.losses.push(found[0].negative_log(dense, target));
-        self.other.losses.push(found[1].negative_log(other, target));
-        self.divergence.push(divergence(dense, other, &found));
-        let differences = dense.iter().zip(other).map(|(a, b)| (a - b).abs());
-        self.largest_difference = differences.fold(self.largest_difference, f32::max);
-        let agree = greedy_token(dense) == greedy_token(other);
-        self.agreed += u64::from(agree);
-        match self.agreements.last_mut() {
-            Some((tokens, false)) if agree => *tokens += 1,
-            Some((_, diverged)) => *diverged |= !agree,
-            None => {}
-        }
-    }
-
     /// Begins another text.
-    fn begin_text(&mut self) {
+    pub fn begin_text(&mut self) {
         self.dense.begin_text();
         self.other.begin_text();
-        self.agreements.push((0, false));
+    }
+
+    /// Adds the next window of the text.
+    pub fn push(&mut self, window: &WindowComparison) {
+        self.dense.losses.extend_from_slice(&window.dense);
+        self.other.losses.extend_from_slice(&window.other);
+        self.divergence.extend_from_slice(&window.divergence);
+        self.agrees.extend_from_slice(&window.agrees);
+        self.largest_difference = self.largest_difference.max(window.largest_difference);
+    }
+
+    /// Per text, tokens before the first other arg max; none where there is no other.
+    fn first_divergences(&self) -> impl Iterator<Item = Option<usize>> {
+        let starts = &self.dense.text_starts;
+        let ends = starts.iter().skip(1).copied().chain([self.agrees.len()]);
+        let texts = starts.iter().zip(ends);
+        texts.map(|(start, end)| {
+            let agrees = &self.agrees[*start..end];
+            agrees.iter().position(|agrees| !agrees)
+        })
     }
 
     /// Share of texts with the same arg max at every token.
     pub fn texts_without_divergence(&self) -> f64 {
-        let undiverged = self.agreements.iter().filter(|(_, diverged)| !diverged);
-        undiverged.count() as f64 / self.agreements.len().max(1) as f64
+        let undiverged = self.first_divergences().filter(Option::is_none);
+        undiverged.count() as f64 / self.dense.text_starts.len().max(1) as f64
     }
 
     /// Tokens before the first other arg max, median of the texts that have one.
     pub fn tokens_to_first_divergence(&self) -> Option<u64> {
-        let diverged = self.agreements.iter().filter(|(_, diverged)| *diverged);
-        let mut tokens: Vec<u64> = diverged.map(|(tokens, _)| *tokens).collect();
+        let mut tokens: Vec<usize> = self.first_divergences().flatten().collect();
         tokens.sort_unstable();
-        tokens.get(tokens.len() / 2).copied()
+        tokens.get(tokens.len() / 2).map(|tokens| *tokens as u64)
     }
 
     /// Scored tokens.
@@ -245,7 +307,8 @@ impl Fidelity {
 
     /// Share of tokens whose arg max is the same.
     pub fn top1_agreement(&self) -> f64 {
-        self.agreed as f64 / self.tokens().max(1) as f64
+        let agreed = self.agrees.iter().filter(|agrees| **agrees).count();
+        agreed as f64 / self.tokens().max(1) as f64
     }
 }
 
@@ -305,24 +368,11 @@ where
     Failure: From<EvalError>,
 {
     let mut fidelity = Fidelity::default();
-    let vocabulary = dense.config().vocabulary_size;
     for text in texts {
         fidelity.begin_text();
-        for (begin, end, scored) in windows.over(text.len()) {
-            // The last token of a window is only ever a target.
-            let given = &text[begin..end - 1];
-            dense.reset();
-            other.reset();
-            let of_dense = dense.forward(given).map_err(EvalError::from)?;
-            let of_other = other.forward(given).map_err(EvalError::from)?;
-            let pairs = of_dense
-                .chunks_exact(vocabulary)
-                .zip(of_other.chunks_exact(vocabulary))
-                .zip(&text[begin + 1..end]);
-            for ((dense, other), target) in pairs.skip(given.len() - scored) {
-                fidelity.observe(dense, other, *target);
-            }
-            between(scored as u64)?;
+        for window in windows.over(text.len()) {
+            fidelity.push(&WindowComparison::measure(dense, other, text, window)?);
+            between(window.2 as u64)?;
         }
     }
     Ok(fidelity)
@@ -383,9 +433,11 @@ mod tests {
             if token == 30 {
                 fidelity.begin_text();
             }
+            let mut window = WindowComparison::default();
             let dense = [0.0, 1.0, (token % 7) as f32 * 0.3];
             let other = [0.1, 0.9, (token % 5) as f32 * 0.4];
-            fidelity.observe(&dense, &other, token % 3);
+            window.observe(&dense, &other, token % 3);
+            fidelity.push(&window);
         }
         let rise = fidelity.other().perplexity() / fidelity.dense().perplexity() - 1.0;
         let interval = fidelity.perplexity_rise();

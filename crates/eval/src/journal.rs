@@ -1,17 +1,41 @@
 //! A file of rows of one run, one JSON object per line, appended as they come, so that a stopped run can resume.
+//!
+//! The file of a shard has one more line, its first: the shard and the number of rows that it will have. [`merge`] puts the
+//! rows of all shards into the file that a run without shards writes.
 
 use std::{
-    fs::{File, OpenOptions, TryLockError},
+    fs::{self, File, OpenOptions, TryLockError},
     io::{Read, Write},
     path::{Path, PathBuf},
 };
 
-use serde_json::Value;
+use powerinfer_artifact::{Shard, write::write_file};
+use serde_json::{Value, json};
 
 use crate::{
     EvalError,
     data_file::{self, Row},
 };
+
+/// A run, or one shard of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// Digest of the settings, the model and the data: the field `run` of every row.
+    pub digest: String,
+    /// Shard of its items.
+    pub shard: Shard,
+    /// Rows that the shard has when it is done.
+    pub rows: usize,
+}
+
+impl Run {
+    /// First line of the file: none of a run without shards.
+    fn first_line(&self) -> Option<Value> {
+        (self.shard != Shard::WHOLE).then(
+            || json!({ "shard": self.shard.to_string(), "rows": self.rows, "run": self.digest }),
+        )
+    }
+}
 
 /// Properties that all rows of a run share.
 #[derive(Debug, Clone, Copy)]
@@ -20,9 +44,14 @@ pub(crate) struct RunName<'a> {
     pub beginning: &'static str,
     /// Name of a line in messages, such as `line of completions`.
     pub what: &'static str,
-    /// Digest of the settings: the field `run` of every row.
-    pub run: &'a str,
+    /// The run.
+    pub run: &'a Run,
 }
+
+/// First characters of the first line of a shard.
+const SHARD: &str = "{\"shard\":";
+
+const OTHER_RUN: &str = "it is of a run with other settings, another bundle or other data";
 
 /// A file of rows of one run, open for appending.
 #[derive(Debug)]
@@ -68,40 +97,58 @@ impl Journal {
                 path: path.to_owned(),
                 source,
             })?;
-        let whole = bytes
-            .iter()
-            .rposition(|byte| *byte == b'\n')
-            .map_or(0, |at| at + 1);
-        let (lines, rest) = bytes.split_at(whole);
-        let beginning = name.beginning.as_bytes();
-        let length = rest.len().min(beginning.len());
-        if rest[..length] != beginning[..length] {
-            return Err(EvalError::OtherContent {
-                path: path.to_owned(),
-                line: lines.split(|byte| *byte == b'\n').count(),
-                reason: format!("it is no {}", name.what),
-            });
+        let (lines, rest) = split(&bytes);
+        let other = |line, reason| EvalError::OtherContent {
+            path: path.to_owned(),
+            line,
+            reason,
+        };
+        if ![name.beginning, SHARD].iter().any(|beginning| {
+            let length = rest.len().min(beginning.len());
+            rest[..length] == beginning.as_bytes()[..length]
+        }) {
+            let line = lines.split(|byte| *byte == b'\n').count();
+            return Err(other(line, format!("it is no {}", name.what)));
         }
-        let mut found = Vec::new();
-        if whole > 0 {
-            for row in data_file::parse(path, lines)? {
-                if row.text("run")? != name.run {
-                    return Err(EvalError::OtherContent {
-                        path: path.to_owned(),
-                        line: row.line,
-                        reason: "it is of a run with other settings, another bundle or other data"
-                            .to_owned(),
-                    });
-                }
-                found.push(read(row)?);
+        let mut rows = match lines.is_empty() {
+            true => Vec::new(),
+            false => data_file::parse(path, lines)?,
+        };
+        for row in &rows {
+            if row.text("run")? != name.run.digest {
+                return Err(other(row.line, OTHER_RUN.to_owned()));
             }
         }
+        let is_new = rows.is_empty();
+        let first = rows.first().filter(|row| row.get("shard").is_some());
+        let (found, expected) = (first.map(Row::value).cloned(), name.run.first_line());
+        match (&found, &expected) {
+            _ if is_new || found == expected => {}
+            (Some(found), None) => {
+                let shard = &found["shard"].as_str().unwrap_or_default();
+                let reason =
+                    format!("it is shard {shard}; `powerinfer merge` puts shards together");
+                return Err(other(1, reason));
+            }
+            (_, Some(_)) => {
+                let reason = format!("it is not shard {} of this run", name.run.shard);
+                return Err(other(1, reason));
+            }
+            (None, None) => {}
+        }
+        if found.is_some() {
+            rows.remove(0);
+        }
+        let found = rows.into_iter().map(read).collect::<Result<_, _>>()?;
         // Truncated only now that it is known for a file of this run.
-        file.set_len(whole as u64).map_err(unwritable)?;
-        let journal = Self {
+        file.set_len(lines.len() as u64).map_err(unwritable)?;
+        let mut journal = Self {
             path: path.to_owned(),
             file,
         };
+        if let Some(first) = expected.filter(|_| is_new) {
+            journal.push(&first)?;
+        }
         Ok((journal, found))
     }
 
@@ -114,4 +161,113 @@ impl Journal {
             source,
         })
     }
+}
+
+/// The complete lines of a file, and what follows them.
+fn split(bytes: &[u8]) -> (&[u8], &[u8]) {
+    let end = bytes.iter().rposition(|byte| *byte == b'\n');
+    bytes.split_at(end.map_or(0, |at| at + 1))
+}
+
+/// Whether the file at `path` has the rows of a shard.
+pub fn is_shard(path: &Path) -> bool {
+    let mut beginning = vec![0; SHARD.len()];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut beginning));
+    read.is_ok() && beginning == SHARD.as_bytes()
+}
+
+/// Puts the rows of all shards of a run into the file `out`, in the order of the run; returns their number.
+///
+/// # Errors
+///
+/// A file is no shard, is of another run than the others, lacks rows or has too many, a shard is missing or there twice,
+/// `out` is there and is of another run, or a file cannot be read or written.
+pub fn merge(paths: &[PathBuf], out: &Path) -> Result<usize, EvalError> {
+    let unfit = |path: &Path, reason: String| EvalError::NotMergeable {
+        path: path.to_owned(),
+        reason,
+    };
+    let mut run = None;
+    let mut shards = Vec::new();
+    let mut contents = Vec::new();
+    for path in paths {
+        let bytes = fs::read(path).map_err(|source| EvalError::Unreadable {
+            path: path.clone(),
+            source,
+        })?;
+        let (lines, _) = split(&bytes);
+        if !lines.starts_with(SHARD.as_bytes()) {
+            return Err(unfit(path, "it is no shard of rows".to_owned()));
+        }
+        let rows = data_file::parse(path, lines)?;
+        let (first, rest) = rows.split_first().expect("there is a first line");
+        let digest = first.text("run")?;
+        let of_run: &String = run.get_or_insert_with(|| digest.clone());
+        for row in &rows {
+            if row.text("run")? != *of_run {
+                return Err(unfit(
+                    path,
+                    format!(
+                        "line {} is of another run than `{}`: of other settings, another bundle, other data or another version of the program",
+                        row.line,
+                        paths[0].display()
+                    ),
+                ));
+            }
+        }
+        let shard = first.text("shard")?.parse();
+        let shard: Shard = shard.map_err(|reason| first.wrong(reason))?;
+        let expected = first.number("rows")?;
+        if rest.len() != expected {
+            return Err(unfit(
+                path,
+                format!(
+                    "it has {} of its {expected} rows; run the command of shard {shard} again, which resumes",
+                    rest.len()
+                ),
+            ));
+        }
+        let end = lines.iter().position(|byte| *byte == b'\n');
+        let start = end.map_or(lines.len(), |at| at + 1);
+        shards.push((shard, path.as_path()));
+        contents.push((lines[start..].to_vec(), rest.len()));
+    }
+    let order = Shard::order(&shards, "items", "run")
+        .map_err(|(place, reason)| unfit(shards[place].1, reason))?;
+    refuse_other_run(out, run.as_deref().unwrap_or_default())?;
+    let bytes: Vec<u8> = order
+        .iter()
+        .flat_map(|place| contents[*place].0.iter().copied())
+        .collect();
+    write_file(out, &bytes)?;
+    Ok(contents.iter().map(|(_, rows)| rows).sum())
+}
+
+/// Refuses to replace a file with anything but rows of `run`.
+fn refuse_other_run(out: &Path, run: &str) -> Result<(), EvalError> {
+    if !out.exists() {
+        return Ok(());
+    }
+    let refused = |line, reason: &str| EvalError::OtherContent {
+        path: out.to_owned(),
+        line,
+        reason: reason.to_owned(),
+    };
+    let bytes = fs::read(out).map_err(|source| EvalError::Unreadable {
+        path: out.to_owned(),
+        source,
+    })?;
+    let (lines, rest) = split(&bytes);
+    if lines.is_empty() {
+        return match rest.is_empty() {
+            true => Ok(()),
+            false => Err(refused(1, "it is no file of rows")),
+        };
+    }
+    for row in data_file::parse(out, lines)? {
+        if row.text("run")? != run {
+            return Err(refused(row.line, OTHER_RUN));
+        }
+    }
+    Ok(())
 }

@@ -18,6 +18,7 @@ mod likelihood;
 pub mod multiple_choice;
 pub mod pruning;
 mod python_sandbox;
+mod result_file;
 mod sample_file;
 pub mod statistics;
 pub mod sweep;
@@ -28,9 +29,12 @@ pub use completion::{Completion, Ends, complete};
 pub use contention::{Contention, CpuTimes};
 pub use error::EvalError;
 pub use fidelity::{
-    Fidelity, MIN_INTERVAL_TOKENS, TokenLosses, Windows, fidelity, perplexity_rise, token_losses,
+    Fidelity, MIN_INTERVAL_TOKENS, TokenLosses, WindowComparison, Windows, fidelity,
+    perplexity_rise, token_losses,
 };
+pub use journal::{Run, is_shard, merge};
 pub use likelihood::{Likelihood, continuation_likelihood};
 pub use python_sandbox::{PythonSandbox, Tests};
+pub use result_file::ResultFile;
 pub use sample_file::{Sample, SampleFile};
 pub use texts::{TextSize, leading_tokens, scored_tokens};

@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::{
     EvalError,
     human_eval::Verdict,
-    journal::{Journal, RunName},
+    journal::{Journal, Run, RunName},
 };
 
 /// A completion with its verdict.
@@ -32,13 +32,12 @@ pub struct SampleFile {
 }
 
 impl SampleFile {
-    /// Opens or creates the file at `path` for the run whose settings have the digest `run`. An incomplete last line is
-    /// dropped.
+    /// Opens or creates the file at `path` for `run`. An incomplete last line is dropped.
     ///
     /// # Errors
     ///
     /// Fails if the file cannot be written, is open in another process, or has anything but samples of this run.
-    pub fn open(path: &Path, run: &str) -> Result<Self, EvalError> {
+    pub fn open(path: &Path, run: &Run) -> Result<Self, EvalError> {
         let name = RunName {
             beginning: "{\"task_id\":",
             what: "line of completions",
@@ -58,7 +57,7 @@ impl SampleFile {
         let samples = samples.into_iter();
         Ok(Self {
             journal,
-            run: run.to_owned(),
+            run: run.digest.clone(),
             found: samples
                 .map(|sample| ((sample.task_id.clone(), sample.sample), sample))
                 .collect(),
@@ -103,7 +102,17 @@ impl SampleFile {
 
 #[cfg(test)]
 mod tests {
+    use powerinfer_artifact::Shard;
+
     use super::*;
+
+    fn run(digest: &str) -> Run {
+        Run {
+            digest: digest.to_owned(),
+            shard: Shard::WHOLE,
+            rows: 3,
+        }
+    }
 
     fn sample(task: usize, verdict: Verdict) -> Sample {
         Sample {
@@ -123,7 +132,7 @@ mod tests {
             sample(1, Verdict::Failed("no".to_owned())),
             sample(2, Verdict::Timeout),
         ];
-        let mut file = SampleFile::open(&path, "a").unwrap();
+        let mut file = SampleFile::open(&path, &run("a")).unwrap();
         assert!(file.is_empty());
         for sample in &all {
             file.push(sample.clone()).unwrap();
@@ -131,30 +140,30 @@ mod tests {
         drop(file);
         let text = std::fs::read(&path).unwrap();
         std::fs::write(&path, &text[..text.len() - 5]).unwrap();
-        let mut file = SampleFile::open(&path, "a").unwrap();
+        let mut file = SampleFile::open(&path, &run("a")).unwrap();
         assert_eq!(file.len(), 2);
         assert_eq!(file.find("T/1", 1), Some(&all[1]));
         assert_eq!(file.find("T/2", 0), None);
         file.push(all[2].clone()).unwrap();
         drop(file);
         assert_eq!(std::fs::read(&path).unwrap(), text);
-        let error = SampleFile::open(&path, "b").unwrap_err();
+        let error = SampleFile::open(&path, &run("b")).unwrap_err();
         assert_eq!(error.hint(), Some(powerinfer_artifact::Hint::OtherFile));
         let error = error.to_string();
         assert!(error.contains("line 1"), "{error}");
-        let none = SampleFile::open(folder.path(), "a")
+        let none = SampleFile::open(folder.path(), &run("a"))
             .unwrap_err()
             .to_string();
         assert!(none.contains("it is no file"), "{none}");
         // Foreign files stay unchanged.
         for foreign in ["{\"task_id\": 3}\n", "{\"a\": 1}", "x", "1\n2\n3"] {
             std::fs::write(&path, foreign).unwrap();
-            assert!(SampleFile::open(&path, "a").is_err(), "{foreign}");
+            assert!(SampleFile::open(&path, &run("a")).is_err(), "{foreign}");
             assert_eq!(std::fs::read(&path).unwrap(), foreign.as_bytes());
         }
         std::fs::remove_file(&path).unwrap();
-        let one = SampleFile::open(&path, "a").unwrap();
-        let busy = SampleFile::open(&path, "a").unwrap_err().to_string();
+        let one = SampleFile::open(&path, &run("a")).unwrap();
+        let busy = SampleFile::open(&path, &run("a")).unwrap_err().to_string();
         assert!(busy.contains("another run has it open"), "{busy}");
         drop(one);
     }

@@ -1,25 +1,30 @@
-//! Certification: measures the quality of a bundle's policies on held-out text.
+//! Certification: measures the quality of a bundle's policies on held-out text, window by window.
+//!
+//! Windows are measured independently of each other, so that shards of them can be measured on several machines. Each
+//! measured window is a line of a file next to the bundle, from which a stopped certification resumes.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use powerinfer_artifact::{
-    Progress,
-    certificate::{Certificate, LayerCertificate, Scoring, decisions},
+    Digest, Progress, Shard,
+    certificate::{self, Certificate, LayerCertificate, Scoring, decisions},
     plan::Policy,
     progress::Silent,
     token_texts,
 };
 use powerinfer_bundle::Bundle;
-use powerinfer_eval::{Windows, fidelity};
+use powerinfer_eval::{EvalError, Fidelity, ResultFile, Run, WindowComparison, Windows};
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{Execution, Runtime, Verification};
+use powerinfer_runtime::{Drift, Execution, Runtime, Verification};
 use powerinfer_text::Tokenizer;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{
-    PlannerError,
-    search::{scored, windows},
-};
+use crate::{PlannerError, search::windows};
 
 /// Floating-point operations of a certification by default; large models are certified on fewer tokens.
 const WORK: f64 = 2e13;
@@ -49,14 +54,23 @@ pub(crate) fn split(reserved: &[Vec<u32>], tokens: usize) -> [Vec<Vec<u32>>; 2] 
     })
 }
 
-/// Measures `bundle` under its plan on `texts`, in the default windows.
-pub(crate) fn measure(
-    bundle: &Bundle,
-    texts: &[Vec<u32>],
-    perplexity_budget: f64,
-    progress: &dyn Progress,
-) -> Result<Certificate, PlannerError> {
-    measure_in(bundle, windows(bundle), texts, perplexity_budget, progress)
+/// The measurement of a bundle's certificate.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Measurement<'a> {
+    pub(crate) bundle: &'a Bundle,
+    pub(crate) texts: &'a [Vec<u32>],
+    pub(crate) windows: Windows,
+}
+
+/// Measures of a window, from which those of all windows are computed.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MeasuredWindow {
+    comparison: WindowComparison,
+    neurons_computed: u64,
+    neurons: u64,
+    /// Per layer, relative error and contribution recall of each of its tokens.
+    layers: Vec<(Vec<f32>, Vec<f64>)>,
 }
 
 /// Repeats the measurement of the certificate `written`, on the same texts and windows.
@@ -69,10 +83,6 @@ pub fn measure_again(
     written: &Certificate,
     progress: &dyn Progress,
 ) -> Result<Certificate, PlannerError> {
-    let windows = Windows {
-        length: written.scoring.window as usize,
-        stride: written.scoring.stride as usize,
-    };
     let context = bundle.plan().budget.context_tokens;
     if written.scoring.window > context {
         return Err(PlannerError::ShortContext {
@@ -82,71 +92,239 @@ pub fn measure_again(
         });
     }
     let texts = bundle.certificate_texts()?;
-    measure_in(bundle, windows, &texts, written.perplexity_budget, progress)
+    let measurement = Measurement {
+        bundle,
+        texts: &texts,
+        windows: Windows {
+            length: written.scoring.window as usize,
+            stride: written.scoring.stride as usize,
+        },
+    };
+    let measured = measurement.measure(Shard::WHOLE, None, progress)?;
+    measurement.certificate(&measured, written.perplexity_budget)
 }
 
-fn measure_in(
-    bundle: &Bundle,
-    windows: Windows,
-    texts: &[Vec<u32>],
-    perplexity_budget: f64,
-    progress: &dyn Progress,
-) -> Result<Certificate, PlannerError> {
-    let execution = Execution::on_cpu(usable_cores());
-    let open = |policy: Option<Policy>| -> Result<Runtime, PlannerError> {
-        let again = Bundle::open(bundle.folder(), powerinfer_bundle::IntegrityCheck::Quick)?;
-        Ok(Runtime::open(again, policy, &execution, &Silent)?)
-    };
-    let mut dense = open(Some(Policy::Dense))?;
-    let mut planned = open(None)?;
-    planned.verify(Verification::of_all(bundle.config().layer_count));
-    let tokens = scored(texts);
-    if let Some(seconds) = seconds(bundle, tokens) {
-        progress.note(&format!(
-            "certifying on {tokens} held-out tokens, about {seconds:.0} s"
-        ));
+/// File next to the bundle in `folder` with the measured windows of `shard`.
+pub fn windows_file(folder: &Path, shard: Shard) -> PathBuf {
+    let whole = folder.canonicalize();
+    let folder = whole.as_deref().unwrap_or(folder);
+    let bundle = folder.file_name().unwrap_or_default().to_string_lossy();
+    folder.with_file_name(shard.file_name(&format!("{bundle}-certificate.jsonl")))
+}
+
+impl<'a> Measurement<'a> {
+    /// Of `bundle` on `texts`, in the default windows.
+    pub(crate) fn new(bundle: &'a Bundle, texts: &'a [Vec<u32>]) -> Self {
+        Self {
+            bundle,
+            texts,
+            windows: windows(bundle),
+        }
     }
-    progress.begin("certifying", tokens as u64, "tokens");
-    let found = fidelity(&mut dense, &mut planned, texts, windows, |tokens| {
-        progress.advance(tokens).map_err(PlannerError::from)
-    })?;
-    progress.end();
-    let computed = planned.take_statistics().computed_share();
-    let drifts = planned.verification().map_or(&[][..], Verification::layers);
-    let layers = drifts.iter().zip(&bundle.plan().layers);
-    let tokenizer = Tokenizer::from_directory(bundle.folder())?;
-    let bos_token = tokenizer.bos().map(|bos| bos.id);
-    Ok(Certificate {
-        scoring: Scoring {
-            texts: texts.len() as u64,
-            tokens: found.tokens(),
-            window: windows.length as u64,
-            stride: windows.stride as u64,
-            bos_token: bos_token.filter(|bos| texts.iter().all(|text| text.first() == Some(bos))),
-            digest: token_texts::digest(texts),
-        },
-        decisions: decisions(&bundle.plan().layers),
-        perplexity_budget,
-        dense_perplexity: found.dense().perplexity(),
-        perplexity: found.other().perplexity(),
-        perplexity_rise: found.perplexity_rise(),
-        kl_divergence_mean: found.mean_divergence(),
-        kl_divergence_p99: found.divergence_p99(),
-        top1_agreement: found.top1_agreement(),
-        texts_without_divergence: found.texts_without_divergence(),
-        tokens_to_first_divergence: found.tokens_to_first_divergence(),
-        ffn_neurons_computed: computed,
+
+    /// All windows: text, begin, end and number of scored tokens.
+    fn all_windows(&self) -> Vec<(&'a [u32], (usize, usize, usize))> {
+        let of_text = |text: &'a Vec<u32>| {
+            let windows = self.windows.over(text.len()).into_iter();
+            windows.map(|window| (text.as_slice(), window))
+        };
+        self.texts.iter().flat_map(of_text).collect()
+    }
+
+    /// Measures the windows of `shard` and keeps them in its [`windows_file`]; returns their number and that of all.
+    pub(crate) fn measure_shard(
+        &self,
+        shard: Shard,
+        progress: &dyn Progress,
+    ) -> Result<(usize, usize), PlannerError> {
+        let all = self.all_windows().len();
+        if shard.range(all).is_empty() {
+            return Err(PlannerError::EmptyShard {
+                shard,
+                windows: all,
+            });
+        }
+        let file = windows_file(self.bundle.folder(), shard);
+        let measured = self.measure(shard, Some(&file), progress)?;
+        Ok((measured.len(), all))
+    }
+
+    /// Measures all windows that are in no file yet, and computes the certificate.
+    pub(crate) fn measure_all(
+        &self,
+        perplexity_budget: f64,
+        progress: &dyn Progress,
+    ) -> Result<Certificate, PlannerError> {
+        let file = windows_file(self.bundle.folder(), Shard::WHOLE);
+        let measured = self.measure(Shard::WHOLE, Some(&file), progress)?;
+        self.certificate(&measured, perplexity_budget)
+    }
+
+    /// Measures the bundle under its plan, and `dense`, in the windows of `shard`; resumes from `file`.
+    fn measure(
+        &self,
+        shard: Shard,
+        file: Option<&Path>,
+        progress: &dyn Progress,
+    ) -> Result<Vec<MeasuredWindow>, PlannerError> {
+        let all = self.all_windows();
+        let range = shard.range(all.len());
+        let run = Run {
+            digest: self.digest(),
+            shard,
+            rows: range.len(),
+        };
+        let mut results = match file {
+            None => ResultFile::open(None, &run)?,
+            Some(file) => ResultFile::open_or_replace(file, &run)?,
+        };
+        let mine = || range.clone().zip(&all[range.clone()]);
+        let left = mine().filter(|(index, _)| !results.has(*index));
+        let tokens: usize = left.map(|(_, (_, window))| window.2).sum();
+        if tokens > 0 {
+            if let Some(seconds) = seconds(self.bundle, tokens) {
+                progress.note(&format!(
+                    "certifying on {tokens} held-out tokens, about {seconds:.0} s"
+                ));
+            }
+            progress.begin("certifying", tokens as u64, "tokens");
+            let mut dense = self.open(Some(Policy::Dense))?;
+            let mut planned = self.open(None)?;
+            planned.verify(Verification::of_all(self.bundle.config().layer_count));
+            for (index, (text, window)) in mine() {
+                if results.has(index) {
+                    continue;
+                }
+                results.get_or(index, || measure(&mut dense, &mut planned, text, *window))?;
+                progress.advance(window.2 as u64)?;
+            }
+            progress.end();
+        }
+        Ok(results.into_results())
+    }
+
+    fn open(&self, policy: Option<Policy>) -> Result<Runtime, PlannerError> {
+        let execution = Execution::on_cpu(usable_cores());
+        let check = powerinfer_bundle::IntegrityCheck::Quick;
+        let bundle = Bundle::open(self.bundle.folder(), check)?;
+        Ok(Runtime::open(bundle, policy, &execution, &Silent)?)
+    }
+
+    /// Digest of everything that the measures depend on.
+    fn digest(&self) -> String {
+        let mut files = self.bundle.manifest_document().body.files.clone();
+        files.retain(|name, _| ![certificate::FILE, certificate::TEXT_FILE].contains(&&**name));
+        let settings = json!({
+            "bundle": files,
+            "text": token_texts::digest(self.texts),
+            "window": self.windows.length,
+            "stride": self.windows.stride,
+            "version": env!("CARGO_PKG_VERSION"),
+        });
+        Digest::of(settings.to_string().as_bytes()).to_string()
+    }
+
+    /// The certificate that all windows, `measured` in order, make.
+    fn certificate(
+        &self,
+        measured: &[MeasuredWindow],
+        perplexity_budget: f64,
+    ) -> Result<Certificate, PlannerError> {
+        let (bundle, texts) = (self.bundle, self.texts);
+        let mut found = Fidelity::default();
+        let mut rest = measured.iter();
+        for text in texts {
+            found.begin_text();
+            for window in rest.by_ref().take(self.windows.over(text.len()).len()) {
+                found.push(&window.comparison);
+            }
+        }
+        let sum = |count: fn(&MeasuredWindow) -> u64| measured.iter().map(count).sum::<u64>();
+        let [computed, neurons] = [sum(|w| w.neurons_computed), sum(|w| w.neurons)];
+        let tokenizer = Tokenizer::from_directory(bundle.folder())?;
+        let bos_token = tokenizer.bos().map(|bos| bos.id);
+        let layers = bundle.plan().layers.iter().enumerate();
+        Ok(Certificate {
+            scoring: Scoring {
+                texts: texts.len() as u64,
+                tokens: found.tokens(),
+                window: self.windows.length as u64,
+                stride: self.windows.stride as u64,
+                bos_token: bos_token
+                    .filter(|bos| texts.iter().all(|text| text.first() == Some(bos))),
+                digest: token_texts::digest(texts),
+            },
+            decisions: decisions(&bundle.plan().layers),
+            perplexity_budget,
+            dense_perplexity: found.dense().perplexity(),
+            perplexity: found.other().perplexity(),
+            perplexity_rise: found.perplexity_rise(),
+            kl_divergence_mean: found.mean_divergence(),
+            kl_divergence_p99: found.divergence_p99(),
+            top1_agreement: found.top1_agreement(),
+            texts_without_divergence: found.texts_without_divergence(),
+            tokens_to_first_divergence: found.tokens_to_first_divergence(),
+            ffn_neurons_computed: match neurons {
+                0 => 0.0,
+                _ => computed as f64 / neurons as f64,
+            },
+            layers: layers
+                .map(|(index, layer)| {
+                    let windows = measured
+                        .iter()
+                        .filter_map(|window| window.layers.get(index));
+                    let drift = Drift::of(
+                        windows
+                            .clone()
+                            .flat_map(|(errors, _)| errors)
+                            .copied()
+                            .collect(),
+                        windows.flat_map(|(_, recalls)| recalls).copied().collect(),
+                    );
+                    LayerCertificate {
+                        layer: layer.layer,
+                        policy: layer.policy,
+                        relative_error: drift.mean(),
+                        relative_error_p99: drift.p99(),
+                        error_bound: drift.worst_window(),
+                        contribution_recall: drift.contribution_recall(),
+                    }
+                })
+                .collect(),
+        })
+    }
+}
+
+/// Measures one window; `planned` verifies all tokens.
+fn measure(
+    dense: &mut Runtime,
+    planned: &mut Runtime,
+    text: &[u32],
+    window: (usize, usize, usize),
+) -> Result<MeasuredWindow, EvalError> {
+    let before = planned.verification().map_or(0, Verification::tokens);
+    let comparison = WindowComparison::measure(dense, planned, text, window)?;
+    let counts = planned.take_statistics();
+    let layers = planned.verification().map_or(&[][..], Verification::layers);
+    Ok(MeasuredWindow {
+        comparison,
+        neurons_computed: counts.neurons_computed,
+        neurons: counts.neurons,
         layers: layers
-            .map(|(drift, layer)| LayerCertificate {
-                layer: layer.layer,
-                policy: layer.policy,
-                relative_error: drift.mean(),
-                relative_error_p99: drift.p99(),
-                error_bound: drift.worst_window(),
-                contribution_recall: drift.contribution_recall(),
+            .iter()
+            .map(|drift| {
+                let errors = drift.errors().get(before..).unwrap_or_default();
+                let recalls = drift.recalls().get(before..).unwrap_or_default();
+                (errors.to_vec(), recalls.to_vec())
             })
             .collect(),
     })
+}
+
+/// Removes the file with the measured windows of a bundle that was certified.
+pub(crate) fn remove_windows(folder: &Path) {
+    // What stays is used by no other certificate.
+    let _ = fs::remove_file(windows_file(folder, Shard::WHOLE));
 }
 
 /// Predicted time of two passes over `tokens` tokens on the CPU; `None` below two seconds, and if the plan's hardware has

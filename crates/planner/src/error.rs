@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use powerinfer_artifact::{
-    ArtifactError, ByteSize, Hint,
+    ArtifactError, ByteSize, Hint, Shard, counted,
     hardware::{self, HardwareError},
     plan::Policy,
     progress::Interrupted,
@@ -128,6 +128,14 @@ pub enum PlannerError {
         folder: PathBuf,
         /// The reason.
         source: Box<SolveError>,
+    },
+    /// A shard of a certificate without windows.
+    #[error("shard {shard} has no text: the certificate has only {}; use fewer shards", counted(*windows, "window"))]
+    EmptyShard {
+        /// The shard.
+        shard: Shard,
+        /// Windows of all shards.
+        windows: usize,
     },
     /// A certificate that was measured in longer windows than the context has room for.
     #[error(

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use powerinfer_artifact::{
-    Hint, Progress, placement_inputs::LayerInputs, plan::Plan, predictor_file::PredictorFile,
-    progress::Silent, write::ScratchFolder,
+    Hint, Progress, Shard, placement_inputs::LayerInputs, plan::Plan,
+    predictor_file::PredictorFile, progress::Silent, write::ScratchFolder,
 };
 use powerinfer_bundle::{Bundle, IntegrityCheck, PackInputs, pack_with};
 use powerinfer_eval::format::percent;
@@ -17,7 +17,8 @@ use powerinfer_tensor::Format;
 use powerinfer_text::Tokenizer;
 
 use crate::{
-    PlanOptions, PlannerError, Request, certify,
+    PlanOptions, PlannerError, Request,
+    certify::{self, Measurement},
     modes::Subject,
     pins,
     problem::{largest_rank, problem},
@@ -184,7 +185,8 @@ fn certify_on(
         progress.advise(&line, Hint::MoreHeldOutText);
         return Ok(bundle);
     }
-    let certificate = certify::measure(&bundle, texts, perplexity_budget, progress)?;
+    let measurement = Measurement::new(&bundle, texts);
+    let certificate = measurement.measure_all(perplexity_budget, progress)?;
     if !certificate.holds() {
         let allowed = percent(perplexity_budget);
         match certificate.tokens_needed() {
@@ -200,7 +202,30 @@ fn certify_on(
             ),
         }
     }
-    Ok(bundle.certify(certificate, texts)?)
+    let bundle = bundle.certify(certificate, texts)?;
+    certify::remove_windows(bundle.folder());
+    Ok(bundle)
+}
+
+/// Measures `shard` of the certificate of `bundle` into [`certify::windows_file`]; returns its windows and all windows.
+/// Once the files of all shards are merged, [`certify_bundle`] has nothing left to measure.
+///
+/// # Errors
+///
+/// The reserved texts cannot be read, the shard is empty, the bundle cannot be run, its file cannot be written, or `progress`
+/// interrupts.
+pub fn certify_shard(
+    bundle: &Bundle,
+    checkpoint: &Checkpoint,
+    profile: &Profile,
+    request: &Request,
+    options: &PlanOptions,
+    shard: Shard,
+    progress: &dyn Progress,
+) -> Result<(usize, usize), PlannerError> {
+    let tokens = options.certify_tokens(checkpoint.config(), profile);
+    let [_, texts] = held_out(profile, request, tokens)?;
+    Measurement::new(bundle, &texts).measure_shard(shard, progress)
 }
 
 impl Placement {

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, Hint, progress::Interrupted};
+use powerinfer_artifact::{ArtifactError, Hint, Shard, progress::Interrupted};
 use powerinfer_import::ImportError;
 use powerinfer_model::ModelError;
-use powerinfer_profile::{ProfileError, Shard};
+use powerinfer_profile::ProfileError;
 use powerinfer_tensor::Format;
 
 /// Predictors that cannot be made.

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use powerinfer_artifact::{
-    Header, Progress, TensorFile, counted,
+    Header, Progress, Shard, TensorFile, counted,
     matrix_planes::insert_matrix,
     predictor_file::{
         FILE, FORMAT, INPUT_SETTING, LAYERS_SETTING, PredictorFile, PredictorInput,
@@ -16,7 +16,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_kernels::Isa;
 use powerinfer_model::Checkpoint;
-use powerinfer_profile::{Profile, Shard};
+use powerinfer_profile::Profile;
 use powerinfer_tensor::Format;
 
 use crate::{

@@ -1,8 +1,8 @@
 //! Calibration text as token sequences with source and part.
 
-use std::{collections::BTreeMap, ops::Range, path::Path};
+use std::ops::Range;
 
-use powerinfer_artifact::Digest;
+use powerinfer_artifact::{Digest, Shard};
 
 use crate::ProfileError;
 
@@ -60,97 +60,6 @@ pub struct Sequence {
     pub first_half: bool,
     /// Training or held-out part.
     pub part: Part,
-}
-
-/// Missing shards that a message names, at most.
-const MOST_NAMED: usize = 8;
-
-/// One of several runs that together cover a text, or a model's layers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shard {
-    /// Index, from 1.
-    pub index: usize,
-    /// Number of shards.
-    pub count: usize,
-}
-
-impl Shard {
-    /// The only shard of an undivided run.
-    pub const WHOLE: Self = Self { index: 1, count: 1 };
-
-    /// Name of the folder that a run without shards calls `name`.
-    pub fn folder(self, name: &str) -> String {
-        match self {
-            Self::WHOLE => name.to_owned(),
-            Self { index, count } => format!("{name}-{index}-of-{count}"),
-        }
-    }
-
-    /// Places of `shards`, which are all of one run, by index. Messages call what a shard covers `what`, and a run `run`.
-    ///
-    /// # Errors
-    ///
-    /// The place of one that cannot be merged, with the reason: it is of another number of shards, is there twice, or others are
-    /// missing.
-    pub fn order(
-        shards: &[(Self, &Path)],
-        what: &str,
-        run: &str,
-    ) -> Result<Vec<usize>, (usize, String)> {
-        let count = shards.first().map_or(1, |(shard, _)| shard.count);
-        let mut places = BTreeMap::new();
-        for (place, (shard, _)) in shards.iter().enumerate() {
-            if shard.count != count {
-                return Err((
-                    place,
-                    format!(
-                        "it is shard {shard}, others belong to a different number of shards; merge shards of one run"
-                    ),
-                ));
-            }
-            if let Some(first) = places.insert(shard.index, place) {
-                let first = shards[first].1.display();
-                return Err((
-                    place,
-                    format!("it covers the same {what} as `{first}`; name each one once"),
-                ));
-            }
-        }
-        let missing: Vec<String> = (1..=count)
-            .filter(|index| !places.contains_key(index))
-            .map(|index| Self { index, count }.to_string())
-            .take(MOST_NAMED)
-            .collect();
-        let are = match missing.len() {
-            0 => return Ok(places.into_values().collect()),
-            1 => "one of its shards is",
-            _ => "some of its shards are",
-        };
-        let missing = missing.join(", ");
-        Err((
-            0,
-            format!("{are} missing: {missing}; {run} the missing shards, then merge all"),
-        ))
-    }
-}
-
-impl std::fmt::Display for Shard {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{}/{}", self.index, self.count)
-    }
-}
-
-impl std::str::FromStr for Shard {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parts = text.split_once('/');
-        let parts = parts.and_then(|(i, n)| Some((i.parse().ok()?, n.parse().ok()?)));
-        match parts {
-            Some((index, count)) if 1 <= index && index <= count => Ok(Self { index, count }),
-            _ => Err("a shard is `i/n` with 1 ≤ i ≤ n, as `3/16`".to_owned()),
-        }
-    }
 }
 
 /// Calibration sequences from one or several sources.
@@ -285,8 +194,7 @@ impl Calibration {
     ///
     /// The shard is empty.
     pub fn shard(&self, shard: Shard) -> Result<Range<usize>, ProfileError> {
-        let edge = |index| self.sequences.len() * index / shard.count;
-        let range = edge(shard.index - 1)..edge(shard.index);
+        let range = shard.range(self.sequences.len());
         if range.is_empty() {
             return Err(ProfileError::EmptyShard {
                 shard,
@@ -458,7 +366,5 @@ mod tests {
                 })
                 .is_err()
         );
-        assert_eq!("2/3".parse(), Ok(Shard { index: 2, count: 3 }));
-        assert!("0/3".parse::<Shard>().is_err() && "4/3".parse::<Shard>().is_err());
     }
 }

@@ -2,11 +2,9 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, Hint, counted, progress::Interrupted};
+use powerinfer_artifact::{ArtifactError, Hint, Shard, counted, progress::Interrupted};
 use powerinfer_kernels::cuda::DeviceError;
 use powerinfer_model::ModelError;
-
-use crate::calibration::Shard;
 
 /// A profile that cannot be made, read or merged.
 #[derive(Debug, thiserror::Error)]

@@ -19,7 +19,7 @@ mod times;
 mod traces;
 
 pub use activity::{Counts, HOT_SHARE, LOCALITY_WINDOWS, LayerActivity, Reuse, Skew};
-pub use calibration::{Calibration, Part, RESERVED, Sequence, Shard, Source};
+pub use calibration::{Calibration, Part, RESERVED, Sequence, Source};
 pub use column::Column;
 pub use error::ProfileError;
 pub use measure::{Amount, FIRST_ROUND, Settings, measure};

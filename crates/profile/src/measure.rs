@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use powerinfer_artifact::{Header, Progress, write::PartialFolder};
+use powerinfer_artifact::{Header, Progress, Shard, write::PartialFolder};
 use powerinfer_gpu::LayerWeights;
 use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
@@ -15,7 +15,6 @@ use powerinfer_reference::Embedding;
 
 use crate::{
     Calibration, LayerActivity, Part, Profile, ProfileDocument, ProfileError, Traces,
-    calibration::Shard,
     observe::{InstrumentedLayer, Observation},
     profile::{self, Subject},
     resume::{self, HiddenSink, Place, Sizes, State},

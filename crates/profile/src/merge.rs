@@ -2,11 +2,10 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use powerinfer_artifact::{Digest, Header, write::PartialFolder};
+use powerinfer_artifact::{Digest, Header, Shard, write::PartialFolder};
 
 use crate::{
     LayerActivity, Profile, ProfileDocument, ProfileError, Settings, Traces,
-    calibration::Shard,
     profile::{self, CALIBRATION, SHARD, Subject, TRACE_TOKENS},
     traces,
 };

@@ -12,7 +12,7 @@ use std::{
 
 use golden::{Golden, MODELS};
 use powerinfer_artifact::{
-    Hint, Progress,
+    Hint, Progress, Shard,
     progress::{Interrupted, Silent},
     random::Random,
 };
@@ -20,7 +20,7 @@ use powerinfer_emulator::{Order, test_device, test_emulator};
 use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
 use powerinfer_profile::{
-    Amount, Calibration, Part, Profile, ProfileError, Settings, Shard, Source, measure,
+    Amount, Calibration, Part, Profile, ProfileError, Settings, Source, measure,
 };
 
 /// Text of two sources, one with sequences of odd lengths.

@@ -57,11 +57,20 @@ pub struct Drift {
     errors: Vec<f32>,
     /// The last [`DRIFT_WINDOW`] of them.
     recent: VecDeque<f64>,
-    /// Sum over tokens of the share of `Σ|h_i|·‖down_i‖` of the computed neurons.
-    recalled: f64,
+    /// Share of `Σ|h_i|·‖down_i‖` of the computed neurons, of every verified token.
+    recalls: Vec<f64>,
 }
 
 impl Drift {
+    /// Drift of tokens with these relative errors and recalls, in order.
+    pub fn of(errors: Vec<f32>, recalls: Vec<f64>) -> Self {
+        Self {
+            errors,
+            recalls,
+            ..Self::default()
+        }
+    }
+
     /// Verified tokens.
     pub fn tokens(&self) -> usize {
         self.errors.len()
@@ -70,6 +79,11 @@ impl Drift {
     /// Relative error of every token.
     pub fn errors(&self) -> &[f32] {
         &self.errors
+    }
+
+    /// Share of `Σ|h_i|·‖down_i‖` of the computed neurons, of every token.
+    pub fn recalls(&self) -> &[f64] {
+        &self.recalls
     }
 
     /// Mean relative error.
@@ -116,7 +130,7 @@ impl Drift {
     pub fn contribution_recall(&self) -> f64 {
         match self.tokens() {
             0 => 1.0,
-            tokens => self.recalled / tokens as f64,
+            tokens => self.recalls.iter().sum::<f64>() / tokens as f64,
         }
     }
 }
@@ -211,7 +225,7 @@ impl Verification {
                 .products
                 .get(token)
                 .map_or(&[][..], Vec::as_slice);
-            drift.recalled += recalled(computed, products, norms);
+            drift.recalls.push(recalled(computed, products, norms));
             drift.recent.push_back(error);
             if drift.recent.len() > DRIFT_WINDOW {
                 drift.recent.pop_front();

@@ -5,18 +5,21 @@ mod prune;
 mod questions;
 mod text;
 
-use std::time::Duration;
+use std::{ops::Range, path::PathBuf};
 
 use anyhow::{Result, bail};
-use powerinfer_artifact::{ByteSize, Progress, certificate::Estimate, counted, plan::Policy};
-use powerinfer_datasets::minipython::{Split, distinct_tasks};
+use powerinfer_artifact::{
+    ByteSize, Digest, Progress, Shard, certificate::Estimate, counted, plan::Policy,
+};
+use powerinfer_datasets::minipython::{Split, Task, distinct_tasks};
 use powerinfer_eval::{
-    Ends, Fidelity, Likelihood, complete, continuation_likelihood,
+    Ends, EvalError, Fidelity, Likelihood, ResultFile, Run, complete, continuation_likelihood,
     function_tasks::{CASES, Verdict, judge},
     statistics::Paired,
 };
-use powerinfer_runtime::{Sampler, Statistics};
+use powerinfer_runtime::Sampler;
 use powerinfer_text::Tokenizer;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use self::{
@@ -59,6 +62,65 @@ enum Measure {
     Fidelity(TextArguments),
 }
 
+/// File of the results, and shard of the items.
+#[derive(Debug, clap::Args)]
+struct ResultArguments {
+    /// Append results to this file, and resume from it; with several policies one file each, named after the policy
+    #[arg(long, value_name = "FILE", value_parser = crate::values::new_file)]
+    out: Option<PathBuf>,
+    /// Evaluate one of n shards of the items, as `3/16`; files are named after it. `powerinfer merge` puts those of a policy
+    /// together, and this command without the option reports on `--out`
+    #[arg(long, value_name = "I/N", default_value_t = Shard::WHOLE, hide_default_value = true, requires = "out")]
+    shard: Shard,
+}
+
+impl ResultArguments {
+    /// Items of the shard.
+    fn items(&self, all: usize) -> Result<Range<usize>> {
+        let range = self.shard.range(all);
+        if range.is_empty() {
+            bail!(
+                "shard {} has no items: there are {all}; use fewer shards",
+                self.shard
+            );
+        }
+        Ok(range)
+    }
+
+    /// File of a policy's results, of `policies`.
+    fn path(&self, policy: &str, policies: usize) -> Option<PathBuf> {
+        let path = self.out.as_ref()?;
+        let mut name = path.file_name()?.to_string_lossy().into_owned();
+        if policies > 1 {
+            name = match name.rsplit_once('.') {
+                Some((stem, extension)) => format!("{stem}-{policy}.{extension}"),
+                None => format!("{name}-{policy}"),
+            };
+        }
+        Some(path.with_file_name(self.shard.file_name(&name)))
+    }
+
+    /// The run of `settings`, of which each item has `rows_per_item` rows.
+    fn run(&self, settings: &Value, items: &Range<usize>, rows_per_item: usize) -> Run {
+        Run {
+            digest: Digest::of(settings.to_string().as_bytes()).to_string(),
+            shard: self.shard,
+            rows: items.len() * rows_per_item,
+        }
+    }
+
+    /// Reports that the results are those of a shard.
+    fn say_shard(&self, items: &Range<usize>, all: usize, what: &str, output: Output) {
+        if self.shard != Shard::WHOLE {
+            output.say(format!(
+                "shard {}: {} of {all} {what}",
+                self.shard,
+                items.len()
+            ));
+        }
+    }
+}
+
 /// Tasks and policies.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  powerinfer eval tasks demo --count 200")]
@@ -77,20 +139,35 @@ struct TasksArguments {
     /// Seed of the choice of tasks and of their inputs
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    #[command(flatten)]
+    results: ResultArguments,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
 }
 
+/// Result of a task under a policy.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TaskResult {
+    passed: bool,
+    /// Tokens of the completion.
+    completion: Vec<u32>,
+    /// Σ −ln p of the solution's tokens, in nats, and their number.
+    likelihood: (f64, u64),
+    /// Decoded tokens that the counts below are of.
+    decoded: u64,
+    bytes_read: u64,
+    neurons_computed: u64,
+    /// FFN neurons of all layers for each token; 0 for the reference engine, which counts none.
+    neurons: u64,
+    decode_seconds: f64,
+}
+
 /// Results of one policy.
 struct Row {
     policy: Policy,
-    passed: usize,
-    tasks: usize,
-    likelihood: Likelihood,
-    decoded: Statistics,
-    decode: Duration,
-    completions: Vec<Vec<u32>>,
+    tasks: Vec<TaskResult>,
 }
 
 pub(crate) fn run(arguments: &EvalArguments, output: Output) -> Result<()> {
@@ -148,21 +225,53 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
             ],
         };
     }
+    let results = &arguments.results;
+    let items = results.items(arguments.count)?;
+    // All files first: an error in one must not appear after hours of another.
+    let mut files = Vec::new();
+    for policy in &policies {
+        let policy = Policy::from(*policy).to_string();
+        let settings = json!({
+            "bundle": subject.identity()?,
+            "tasks": arguments.count,
+            "policy": policy,
+            "max_tokens": arguments.max_tokens,
+            "seed": arguments.seed,
+            "version": env!("CARGO_PKG_VERSION"),
+        });
+        let path = results.path(&policy, policies.len());
+        files.push(ResultFile::open(
+            path.as_deref(),
+            &results.run(&settings, &items, 1),
+        )?);
+    }
+    let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.count)?;
     let mut rows: Vec<Row> = Vec::new();
-    for policy in policies {
+    for (policy, mut file) in policies.into_iter().zip(files) {
         let quiet = Output {
             quiet: output.quiet || !rows.is_empty(),
             ..output
         };
         let policy = Policy::from(policy);
         let mut model = subject.model(Some(policy), quiet)?;
-        let tokenizer = subject.tokenizer();
-        rows.push(measure(&mut model, tokenizer, policy, arguments, output)?);
+        let bar = Bar::new(output);
+        bar.begin(&policy.to_string(), items.len() as u64, "tasks");
+        let mut row = Row {
+            policy,
+            tasks: Vec::new(),
+        };
+        for index in items.clone() {
+            let measure = || measure(&mut model, subject.tokenizer(), &tasks[index], arguments);
+            row.tasks.push(file.get_or(index, measure)?.clone());
+            bar.advance(1)?;
+        }
+        bar.end();
+        rows.push(row);
     }
     if arguments.json {
         let rows: Vec<Value> = rows.iter().map(|row| row.to_json(&rows[0])).collect();
         return print_json(
-            &json!({ "tasks": arguments.count, "seed": arguments.seed, "policies": rows }),
+            &json!({ "tasks": items.len(), "seed": arguments.seed, "policies": rows }),
         );
     }
     let mut table = Table::new(&[
@@ -178,106 +287,121 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
         table.row(vec![
             row.policy.to_string(),
             format!("{:.0}", row.tokens_per_second()),
-            ByteSize(row.decoded.bytes_per_token() as u64).to_string(),
+            ByteSize(row.bytes_per_token() as u64).to_string(),
             percent(row.computed_share()),
             format!(
                 "{} ({}/{})",
-                percent(row.passed as f64 / row.tasks as f64),
-                row.passed,
-                row.tasks
+                percent(row.passed() as f64 / row.tasks.len() as f64),
+                row.passed(),
+                row.tasks.len()
             ),
-            format!("{:.4}", row.likelihood.perplexity()),
-            format!("{}/{}", row.same_as(&rows[0]), row.tasks),
+            format!("{:.4}", row.likelihood().perplexity()),
+            format!("{}/{}", row.same_as(&rows[0]), row.tasks.len()),
         ]);
     }
     print(table.to_string())?;
+    results.say_shard(&items, arguments.count, "tasks", output);
     output.say(format!(
         "{}, greedy, {}; pass@1: the function behaves like the reference on {CASES} inputs; perplexity: of the solution's {} tokens given the task; identical outputs: completions equal to those of `{}`",
-        counted(arguments.count, "held-out task"), counted(subject.threads(), "thread"), rows[0].likelihood.tokens, rows[0].policy
+        counted(items.len(), "held-out task"), counted(subject.threads(), "thread"), rows[0].likelihood().tokens, rows[0].policy
     ));
     Ok(())
 }
 
-/// Solves every task.
+/// Solves a task.
 fn measure(
     model: &mut Model,
     tokenizer: &Tokenizer,
-    policy: Policy,
+    task: &Task,
     arguments: &TasksArguments,
-    output: Output,
-) -> Result<Row> {
-    let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.count)?;
-    let mut row = Row {
-        policy,
-        passed: 0,
-        tasks: tasks.len(),
-        likelihood: Likelihood::default(),
-        decoded: Statistics::default(),
-        decode: Duration::ZERO,
-        completions: Vec::new(),
+) -> Result<TaskResult, EvalError> {
+    let ends = Ends {
+        max_tokens: arguments.max_tokens,
+        context: model.context_limit(),
+        texts: &[],
     };
-    let bar = Bar::new(output);
-    bar.begin(&policy.to_string(), tasks.len() as u64, "tasks");
-    for task in &tasks {
-        let ends = Ends {
-            max_tokens: arguments.max_tokens,
-            context: model.context_limit(),
-            texts: &[],
-        };
-        let completion = complete(
-            model,
-            tokenizer,
-            task.prompt(),
-            ends,
-            &mut Sampler::greedy(),
-            |model| {
-                model.take_statistics();
-            },
-        )?;
-        row.decoded += model.take_statistics().unwrap_or_default();
-        row.decode += completion.decode;
-        row.passed += usize::from(judge(task, &completion.text, arguments.seed) == Verdict::Passed);
-        row.likelihood +=
-            continuation_likelihood(model, tokenizer, task.prompt(), task.solution())?;
-        row.completions.push(completion.tokens);
-        bar.advance(1)?;
-    }
-    bar.end();
-    Ok(row)
+    let completion = complete(
+        model,
+        tokenizer,
+        task.prompt(),
+        ends,
+        &mut Sampler::greedy(),
+        |model| {
+            model.take_statistics();
+        },
+    )?;
+    let decoded = model.take_statistics().unwrap_or_default();
+    let likelihood = continuation_likelihood(model, tokenizer, task.prompt(), task.solution())?;
+    Ok(TaskResult {
+        passed: judge(task, &completion.text, arguments.seed) == Verdict::Passed,
+        completion: completion.tokens,
+        likelihood: (likelihood.negative_log, likelihood.tokens),
+        decoded: decoded.tokens,
+        bytes_read: decoded.bytes_read,
+        neurons_computed: decoded.neurons_computed,
+        neurons: decoded.neurons,
+        decode_seconds: completion.decode.as_secs_f64(),
+    })
 }
 
 impl Row {
+    fn passed(&self) -> usize {
+        self.tasks.iter().filter(|task| task.passed).count()
+    }
+
+    fn likelihood(&self) -> Likelihood {
+        let mut all = Likelihood::default();
+        for task in &self.tasks {
+            let (negative_log, tokens) = task.likelihood;
+            all += Likelihood {
+                negative_log,
+                tokens,
+            };
+        }
+        all
+    }
+
+    fn sum(&self, count: fn(&TaskResult) -> u64) -> u64 {
+        self.tasks.iter().map(count).sum()
+    }
+
+    fn tokens(&self) -> u64 {
+        self.sum(|task| task.completion.len() as u64)
+    }
+
     fn tokens_per_second(&self) -> f64 {
-        let tokens: usize = self.completions.iter().map(Vec::len).sum();
-        tokens as f64 / self.decode.as_secs_f64().max(1e-9)
+        let seconds: f64 = self.tasks.iter().map(|task| task.decode_seconds).sum();
+        self.tokens() as f64 / seconds.max(1e-9)
+    }
+
+    fn bytes_per_token(&self) -> f64 {
+        self.sum(|task| task.bytes_read) as f64 / self.sum(|task| task.decoded).max(1) as f64
     }
 
     /// Share of FFN neurons computed; 1 for the reference engine, which counts none.
     fn computed_share(&self) -> f64 {
-        match self.decoded.neurons {
+        match self.sum(|task| task.neurons) {
             0 => 1.0,
-            _ => self.decoded.computed_share(),
+            neurons => self.sum(|task| task.neurons_computed) as f64 / neurons as f64,
         }
     }
 
     /// Number of completions equal to those of `other`.
     fn same_as(&self, other: &Self) -> usize {
-        self.completions
-            .iter()
-            .zip(&other.completions)
-            .filter(|(a, b)| a == b)
-            .count()
+        let pairs = self.tasks.iter().zip(&other.tasks);
+        let same = pairs.filter(|(a, b)| a.completion == b.completion);
+        same.count()
     }
 
     fn to_json(&self, first: &Self) -> Value {
         json!({
             "policy": self.policy.to_string(),
             "tokens_per_second": self.tokens_per_second(),
-            "bytes_per_token": self.decoded.bytes_per_token(),
+            "bytes_per_token": self.bytes_per_token(),
             "ffn_neurons_computed": self.computed_share(),
-            "passed": self.passed,
-            "pass_at_1": self.passed as f64 / self.tasks as f64,
-            "perplexity": self.likelihood.perplexity(),
+            "passed": self.passed(),
+            "pass_at_1": self.passed() as f64 / self.tasks.len() as f64,
+            "perplexity": self.likelihood().perplexity(),
             "same_completions_as_first": self.same_as(first),
         })
     }

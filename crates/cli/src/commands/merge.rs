@@ -1,4 +1,4 @@
-//! `powerinfer merge`: one profile of several, or the predictors of all layers.
+//! `powerinfer merge`: one profile of several, the predictors of all layers, or the rows of all shards.
 
 use std::path::{Path, PathBuf};
 
@@ -18,14 +18,15 @@ use crate::{
 /// What to merge, and where to.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  powerinfer merge my-model.powerinfer/profile-*-of-16 --out my-model.powerinfer/profile\n  powerinfer merge my-model.powerinfer/predictors-*-of-8 --out my-model.powerinfer/predictors"
+    after_help = "Examples:\n  powerinfer merge my-model.powerinfer/profile-*-of-16 --out my-model.powerinfer/profile\n  powerinfer merge my-model.powerinfer/predictors-*-of-8 --out my-model.powerinfer/predictors\n  powerinfer merge sweep-*-of-4.jsonl --out sweep.jsonl"
 )]
 pub(crate) struct MergeArguments {
-    /// Profiles of one model: all shards of a text, or profiles of different texts. Or predictors: all shards of a training
-    #[arg(required = true, value_name = "PROFILE|PREDICTORS")]
+    /// Profiles of one model: all shards of a text, or profiles of different texts. Or all shards of a training, of a
+    /// certificate, of an evaluation or of a sweep
+    #[arg(required = true, value_name = "SHARD|PROFILE")]
     parts: Vec<PathBuf>,
-    /// Folder to write what is merged to, created if missing
-    #[arg(long, value_name = "DIR")]
+    /// Folder or file to write what is merged to, created if missing
+    #[arg(long, value_name = "DIR|FILE")]
     out: PathBuf,
     /// Print one JSON document
     #[arg(long)]
@@ -45,6 +46,9 @@ pub(crate) fn run(arguments: &MergeArguments, output: Output) -> Result<()> {
     }
     if arguments.parts[0].join(predictor_file::FILE).exists() {
         return merge_predictors(arguments, output);
+    }
+    if arguments.parts[0].is_file() {
+        return merge_rows(arguments, output);
     }
     let profiles = arguments
         .parts
@@ -75,6 +79,20 @@ fn merge_predictors(arguments: &MergeArguments, output: Output) -> Result<()> {
         counted(merged.layers().len(), "layer"),
         counted(files.len(), "shard"),
         merged.path().display()
+    ));
+    Ok(())
+}
+
+fn merge_rows(arguments: &MergeArguments, output: Output) -> Result<()> {
+    let rows = powerinfer_eval::merge(&arguments.parts, &arguments.out)?;
+    if arguments.json {
+        return print_json(&json!({ "rows": rows, "out": arguments.out }));
+    }
+    output.say(format!(
+        "merged {} of {}; written to `{}`",
+        counted(rows, "row"),
+        counted(arguments.parts.len(), "shard"),
+        arguments.out.display()
     ));
     Ok(())
 }

@@ -3,9 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use powerinfer_artifact::{certificate::Certificate, plan::Plan, predictor_file::PredictorFile};
+use powerinfer_artifact::{
+    Shard, certificate::Certificate, plan::Plan, predictor_file::PredictorFile,
+};
 use powerinfer_bundle::{Bundle, IntegrityCheck};
-use powerinfer_planner::{Request, Scratch, place_again, plan, rewrite};
+use powerinfer_planner::{
+    Request, Scratch, certify, certify_bundle, certify_shard, place_again, plan, rewrite,
+};
 use powerinfer_profile::Profile;
 use powerinfer_solver::{Decision, SolveReport};
 use serde_json::json;
@@ -40,6 +44,13 @@ pub(crate) struct PlaceArguments {
     /// Folder to write the bundle to, created if missing [default: ./<model>.powerinfer/bundle]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Pack, and leave the certificate to `--certify-shard`, or to this command without the option
+    #[arg(long, conflicts_with = "dry_run")]
+    certify_later: bool,
+    /// Of the packed bundle's certificate, measure one of n shards, as `2/4`: to `bundle-certificate-2-of-4.jsonl` next to the
+    /// bundle. `powerinfer merge` puts the shards together, and this command without the option completes the certificate
+    #[arg(long, value_name = "I/N", conflicts_with_all = ["dry_run", "force", "certify_later", "html", "json"])]
+    certify_shard: Option<Shard>,
     /// Print the plan and write no bundle
     #[arg(long)]
     dry_run: bool,
@@ -95,12 +106,40 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
     };
     let (options, bar) = (arguments.budget.options()?, Bar::new(output));
     let request = Request::of(&checkpoint, &profile, predictors.as_ref(), &options, &bar)?;
+    if let Some(shard) = arguments.certify_shard {
+        let Some(bundle) = request.packed(&checkpoint, options.quant(), &out) else {
+            bail!(
+                "`{}` is not the bundle that these options make; first run this command with `--certify-later` instead of `--certify-shard`",
+                out.display()
+            );
+        };
+        let shard_of = certify_shard(
+            &bundle,
+            &checkpoint,
+            &profile,
+            &request,
+            &options,
+            shard,
+            &bar,
+        )?;
+        let file = certify::windows_file(bundle.folder(), shard);
+        output.say(format!(
+            "certificate: {} of {} windows measured; written to `{}`",
+            shard_of.0,
+            shard_of.1,
+            file.display()
+        ));
+        return Ok(());
+    }
+    let certifies = options.certifies() && !arguments.certify_later;
     if !arguments.force
         && !arguments.dry_run
-        && let Some(bundle) = request.packed(&checkpoint, options.quant(), &out)
-        && (bundle.certificate().is_some() || !options.certifies())
+        && let Some(mut bundle) = request.packed(&checkpoint, options.quant(), &out)
     {
         output.say(format!("bundle: `{}` is up to date", out.display()));
+        if certifies && bundle.certificate().is_none() {
+            bundle = certify_bundle(bundle, &checkpoint, &profile, &request, &options, &bar)?;
+        }
         let (plan, certificate) = (bundle.plan(), bundle.certificate().cloned());
         draw(
             arguments.html.as_deref(),
@@ -139,7 +178,7 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
     if !arguments.dry_run {
         let bundle = placement.pack(&checkpoint, &out, &bar)?;
         output.say(format!("bundle written to `{}`", bundle.folder().display()));
-        let bundle = match options.certifies() {
+        let bundle = match certifies {
             true => placement.certify(bundle, &bar)?,
             false => bundle,
         };
@@ -217,6 +256,8 @@ fn refuse_decisions(arguments: &PlaceArguments) -> Result<()> {
         ("--profile", arguments.profile.is_some()),
         ("--predictors", arguments.predictors.is_some()),
         ("--out", arguments.out.is_some()),
+        ("--certify-later", arguments.certify_later),
+        ("--certify-shard", arguments.certify_shard.is_some()),
     ];
     let given = given.into_iter().find(|(_, is_given)| *is_given);
     let option = given.map(|(option, _)| option);

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use powerinfer_artifact::Shard;
 use powerinfer_model::Checkpoint;
 use powerinfer_planner::{Request, Scratch, certify_bundle, plan};
-use powerinfer_profile::{Profile, Shard};
+use powerinfer_profile::Profile;
 use serde_json::json;
 
 use crate::{

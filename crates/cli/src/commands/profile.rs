@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use powerinfer_profile::{Amount, Shard};
+use powerinfer_artifact::Shard;
+use powerinfer_profile::Amount;
 use serde_json::json;
 
 use crate::{
@@ -52,7 +53,7 @@ pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
     }
     let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
     let out = arguments.out.clone().unwrap_or_else(|| {
-        model_argument::work_folder(&checkpoint.identity().name).join(shard.folder("profile"))
+        model_argument::work_folder(&checkpoint.identity().name).join(shard.file_name("profile"))
     });
     let tokenizer = model_argument::tokenizer(checkpoint.files())?;
     let calibration = calibration(

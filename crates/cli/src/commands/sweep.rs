@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
-    Digest,
+    Digest, Shard,
     hardware::{Hardware, ModelShape},
 };
 use powerinfer_bundle::Bundle;
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_eval::{
-    TextSize, Windows,
+    Run, TextSize, Windows,
     human_eval::read_problems,
     leading_tokens, scored_tokens,
     sweep::{
@@ -58,6 +58,10 @@ pub(crate) struct SweepArguments {
     /// File of the rows, from which a stopped sweep resumes [default: sweep.jsonl next to the bundle]
     #[arg(long, value_name = "FILE", value_parser = crate::values::new_file)]
     out: Option<PathBuf>,
+    /// Measure one of n shards of the grid's points, as `3/16`, to a file named after it; `powerinfer merge` puts the files
+    /// together, and this command without the option reports on them
+    #[arg(long, value_name = "I/N", default_value_t = Shard::WHOLE, hide_default_value = true)]
+    shard: Shard,
     /// Write a self-contained page with charts, and `.csv` and `.json` files next to it
     #[arg(long, value_name = "FILE", value_parser = crate::values::new_file)]
     html: Option<PathBuf>,
@@ -108,11 +112,23 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
     if grid.targets.is_empty() {
         grid.targets = default_budgets(&bundle, &layers, &hardware, grid.shapes[0])?;
     }
-    let points = grid.points()?;
-    let out = arguments.out.clone().unwrap_or_else(|| {
+    let all = grid.points()?;
+    let range = arguments.shard.range(all.len());
+    if range.is_empty() {
+        bail!(
+            "shard {} has no points: the grid has {}; use fewer shards",
+            arguments.shard,
+            all.len()
+        );
+    }
+    let points = &all[range.clone()];
+    let mut out = arguments.out.clone().unwrap_or_else(|| {
         let parent = folder.parent().unwrap_or(Path::new("."));
         parent.join("sweep.jsonl")
     });
+    if let Some(name) = out.file_name() {
+        out.set_file_name(arguments.shard.file_name(&name.to_string_lossy()));
+    }
     report::check_paths(arguments.html.as_deref(), &out, &folder)?;
     let bar = Bar::new(output);
     let sweep = Sweep {
@@ -128,10 +144,18 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
         options,
         progress: &bar,
     };
-    sweep.check(&points, |setting| thresholds(&bundle, setting))?;
-    note_raised(&points, sweep.options.device.as_deref(), output);
-    let (mut file, mut rows) = SweepFile::open(&out, &sweep.run)?;
-    let missing = sweep.missing(&points, &rows);
+    sweep.check(points, |setting| thresholds(&bundle, setting))?;
+    note_raised(points, sweep.options.device.as_deref(), output);
+    let run = Run {
+        digest: sweep.run.clone(),
+        shard: arguments.shard,
+        rows: points.len(),
+    };
+    let (mut file, mut rows) = SweepFile::open(&out, &run)?;
+    let mut missing = sweep.missing(points, &rows);
+    for (index, _) in &mut missing {
+        *index += range.start;
+    }
     if !missing.is_empty() {
         if missing.len() < points.len() {
             let found = points.len() - missing.len();

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
+use powerinfer_artifact::Shard;
 use powerinfer_kernels::Isa;
-use powerinfer_profile::{Profile, Shard};
+use powerinfer_profile::Profile;
 use powerinfer_tensor::Format;
 use serde_json::json;
 
@@ -70,7 +71,7 @@ pub(crate) fn run(arguments: &TrainPredictorsArguments, output: Output) -> Resul
     let out = arguments
         .out
         .clone()
-        .unwrap_or_else(|| folder.join(shard.folder("predictors")));
+        .unwrap_or_else(|| folder.join(shard.file_name("predictors")));
     let recipe = arguments
         .training
         .recipe(&checkpoint, arguments.quant, arguments.seed)?;

@@ -24,6 +24,8 @@ pub struct SolveOptions {
     pub context: usize,
     /// Seed of the sampling.
     pub seed: u64,
+    /// Problems of the data before those that are completed: each problem has random streams of its own.
+    pub before: usize,
 }
 
 /// Verdicts on completions, one list per problem.
@@ -66,6 +68,7 @@ pub fn solve<Model: LanguageModel + ?Sized>(
                 continue;
             }
             // A random stream per completion, so that a resumed run draws the same tokens.
+            let index = options.before + index;
             let mut sampler = Sampler::new(SamplingSettings {
                 temperature: options.temperature,
                 seed: options.seed ^ ((((index << 16) | sample) as u64) << 20),
@@ -83,7 +86,7 @@ pub fn solve<Model: LanguageModel + ?Sized>(
                 }
                 Err(error) => return Err(error),
             };
-            verdicts[index].push(verdict.clone());
+            verdicts[index - options.before].push(verdict.clone());
             if let Some(file) = &mut file {
                 file.push(Sample {
                     task_id: problem.task_id.clone(),

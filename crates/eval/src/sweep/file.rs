@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::SweepRow;
 use crate::{
     EvalError,
-    journal::{Journal, RunName},
+    journal::{Journal, Run, RunName},
 };
 
 /// An open file of rows of one run.
@@ -17,14 +17,14 @@ pub struct SweepFile {
 }
 
 impl SweepFile {
-    /// Opens or creates the file at `path` for the run whose settings have the digest `run`, and reads its rows.
+    /// Opens or creates the file at `path` for `run`, and reads its rows.
     ///
     /// A last line that was not completed is dropped.
     ///
     /// # Errors
     ///
     /// Fails if the file cannot be written, is open in another process, or has anything but rows of this run.
-    pub fn open(path: &Path, run: &str) -> Result<(Self, Vec<SweepRow>), EvalError> {
+    pub fn open(path: &Path, run: &Run) -> Result<(Self, Vec<SweepRow>), EvalError> {
         let name = RunName {
             beginning: "{\"point\":",
             what: "line of a sweep",

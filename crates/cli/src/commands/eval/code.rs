@@ -1,6 +1,6 @@
 //! `powerinfer eval humaneval`: functions that a model completes, judged by their tests.
 
-use std::path::{Path, PathBuf};
+use std::{ops::Range, path::PathBuf};
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{Digest, Progress};
@@ -12,7 +12,7 @@ use powerinfer_eval::{
 };
 use serde_json::{Value, json};
 
-use super::{choices, paired_json};
+use super::{ResultArguments, choices, paired_json};
 use crate::{
     engine::{
         PolicyArgument,
@@ -61,12 +61,10 @@ pub(crate) struct CodeArguments {
     /// Tokens of a completion, at most
     #[arg(short = 'n', long, value_name = "N", default_value_t = 512)]
     max_tokens: usize,
-    /// Append completions and verdicts to this file, and resume from it; with several policies one file each, named
-    /// after the policy
-    #[arg(long, value_name = "FILE", value_parser = crate::values::new_file)]
-    out: Option<PathBuf>,
+    #[command(flatten)]
+    results: ResultArguments,
     /// Judge the completions of this file (JSON lines: `task_id`, `completion`) instead of generating some
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["samples", "temperature", "policy", "out"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["samples", "temperature", "policy", "out", "shard"])]
     completions: Option<PathBuf>,
     /// Judge with this Python in a sandbox; an error if the system allows no sandbox
     #[arg(long, value_name = "PATH")]
@@ -99,6 +97,9 @@ pub(crate) fn run(arguments: &CodeArguments, output: Output) -> Result<()> {
     if problems.is_empty() {
         bail!("`--count` is 0; give at least one problem");
     }
+    let all = problems.len();
+    let items = arguments.results.items(all)?;
+    let problems = &problems[items.clone()];
     if arguments.samples > 1 && arguments.temperature == 0.0 {
         bail!("greedy completions are all the same; give `--temperature` with `--samples`");
     }
@@ -121,19 +122,20 @@ pub(crate) fn run(arguments: &CodeArguments, output: Output) -> Result<()> {
             let bar = Bar::new(output);
             let count: usize = found.iter().map(Vec::len).sum();
             bar.begin("judging", count as u64, "completions");
-            let results = Results::judge(&problems, &found, &judge, &bar)?;
+            let results = Results::judge(problems, &found, &judge, &bar)?;
             bar.end();
             vec![Row {
                 name: path.display().to_string(),
                 results,
             }]
         }
-        _ => solve_all(arguments, &problems, &judge, output)?,
+        _ => solve_all(arguments, problems, &items, &judge, output)?,
     };
+    (arguments.results).say_shard(&items, all, "problems", output);
     if arguments.json {
         let rows: Vec<Value> = rows
             .iter()
-            .map(|row| row.to_json(&rows[0], &problems, arguments))
+            .map(|row| row.to_json(&rows[0], problems, arguments))
             .collect();
         return print_json(&json!({
             "problems": problems.len(), "samples": arguments.samples, "temperature": arguments.temperature,
@@ -141,7 +143,7 @@ pub(crate) fn run(arguments: &CodeArguments, output: Output) -> Result<()> {
         }));
     }
     print(table(&rows, arguments))?;
-    for line in remarks(&rows, &problems, &arguments.k) {
+    for line in remarks(&rows, problems, &arguments.k) {
         output.say(line);
     }
     Ok(())
@@ -151,6 +153,7 @@ pub(crate) fn run(arguments: &CodeArguments, output: Output) -> Result<()> {
 fn solve_all(
     arguments: &CodeArguments,
     problems: &[Problem],
+    items: &Range<usize>,
     judge: &Judge,
     output: Output,
 ) -> Result<Vec<Row>> {
@@ -159,10 +162,12 @@ fn solve_all(
     // All files first: an error in one must not appear after hours of another.
     let mut files = Vec::new();
     for (name, _) in &choices {
-        let run = run_digest(arguments, &subject, name)?;
-        files.push(match &arguments.out {
+        let settings = run_settings(arguments, &subject, name)?;
+        let run = (arguments.results).run(&settings, items, arguments.samples as usize);
+        let path = arguments.results.path(name, choices.len());
+        files.push(match path {
             None => None,
-            Some(path) => Some(SampleFile::open(&named(path, name, choices.len()), &run)?),
+            Some(path) => Some(SampleFile::open(&path, &run)?),
         });
     }
     let mut rows = Vec::new();
@@ -179,6 +184,7 @@ fn solve_all(
             max_tokens: arguments.max_tokens,
             context: model.context_limit(),
             seed: arguments.seed,
+            before: items.start,
         };
         let completions = problems.len() * options.samples;
         bar.begin(name, completions as u64, "completions");
@@ -193,22 +199,9 @@ fn solve_all(
     Ok(rows)
 }
 
-/// File of the samples of a policy.
-fn named(path: &Path, policy: &str, policies: usize) -> PathBuf {
-    if policies == 1 {
-        return path.to_owned();
-    }
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-    let name = match path.extension() {
-        Some(extension) => format!("{stem}-{policy}.{}", extension.to_string_lossy()),
-        None => format!("{stem}-{policy}"),
-    };
-    path.with_file_name(name)
-}
-
-/// Digest of the settings that samples depend on.
-fn run_digest(arguments: &CodeArguments, subject: &Evaluated, policy: &str) -> Result<String> {
-    let settings = json!({
+/// Settings that samples depend on.
+fn run_settings(arguments: &CodeArguments, subject: &Evaluated, policy: &str) -> Result<Value> {
+    Ok(json!({
         "bundle": subject.identity()?,
         "data": Digest::of_file(&arguments.data)?,
         "policy": policy,
@@ -217,8 +210,7 @@ fn run_digest(arguments: &CodeArguments, subject: &Evaluated, policy: &str) -> R
         "seed": arguments.seed,
         "python": arguments.python,
         "version": env!("CARGO_PKG_VERSION"),
-    });
-    Ok(Digest::of(settings.to_string().as_bytes()).to_string())
+    }))
 }
 
 impl Row {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use powerinfer_artifact::{Digest, Progress};
 use powerinfer_eval::{
-    Ends, EvalError, complete, format,
+    Ends, EvalError, ResultFile, complete, format,
     grade_school::{self, is_right, read_word_problems},
     multiple_choice::{answer, read_questions},
     statistics::{Interval, Paired, share},
@@ -14,7 +14,7 @@ use powerinfer_runtime::Sampler;
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
-use super::{choices, paired_json};
+use super::{ResultArguments, choices, paired_json};
 use crate::{
     engine::{
         PolicyArgument,
@@ -38,6 +38,8 @@ pub(crate) struct QuestionArguments {
     /// Policies to compare, the others with the first [default: the plan's]
     #[arg(long, value_name = "POLICY", value_delimiter = ',')]
     policy: Vec<PolicyArgument>,
+    #[command(flatten)]
+    results: ResultArguments,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -69,10 +71,13 @@ pub(crate) struct WordProblemArguments {
     max_tokens: usize,
 }
 
+/// Right or not by each metric; none if the question does not fit the context.
+type Answer = Option<Vec<bool>>;
+
 /// Results of one policy: for each question, whether it is right by each metric; none if it does not fit the context.
 struct Row {
     policy: String,
-    answers: Vec<Option<Vec<bool>>>,
+    answers: Vec<Answer>,
 }
 
 pub(crate) fn multiple_choice(arguments: &ChoiceArguments, output: Output) -> Result<()> {
@@ -85,8 +90,11 @@ pub(crate) fn multiple_choice(arguments: &ChoiceArguments, output: Output) -> Re
         let is_right = |taken: usize| taken == question.label;
         Ok(vec![is_right(found.best_by_length), is_right(found.best)])
     };
-    let metrics = ["acc_norm", "acc"];
-    evaluate(common, questions.len(), &metrics, ask, output)
+    let kind = Kind {
+        metrics: &["acc_norm", "acc"],
+        settings: json!("multiple-choice"),
+    };
+    evaluate(common, questions.len(), &kind, ask, output)
 }
 
 pub(crate) fn word_problems(arguments: &WordProblemArguments, output: Output) -> Result<()> {
@@ -118,24 +126,54 @@ pub(crate) fn word_problems(arguments: &WordProblemArguments, output: Output) ->
         )?;
         Ok(vec![is_right(&asked[index], &written.text)])
     };
-    evaluate(common, asked.len(), &["exact_match"], ask, output)
+    let kind = Kind {
+        metrics: &["exact_match"],
+        settings: json!({ "shots": arguments.shots, "max_tokens": arguments.max_tokens }),
+    };
+    evaluate(common, asked.len(), &kind, ask, output)
 }
 
-/// Asks every question under every policy, and reports.
+/// A kind of questions.
+struct Kind {
+    /// Names of the metrics.
+    metrics: &'static [&'static str],
+    /// Settings that answers depend on.
+    settings: Value,
+}
+
+/// Asks every question of the shard under every policy, and reports.
 fn evaluate(
     arguments: &QuestionArguments,
-    questions: usize,
-    metrics: &[&str],
+    all: usize,
+    kind: &Kind,
     ask: impl Fn(&mut Model, &Tokenizer, usize) -> Result<Vec<bool>, EvalError>,
     output: Output,
 ) -> Result<()> {
-    if questions == 0 {
+    if all == 0 {
         bail!("there is no question to ask; give a larger `--count`");
     }
+    let items = arguments.results.items(all)?;
+    let (questions, metrics) = (items.len(), kind.metrics);
     let subject = arguments.subject.open(output)?;
     let tokenizer = subject.tokenizer();
+    let data = Digest::of_file(&arguments.data)?;
+    let choices = choices(&arguments.policy);
+    // All files first: an error in one must not appear after hours of another.
+    let mut files = Vec::new();
+    for (policy, _) in &choices {
+        let settings = json!({
+            "bundle": subject.identity()?,
+            "data": data,
+            "policy": policy,
+            "kind": kind.settings,
+            "version": env!("CARGO_PKG_VERSION"),
+        });
+        let run = arguments.results.run(&settings, &items, 1);
+        let path = arguments.results.path(policy, choices.len());
+        files.push(ResultFile::<Answer>::open(path.as_deref(), &run)?);
+    }
     let mut rows: Vec<Row> = Vec::new();
-    for (policy, choice) in choices(&arguments.policy) {
+    for ((policy, choice), mut file) in choices.into_iter().zip(files) {
         let quiet = Output {
             quiet: output.quiet || !rows.is_empty(),
             ..output
@@ -144,12 +182,13 @@ fn evaluate(
         let bar = Bar::new(output);
         bar.begin(&policy, questions as u64, "questions");
         let mut answers = Vec::new();
-        for index in 0..questions {
-            answers.push(match ask(&mut model, tokenizer, index) {
-                Ok(found) => Some(found),
-                Err(EvalError::PromptLength { .. }) => None,
-                Err(error) => return Err(error.into()),
-            });
+        for index in items.clone() {
+            let answer = file.get_or(index, || match ask(&mut model, tokenizer, index) {
+                Ok(found) => Ok(Some(found)),
+                Err(EvalError::PromptLength { .. }) => Ok(None),
+                Err(error) => Err(error),
+            })?;
+            answers.push(answer.clone());
             bar.advance(1)?;
         }
         bar.end();
@@ -160,7 +199,6 @@ fn evaluate(
             .iter()
             .map(|row| row.to_json(&rows[0], metrics))
             .collect();
-        let data = Digest::of_file(&arguments.data)?;
         return print_json(&json!({ "questions": questions, "data": data, "rows": rows }));
     }
     let mut headings = vec!["policy", "asked", "too long"];
@@ -187,6 +225,7 @@ fn evaluate(
         table.row(cells);
     }
     print(table.to_string())?;
+    (arguments.results).say_shard(&items, all, "questions", output);
     for row in &rows[1..] {
         output.say(format::paired(
             &row.policy,
