@@ -33,6 +33,7 @@ mod prompt_cache;
 mod readme;
 mod sandbox;
 mod serve;
+mod shards;
 mod simulate;
 mod sweep;
 mod synth;
