@@ -16,6 +16,7 @@ const LADDER: &[&str] = &[
     "powerinfer-artifact",
     "powerinfer-report",
     "powerinfer-model",
+    "powerinfer-cluster",
     "powerinfer-import",
     "powerinfer-hub",
     "powerinfer-kernels",
@@ -46,6 +47,7 @@ const WITHOUT_KERNELS: &[&str] = &[
     "powerinfer-hub",
     "powerinfer-bundle",
     "powerinfer-solver",
+    "powerinfer-cluster",
 ];
 
 /// Dependencies that must not be linked into a program that only runs bundles.

@@ -168,7 +168,9 @@ fn shards_that_do_not_fit_are_named_and_nothing_is_written() {
         fs::write(path(name), change(text)).unwrap();
     };
     copy("cut.jsonl", &|text| text[..text.len() - 9].to_owned());
-    copy("seed.jsonl", &|text| text.replace("\"run\":\"", "\"run\":\"0"));
+    copy("seed.jsonl", &|text| {
+        text.replace("\"run\":\"", "\"run\":\"0")
+    });
     copy("plain.jsonl", &|text| {
         text.split_once('\n').unwrap().1.to_owned()
     });

@@ -37,8 +37,8 @@ use powerinfer_guard::worker;
 use powerinfer_pool::system;
 
 use crate::commands::{
-    bench, completions, doctor, eval, inspect, logits, merge, place, prepare, profile, pull, run,
-    serve, simulate, sweep, synth, tokenize, train_predictors,
+    bench, cluster, completions, doctor, eval, inspect, logits, merge, place, prepare, profile,
+    pull, run, serve, simulate, sweep, synth, tokenize, train_predictors,
 };
 
 /// Runs large language models on ordinary PCs, by computing only the active neurons.
@@ -73,7 +73,7 @@ enum Command {
     Pull(pull::PullArguments),
     /// Measure activations on calibration text
     Profile(profile::ProfileArguments),
-    /// Merge shards of profiles or predictors, or profiles of different texts
+    /// Merge the shards of a stage, or profiles of different texts
     Merge(merge::MergeArguments),
     /// Train the predictors of active neurons
     TrainPredictors(train_predictors::TrainPredictorsArguments),
@@ -81,6 +81,8 @@ enum Command {
     Place(place::PlaceArguments),
     /// Profile, train and place, skipping what is up to date
     Prepare(prepare::PrepareArguments),
+    /// Prepare a model on a cluster, or estimate what that takes
+    Cluster(cluster::ClusterArguments),
     /// Generate text with a bundle
     Run(run::RunArguments),
     /// Serve a bundle to clients of OpenAI's API
@@ -155,6 +157,7 @@ fn main() -> ExitCode {
         Command::TrainPredictors(arguments) => train_predictors::run(&arguments, output),
         Command::Place(arguments) => place::run(&arguments, output),
         Command::Prepare(arguments) => prepare::run(&arguments, output),
+        Command::Cluster(arguments) => cluster::run::<Arguments>(&arguments, output),
         Command::Run(arguments) => run::run(&arguments, output),
         Command::Serve(arguments) => serve::run(&arguments, output),
         Command::Eval(arguments) => eval::run(&arguments, output),

@@ -1,6 +1,7 @@
 //! One subcommand, one file.
 
 pub(crate) mod bench;
+pub(crate) mod cluster;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod eval;

@@ -1,0 +1,220 @@
+//! Submission to Slurm, and progress of the tasks.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    path::Path,
+    process::Command,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use powerinfer_artifact::{Progress, counted};
+
+use crate::{ClusterError, Stage, StageKind, slurm::SUBMIT};
+
+/// Time between two looks at the queue.
+const INTERVAL: Duration = Duration::from_secs(2);
+
+/// Looks without a task in the queue after which it is given up: a task that has ended writes its status a little later.
+const PATIENCE: usize = 15;
+
+/// A submitted stage.
+struct Job<'a> {
+    id: String,
+    stage: &'a Stage,
+}
+
+/// Submits the `stages` in `folder` by its `submit.sh`, with `arguments` for `sbatch`, and waits until all are done.
+///
+/// # Errors
+///
+/// Slurm refuses a stage, a task fails or is lost, or `progress` interrupts, upon which the jobs go on.
+pub fn submit(
+    stages: &[Stage],
+    folder: &Path,
+    arguments: &[String],
+    progress: &dyn Progress,
+) -> Result<(), ClusterError> {
+    let mut command = Command::new(folder.join(SUBMIT));
+    let printed = output(command.args(arguments))?;
+    let jobs: Vec<Job<'_>> = printed
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter_map(|(id, name)| {
+            let stage = stages.iter().find(|stage| stage.kind.name() == name)?;
+            let id = id.to_owned();
+            Some(Job { id, stage })
+        })
+        .collect();
+    let tasks: usize = stages.iter().map(|stage| stage.tasks).sum();
+    progress.note(&format!(
+        "submitted {} in {}: {}",
+        counted(tasks, "task"),
+        counted(jobs.len(), "job"),
+        ids(&jobs)
+    ));
+    progress.begin("preparing", tasks as u64, "tasks");
+    let mut last = String::new();
+    let (mut done, mut absent) = (0, HashMap::new());
+    loop {
+        // The queue before the status: a task that ends in between is in one of them.
+        let queue = queue(&jobs)?;
+        let found = look(&jobs, folder, &queue, &mut absent)?;
+        let line = found.line();
+        if line != last {
+            progress.note(&line);
+            last = line;
+        }
+        let is_interrupted = progress.advance((found.done - done) as u64).is_err();
+        done = found.done;
+        if done == tasks {
+            progress.end();
+            return Ok(());
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < INTERVAL {
+            if is_interrupted || progress.advance(0).is_err() {
+                return Err(ClusterError::Unwatched { jobs: ids(&jobs) });
+            }
+            sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+fn ids(jobs: &[Job<'_>]) -> String {
+    let ids: Vec<&str> = jobs.iter().map(|job| job.id.as_str()).collect();
+    ids.join(", ")
+}
+
+/// Tasks by state.
+#[derive(Default)]
+struct Found {
+    done: usize,
+    running: usize,
+    queued: usize,
+    /// Stages that have running tasks.
+    stages: Vec<StageKind>,
+}
+
+impl Found {
+    fn line(&self) -> String {
+        let stages: Vec<&str> = self.stages.iter().map(|kind| kind.name()).collect();
+        let running = match stages.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", stages.join(", ")),
+        };
+        let Self {
+            done,
+            running: count,
+            queued,
+            ..
+        } = self;
+        format!("{done} done, {count} running{running}, {queued} queued")
+    }
+}
+
+/// Counts tasks; `absent` counts how often a task was in no queue without a status.
+fn look(
+    jobs: &[Job<'_>],
+    folder: &Path,
+    queue: &BTreeMap<(String, usize), String>,
+    absent: &mut HashMap<(String, usize), usize>,
+) -> Result<Found, ClusterError> {
+    let mut found = Found::default();
+    for Job { id, stage } in jobs {
+        let name = stage.kind.name();
+        for task in 1..=stage.tasks {
+            let failed = |state: String| {
+                let log = match stage.tasks {
+                    1 => format!("{name}.log"),
+                    _ => format!("{name}-{task}.log"),
+                };
+                ClusterError::TaskFailed {
+                    stage: name,
+                    task,
+                    state,
+                    log: folder.join("logs").join(log),
+                }
+            };
+            let status = fs::read_to_string(folder.join("status").join(format!("{name}-{task}")));
+            let status = status.unwrap_or_default();
+            let key = (id.clone(), task);
+            match (status.trim(), queue.get(&key).map(String::as_str)) {
+                ("0", _) => found.done += 1,
+                ("", Some("RUNNING" | "COMPLETING")) => {
+                    found.running += 1;
+                    if found.stages.last() != Some(&stage.kind) {
+                        found.stages.push(stage.kind);
+                    }
+                    absent.remove(&key);
+                }
+                ("", Some(_)) => {
+                    found.queued += 1;
+                    absent.remove(&key);
+                }
+                ("", None) => {
+                    let looks = absent.entry(key).or_insert(0);
+                    *looks += 1;
+                    if *looks > PATIENCE {
+                        return Err(failed(
+                            "is no longer in the queue and has not ended".to_owned(),
+                        ));
+                    }
+                }
+                (code, _) => return Err(failed(format!("failed with exit code {code}"))),
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// State of every task in the queue, by job and task.
+fn queue(jobs: &[Job<'_>]) -> Result<BTreeMap<(String, usize), String>, ClusterError> {
+    let wanted = jobs.iter().map(|job| job.id.as_str());
+    let wanted: Vec<&str> = wanted.collect();
+    let mut command = Command::new("squeue");
+    command.args(["--noheader", "--array", "--format=%F %K %T", "--jobs"]);
+    let printed = match output(command.arg(wanted.join(","))) {
+        // Once Slurm has forgotten all jobs, it knows their ids no longer.
+        Err(ClusterError::Scheduler { reason, .. }) if reason.contains("Invalid job id") => {
+            String::new()
+        }
+        printed => printed?,
+    };
+    let tasks = printed.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let (job, task, state) = (words.next()?, words.next()?, words.next()?);
+        // A job without tasks is its own only one.
+        Some((
+            (job.to_owned(), task.parse().unwrap_or(1)),
+            state.to_owned(),
+        ))
+    });
+    Ok(tasks.collect())
+}
+
+/// What `command` prints.
+fn output(command: &mut Command) -> Result<String, ClusterError> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let failed = |reason: String| ClusterError::Scheduler {
+        program: program.clone(),
+        reason,
+    };
+    let output = command
+        .output()
+        .map_err(|error| failed(error.to_string()))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(failed(
+                said.trim()
+                    .lines()
+                    .last()
+                    .unwrap_or("it said nothing")
+                    .to_owned(),
+            ))
+        }
+    }
+}
