@@ -20,22 +20,16 @@ fn profile(sandbox: &Sandbox, more: &[&str]) {
 /// Folder in which a profile of the demo is built.
 const PARTIAL: &str = "demo.powerinfer/profile.partial";
 
-/// The counts of a profile, and the digests of its samples.
+/// The document of a profile, with the digests of its files.
 fn counted(sandbox: &Sandbox, folder: &str) -> Value {
     let report = sandbox
         .run(&["inspect", folder, "--json", "--verify"])
         .good();
-    let mut report = report.json();
-    // Means are equal up to rounding, so the bytes of their table may differ.
-    let profile = report["profile"].as_object_mut().unwrap();
-    assert!(profile.remove("seal").is_some());
-    let files = profile["files"].as_object_mut().unwrap();
-    assert!(files.remove("neurons.parquet").is_some());
-    report
+    report.json()
 }
 
 #[test]
-fn shards_merge_to_the_counts_of_one_run() {
+fn shards_merge_to_the_bytes_of_one_run() {
     let sandbox = Sandbox::new();
     profile(&sandbox, &["--out", "whole"]);
     for count in [2, 3] {

@@ -8,6 +8,14 @@ pub const LOCALITY_WINDOWS: [usize; 3] = [1, 4, 16];
 /// Size of the hot sets that are compared, as a share of a layer's neurons.
 pub const HOT_SHARE: f64 = 0.2;
 
+/// Unit of sums of magnitudes. They are whole numbers, so that a sum does not depend on how a text is divided.
+pub(crate) const MAGNITUDE_UNIT: f64 = 1.0 / (1u64 << 32) as f64;
+
+/// `magnitude`, not negative, in units of [`MAGNITUDE_UNIT`].
+pub(crate) fn in_units(magnitude: f64) -> u64 {
+    (magnitude / MAGNITUDE_UNIT + 0.5) as u64
+}
+
 /// Activation counts of neurons.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Counts {
@@ -84,10 +92,10 @@ pub struct LayerActivity {
     pub tokens: u64,
     /// Tokens on which each neuron was active: `h_i != 0`.
     pub active: Vec<u64>,
-    /// Mean of `|h_i|` over all tokens, `h_i = act(gate_i·x)·(up_i·x)`.
-    pub magnitude: Vec<f32>,
-    /// Mean contribution `|h_i|·‖down_i‖` to the hidden state.
-    pub contribution: Vec<f32>,
+    /// Sum of `|h_i|` over all tokens, `h_i = act(gate_i·x)·(up_i·x)`, in units of 2⁻³².
+    pub magnitude_sum: Vec<u64>,
+    /// `‖down_i‖`.
+    pub down_norms: Vec<f32>,
     /// Counts over the first of two independent halves of the text.
     pub first_half: Counts,
     /// Counts per source of the text.
@@ -102,8 +110,8 @@ impl LayerActivity {
         Self {
             tokens: 0,
             active: vec![0; neurons],
-            magnitude: vec![0.0; neurons],
-            contribution: vec![0.0; neurons],
+            magnitude_sum: vec![0; neurons],
+            down_norms: vec![0.0; neurons],
             first_half: Counts::new(neurons),
             sources: vec![Counts::new(neurons); sources],
             locality: Default::default(),
@@ -112,15 +120,13 @@ impl LayerActivity {
 
     /// Adds the activity on other text from the same sources.
     pub fn add(&mut self, other: &Self) {
-        let all = (self.tokens + other.tokens).max(1) as f64;
-        let (here, there) = (self.tokens as f64 / all, other.tokens as f64 / all);
-        let mean = |mine: &mut [f32], theirs: &[f32]| {
-            for (mine, theirs) in mine.iter_mut().zip(theirs) {
-                *mine = (f64::from(*mine) * here + f64::from(*theirs) * there) as f32;
-            }
-        };
-        mean(&mut self.magnitude, &other.magnitude);
-        mean(&mut self.contribution, &other.contribution);
+        for (sum, more) in self.magnitude_sum.iter_mut().zip(&other.magnitude_sum) {
+            *sum = sum.saturating_add(*more);
+        }
+        // The same model's, or still 0.
+        for (mine, theirs) in self.down_norms.iter_mut().zip(&other.down_norms) {
+            *mine = mine.max(*theirs);
+        }
         self.tokens += other.tokens;
         for (count, more) in self.active.iter_mut().zip(&other.active) {
             *count += more;
@@ -133,6 +139,19 @@ impl LayerActivity {
             mine.reused += theirs.reused;
             mine.active += theirs.active;
         }
+    }
+
+    /// Mean of `|h_i|` over all tokens.
+    pub fn magnitude(&self) -> Vec<f32> {
+        let tokens = self.tokens.max(1) as f64;
+        let mean = |sum: &u64| (*sum as f64 * MAGNITUDE_UNIT / tokens) as f32;
+        self.magnitude_sum.iter().map(mean).collect()
+    }
+
+    /// Mean contribution `|h_i|·‖down_i‖` to the hidden state.
+    pub fn contribution(&self) -> Vec<f32> {
+        let means = self.magnitude().into_iter().zip(&self.down_norms);
+        means.map(|(mean, norm)| mean * norm).collect()
     }
 
     /// Counts over all text.

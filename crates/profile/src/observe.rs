@@ -13,7 +13,7 @@ use powerinfer_reference::{FfnObservation, FfnObserver, Layer};
 
 use crate::{
     LayerActivity, ProfileError, Traces,
-    activity::{LOCALITY_WINDOWS, Reuse},
+    activity::{LOCALITY_WINDOWS, Reuse, in_units},
     calibration::Sequence,
     samples::{Row, Sampler, Sampling},
     tally::{Counter, Place, Tally},
@@ -147,7 +147,7 @@ fn collect(layer: &ObservedLayer, tally: &mut Tally) -> Result<(), ProfileError>
             counts.active = active.into_iter().map(u64::from).collect();
         }
     }
-    tally.magnitude = found.magnitude()?;
+    tally.magnitude_sum = found.magnitude()?.into_iter().map(in_units).collect();
     tally.locality = found.reuse()?.map(|reuse| Reuse {
         reused: reuse.reused,
         active: reuse.active,

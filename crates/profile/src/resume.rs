@@ -84,7 +84,7 @@ fn states(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Tensors of a layer.
-const PARTS: [&str; 3] = ["numbers", "counts", "means"];
+const PARTS: [&str; 3] = ["numbers", "counts", "norms"];
 
 /// Bytes of a digest in text form.
 const DIGEST_LENGTH: usize = 67;
@@ -110,8 +110,8 @@ fn shapes_of(shapes: &mut TensorShapes, layer: usize, neurons: usize, sources: u
         shapes.insert(format!("{layer:04}.{part}"), (dtype, shape));
     };
     insert("numbers", Dtype::U64, vec![8 + sources]);
-    insert("counts", Dtype::U64, vec![2 + sources, neurons]);
-    insert("means", Dtype::F32, vec![2, neurons]);
+    insert("counts", Dtype::U64, vec![3 + sources, neurons]);
+    insert("norms", Dtype::F32, vec![neurons]);
 }
 
 fn append(
@@ -126,19 +126,23 @@ fn append(
         .chain(reuse.flat_map(|reuse| [reuse.reused, reuse.active]))
         .chain(activity.sources.iter().map(|source| source.tokens));
     let sources = activity.sources.iter().map(|source| &source.active);
-    let counts = [&activity.active, &activity.first_half.active]
-        .into_iter()
-        .chain(sources)
-        .flatten();
-    let means = activity.magnitude.iter().chain(&activity.contribution);
+    let counts = [
+        &activity.active,
+        &activity.first_half.active,
+        &activity.magnitude_sum,
+    ]
+    .into_iter()
+    .chain(sources)
+    .flatten();
     let integers = |values: &mut dyn Iterator<Item = u64>| -> Vec<u8> {
         values.flat_map(u64::to_le_bytes).collect()
     };
-    let means: Vec<u8> = means.flat_map(|mean| mean.to_le_bytes()).collect();
+    let norms = activity.down_norms.iter();
+    let norms: Vec<u8> = norms.flat_map(|norm| norm.to_le_bytes()).collect();
     for (part, bytes) in PARTS.into_iter().zip([
         integers(&mut { numbers }),
         integers(&mut counts.copied()),
-        means,
+        norms,
     ]) {
         digest.add(&bytes);
         writer.append(&format!("{layer:04}.{part}"), &bytes)?;
@@ -157,9 +161,8 @@ fn read(file: &TensorFile, layer: usize, neurons: usize, sources: usize) -> Opti
         words.iter().map(|b| u64::from_le_bytes(*b)).collect()
     };
     let numbers = integers(expect("numbers", Dtype::U64, &[8 + sources])?);
-    let counts = integers(expect("counts", Dtype::U64, &[2 + sources, neurons])?);
-    let means = expect("means", Dtype::F32, &[2, neurons])?;
-    let means: Vec<f32> = means
+    let counts = integers(expect("counts", Dtype::U64, &[3 + sources, neurons])?);
+    let norms = expect("norms", Dtype::F32, &[neurons])?
         .as_chunks::<4>()
         .0
         .iter()
@@ -173,8 +176,8 @@ fn read(file: &TensorFile, layer: usize, neurons: usize, sources: usize) -> Opti
     Some(LayerActivity {
         tokens: numbers[0],
         active: row(0),
-        magnitude: means[..neurons].to_vec(),
-        contribution: means[neurons..].to_vec(),
+        magnitude_sum: row(2),
+        down_norms: norms,
         first_half: Counts {
             tokens: numbers[1],
             active: row(1),
@@ -182,7 +185,7 @@ fn read(file: &TensorFile, layer: usize, neurons: usize, sources: usize) -> Opti
         sources: (0..sources)
             .map(|source| Counts {
                 tokens: numbers[8 + source],
-                active: row(2 + source),
+                active: row(3 + source),
             })
             .collect(),
         locality: [reuse(0), reuse(1), reuse(2)],

@@ -18,7 +18,7 @@ use powerinfer_guard::{
     worker::{Work, in_worker},
 };
 
-use crate::{Counts, LayerActivity, ProfileDocument, ProfileError};
+use crate::{Counts, LayerActivity, ProfileDocument, ProfileError, activity::in_units};
 
 /// Time to read the table of the largest models.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
@@ -38,8 +38,8 @@ pub(crate) fn write_table(path: &Path, activities: &[LayerActivity]) -> Result<(
         let values: Vec<u64> = activities.iter().flat_map(of).copied().collect();
         Column::new(name.into(), values)
     };
-    let floats = |name: &str, of: &dyn Fn(&LayerActivity) -> &[f32]| {
-        let values: Vec<f32> = activities.iter().flat_map(of).copied().collect();
+    let floats = |name: &str, of: &dyn Fn(&LayerActivity) -> Vec<f32>| {
+        let values: Vec<f32> = activities.iter().flat_map(of).collect();
         Column::new(name.into(), values)
     };
     let places = |name: &str, of: fn(usize, usize) -> usize| {
@@ -59,8 +59,12 @@ pub(crate) fn write_table(path: &Path, activities: &[LayerActivity]) -> Result<(
         integers("active_first_half".to_owned(), &|activity| {
             &activity.first_half.active
         }),
-        floats("mean_magnitude", &|activity| &activity.magnitude),
-        floats("mean_contribution", &|activity| &activity.contribution),
+        floats("mean_magnitude", &LayerActivity::magnitude),
+        floats("mean_contribution", &LayerActivity::contribution),
+        integers(MAGNITUDE_SUM.to_owned(), &|activity| {
+            &activity.magnitude_sum
+        }),
+        floats("down_norm", &|activity| activity.down_norms.clone()),
     ];
     let sources = activities.first().map_or(0, |first| first.sources.len());
     if sources > 1 {
@@ -83,9 +87,11 @@ pub(crate) fn write_table(path: &Path, activities: &[LayerActivity]) -> Result<(
     })
 }
 
-/// Columns of a table: integers `active`, `active_first_half` and those of sources, floats `mean_magnitude` and
-/// `mean_contribution`.
-type Columns = (Vec<Vec<u64>>, [Vec<f32>; 2]);
+/// Column with the sum of magnitudes.
+const MAGNITUDE_SUM: &str = "magnitude_sum";
+
+/// Columns of a table: integers `active`, `active_first_half`, `magnitude_sum` and those of sources, floats `down_norm`.
+type Columns = (Vec<Vec<u64>>, Vec<f32>);
 
 /// Reading a table in a worker, for [`work_as_worker`](powerinfer_guard::worker::work_as_worker): Polars panics at some invalid
 /// files, and allocates what others ask for.
@@ -95,13 +101,12 @@ pub const WORK: Work = ("read-table", |request| {
         read_columns(file.to_vec(), usize::from_le_bytes(*sources))
     });
     match columns.and_then(|columns| columns) {
-        Ok((integers, floats)) => {
+        Ok((integers, norms)) => {
             let integers = integers.iter().map(|column| bytemuck::cast_slice(column));
-            let floats = floats.iter().map(|column| bytemuck::cast_slice(column));
             let columns: Vec<&[u8]> = [&[1][..]]
                 .into_iter()
                 .chain(integers)
-                .chain(floats)
+                .chain([bytemuck::cast_slice(&norms)])
                 .collect();
             columns.concat()
         }
@@ -125,17 +130,30 @@ fn read_columns(file: Vec<u8>, sources: usize) -> Result<Columns, String> {
         let column = column.map_err(failed)?;
         Ok::<Vec<f32>, String>(column.into_no_null_iter().collect())
     };
-    let mut all = vec![integers("active")?, integers("active_first_half")?];
+    // Earlier versions of the program wrote means alone.
+    let (sums, norms) = match frame.column(MAGNITUDE_SUM).is_ok() {
+        true => (integers(MAGNITUDE_SUM)?, floats("down_norm")?),
+        false => {
+            let (tokens, means) = (integers("tokens")?, floats("mean_magnitude")?);
+            let contributions = floats("mean_contribution")?;
+            let sums = means.iter().zip(tokens);
+            let sum = |(mean, tokens): (&f32, u64)| in_units(f64::from(*mean) * tokens as f64);
+            let norms = contributions.iter().zip(&means);
+            let norm = |(contribution, mean): (&f32, &f32)| match *mean > 0.0 {
+                true => contribution / mean,
+                false => 0.0,
+            };
+            (sums.map(sum).collect(), norms.map(norm).collect())
+        }
+    };
+    let mut all = vec![integers("active")?, integers("active_first_half")?, sums];
     // A single source has all counts.
     if sources > 1 {
         for source in 0..sources {
             all.push(integers(&source_column(source))?);
         }
     }
-    Ok((
-        all,
-        [floats("mean_magnitude")?, floats("mean_contribution")?],
-    ))
+    Ok((all, norms))
 }
 
 /// Reads the columns of the table `file`, of `rows` rows.
@@ -149,8 +167,8 @@ fn columns(file: &[u8], rows: usize, sources: usize) -> Result<Columns, String> 
     if !is_read {
         return Err(String::from_utf8_lossy(bytes).into_owned());
     }
-    let integers = 2 + if sources > 1 { sources } else { 0 };
-    if bytes.len() as u128 != rows as u128 * (8 * integers + 2 * 4) as u128 {
+    let integers = 3 + if sources > 1 { sources } else { 0 };
+    if bytes.len() as u128 != rows as u128 * (8 * integers + 4) as u128 {
         return Err(format!("its columns do not have {rows} rows"));
     }
     let mut column = |width: usize| {
@@ -161,8 +179,7 @@ fn columns(file: &[u8], rows: usize, sources: usize) -> Result<Columns, String> 
     let integers = (0..integers)
         .map(|_| bytemuck::pod_collect_to_vec(column(8)))
         .collect();
-    let floats = [(); 2].map(|()| bytemuck::pod_collect_to_vec(column(4)));
-    Ok((integers, floats))
+    Ok((integers, bytemuck::pod_collect_to_vec(column(4))))
 }
 
 /// Reads the table of a profile with document `body`.
@@ -178,13 +195,12 @@ pub(crate) fn read_table(
     let (layers, neurons) = (body.layers.len(), body.ffn_size);
     let rows = layers.checked_mul(neurons).filter(|rows| *rows > 0);
     let rows = rows.ok_or_else(|| wrong("`profile.json` has no neurons".to_owned()))?;
-    let (mut integers, [magnitude, contribution]) =
-        columns(&file, rows, body.sources.len()).map_err(wrong)?;
-    let (active, first_half) = (mem::take(&mut integers[0]), mem::take(&mut integers[1]));
+    let (mut integers, norms) = columns(&file, rows, body.sources.len()).map_err(wrong)?;
+    let [active, first_half, sums] = [0, 1, 2].map(|column| mem::take(&mut integers[column]));
     let sources = match body.sources.len() {
         0 => return Err(wrong("`profile.json` names no source".to_owned())),
         1 => vec![active.clone()],
-        _ => integers.split_off(2),
+        _ => integers.split_off(3),
     };
     let activity = |layer: usize| {
         let range = layer * neurons..(layer + 1) * neurons;
@@ -195,8 +211,8 @@ pub(crate) fn read_table(
         LayerActivity {
             tokens: body.tokens,
             active: active[range.clone()].to_vec(),
-            magnitude: magnitude[range.clone()].to_vec(),
-            contribution: contribution[range.clone()].to_vec(),
+            magnitude_sum: sums[range.clone()].to_vec(),
+            down_norms: norms[range.clone()].to_vec(),
             first_half: counts(body.first_half_tokens, &first_half),
             sources: sources
                 .iter()
@@ -243,19 +259,41 @@ mod tests {
         let activity = LayerActivity {
             tokens: 9,
             active: vec![9, 4, 0],
-            magnitude: vec![1.0, 0.5, 0.0],
-            contribution: vec![2.0, 0.5, 0.0],
+            magnitude_sum: vec![3 << 32, 1 << 31, 0],
+            down_norms: vec![2.0, 0.5, 0.25],
             first_half: counts(vec![4, 2, 0]),
             sources: vec![counts(vec![9, 4, 0])],
             locality: Default::default(),
         };
         write_table(&path, &[activity]).unwrap();
         let bytes = fs::read(&path).unwrap();
-        let (integers, floats) = columns(&bytes, 3, 1).unwrap();
-        assert_eq!(integers[0], [9, 4, 0]);
-        assert_eq!(floats[1], [2.0, 0.5, 0.0]);
+        let (integers, norms) = columns(&bytes, 3, 1).unwrap();
+        assert_eq!(
+            integers,
+            [vec![9, 4, 0], vec![4, 2, 0], vec![3 << 32, 1 << 31, 0]]
+        );
+        assert_eq!(norms, [2.0, 0.5, 0.25]);
         assert!(columns(&bytes, 2, 1).is_err());
         assert!(columns(&bytes, 3, 2).is_err());
         assert!(columns(&bytes[..bytes.len() / 2], 3, 1).is_err());
+    }
+
+    #[test]
+    fn tables_with_means_alone_are_read() {
+        let column = |name: &str, values: [u64; 2]| Column::new(name.into(), values);
+        let floats = |name: &str, values: [f32; 2]| Column::new(name.into(), values);
+        let columns = vec![
+            column("tokens", [8, 8]),
+            column("active", [8, 0]),
+            column("active_first_half", [4, 0]),
+            floats("mean_magnitude", [0.25, 0.0]),
+            floats("mean_contribution", [0.5, 0.0]),
+        ];
+        let mut frame = DataFrame::new(2, columns).unwrap();
+        let mut file = Vec::new();
+        ParquetWriter::new(&mut file).finish(&mut frame).unwrap();
+        let (integers, norms) = read_columns(file, 1).unwrap();
+        assert_eq!(integers[2], [2 << 32, 0]);
+        assert_eq!(norms, [2.0, 0.0]);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     Counts, LayerActivity,
-    activity::{LOCALITY_WINDOWS, Reuse},
+    activity::{LOCALITY_WINDOWS, Reuse, in_units},
     calibration::Sequence,
 };
 
@@ -69,8 +69,8 @@ impl Recent {
 pub(crate) struct Tally {
     /// Activation counts, `[source][half]`.
     pub(crate) counts: Vec<[Counts; 2]>,
-    /// `[neurons]`: sum of `|h|`.
-    pub(crate) magnitude: Vec<f64>,
+    /// `[neurons]`: sum of `|h|`, in units of [`MAGNITUDE_UNIT`](crate::activity::MAGNITUDE_UNIT).
+    pub(crate) magnitude_sum: Vec<u64>,
     /// Reuse within each window.
     pub(crate) locality: [Reuse; 3],
     /// Whether every activation was finite.
@@ -99,15 +99,15 @@ impl Tally {
         let counts = || [Counts::new(neurons), Counts::new(neurons)];
         Self {
             counts: (0..sources).map(|_| counts()).collect(),
-            magnitude: vec![0.0; neurons],
+            magnitude_sum: vec![0; neurons],
             locality: Default::default(),
             is_finite: true,
         }
     }
 
     /// Activity of the layer; `None` if an activation was not finite.
-    pub(crate) fn activity(self, contribution_norms: &[f32]) -> Option<LayerActivity> {
-        let neurons = self.magnitude.len();
+    pub(crate) fn activity(self, down_norms: &[f32]) -> Option<LayerActivity> {
+        let neurons = self.magnitude_sum.len();
         let mut activity = LayerActivity::new(neurons, self.counts.len());
         let mut all = Counts::new(neurons);
         for (source, [first, second]) in activity.sources.iter_mut().zip(&self.counts) {
@@ -116,14 +116,8 @@ impl Tally {
             source.add(second);
             all.add(source);
         }
-        let mean = |sum: &f64| (sum / all.tokens.max(1) as f64) as f32;
-        activity.magnitude = self.magnitude.iter().map(mean).collect();
-        activity.contribution = activity
-            .magnitude
-            .iter()
-            .zip(contribution_norms)
-            .map(|(mean, norm)| mean * norm)
-            .collect();
+        activity.magnitude_sum = self.magnitude_sum;
+        activity.down_norms = down_norms.to_vec();
         activity.tokens = all.tokens;
         activity.active = all.active;
         activity.locality = self.locality;
@@ -160,16 +154,16 @@ impl Counter {
     pub(crate) fn count(&mut self, product: &[f32]) {
         let Tally {
             counts,
-            magnitude,
+            magnitude_sum,
             locality,
             is_finite,
         } = &mut self.tally;
         let counts = &mut counts[self.place.source][self.place.half];
         let mut sum = 0.0;
-        for ((count, total), value) in counts.active.iter_mut().zip(magnitude).zip(product) {
+        for ((count, total), value) in counts.active.iter_mut().zip(magnitude_sum).zip(product) {
             *count += u64::from(*value != 0.0);
             sum += value;
-            *total += f64::from(value.abs());
+            *total = total.saturating_add(in_units(f64::from(value.abs())));
         }
         *is_finite &= sum.is_finite();
         self.recent.observe(product, locality);

@@ -119,11 +119,11 @@ fn assert_same_profile(found: &Profile, want: &Profile, context: &str) {
         }
         let largest = |values: &[f32]| values.iter().fold(0.0f32, |a, b| a.max(*b));
         for (found, want) in [
-            (&found.magnitude, &want.magnitude),
-            (&found.contribution, &want.contribution),
+            (found.magnitude(), want.magnitude()),
+            (found.contribution(), want.contribution()),
         ] {
-            let largest = largest(want);
-            for (found, want) in found.iter().zip(want) {
+            let largest = largest(&want);
+            for (found, want) in found.iter().zip(&want) {
                 assert_near(*found, *want, largest, &context);
             }
         }
