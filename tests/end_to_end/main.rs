@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod bench;
+mod cluster;
 mod command_line;
 #[cfg(target_os = "linux")]
 mod drivers;

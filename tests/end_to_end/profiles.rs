@@ -417,53 +417,6 @@ fn sources_are_compared_and_the_page_is_self_contained() {
         .bad(1, &["no profile in `page.html`"]);
 }
 
-#[cfg(unix)]
-#[test]
-fn the_array_job_makes_a_shard() {
-    let sandbox = Sandbox::new();
-    fs::write(
-        sandbox.path("text.txt"),
-        "def f(x):\n    return x\n".repeat(80),
-    )
-    .unwrap();
-    let script =
-        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/profile-slurm.sh");
-    let program = std::path::Path::new(env!("CARGO_BIN_EXE_powerinfer"));
-    let path = std::env::join_paths(
-        std::iter::once(program.parent().unwrap().to_owned())
-            .chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
-    )
-    .unwrap();
-    for index in ["1", "2"] {
-        let status = std::process::Command::new(&script)
-            .current_dir(sandbox.path("."))
-            .envs([
-                ("MODEL", "demo"),
-                ("DATA", "text.txt"),
-                ("OUT", "profile"),
-                ("TOKENS", "500"),
-            ])
-            .envs([
-                ("SLURM_ARRAY_TASK_ID", index),
-                ("SLURM_ARRAY_TASK_COUNT", "2"),
-            ])
-            .env("PATH", &path)
-            .stdout(Stdio::null())
-            .status()
-            .unwrap();
-        assert!(status.success());
-    }
-    sandbox
-        .run(&[
-            "merge",
-            "profile-1-of-2",
-            "profile-2-of-2",
-            "--out",
-            "profile",
-        ])
-        .good();
-}
-
 #[test]
 fn files_of_other_origin_are_never_replaced() {
     let sandbox = Sandbox::new();

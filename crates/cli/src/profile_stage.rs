@@ -23,7 +23,7 @@ pub(crate) struct TraceArguments {
     device: DeviceArgument,
     /// Tokens per layer to keep samples of, for training predictors
     #[arg(long, value_name = "N", default_value_t = 16_384)]
-    trace_tokens: usize,
+    pub(crate) trace_tokens: usize,
 }
 
 impl TraceArguments {

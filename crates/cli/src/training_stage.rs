@@ -53,7 +53,7 @@ pub(crate) struct TrainingArguments {
     sizing: Sizing,
     /// Optimiser steps per network, at most
     #[arg(long, value_name = "N", default_value_t = 2000)]
-    steps: usize,
+    pub(crate) steps: usize,
     /// Steps without progress after which training stops
     #[arg(long, value_name = "N", default_value_t = 60)]
     patience: usize,

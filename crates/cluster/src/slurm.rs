@@ -104,7 +104,7 @@ for stage in {}; do
   job=$(sbatch --parsable "${{after[@]}}" "$@" "$stage.sh")
   job=${{job%%;*}}
   echo "$job $stage"
-  after=("--dependency=afterok:$job")
+  after=("--dependency=afterok:$job" --kill-on-invalid-dep=yes)
 done
 "#,
         names.join(" ")

@@ -393,6 +393,8 @@ impl StageArguments {
             rates(&hardware),
         );
         workload.tokens = tokens;
+        workload.trace_tokens = self.tracing.trace_tokens as u64;
+        workload.steps = self.training.steps as u64;
         let name = &checkpoint.identity().name;
         let work = self.out.clone();
         let work = work.unwrap_or_else(|| model_argument::work_folder(name));
