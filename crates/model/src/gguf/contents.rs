@@ -252,7 +252,7 @@ impl TensorEntry {
 }
 
 /// Size of a tensor in bytes; `None` if it, or that of its values as f32, overflows.
-fn bytes_of(shape: &[usize], encoding: Encoding) -> Option<usize> {
+pub(super) fn bytes_of(shape: &[usize], encoding: Encoding) -> Option<usize> {
     let elements = shape
         .iter()
         .try_fold(1usize, |product, size| product.checked_mul(*size))?;

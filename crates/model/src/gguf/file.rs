@@ -11,6 +11,7 @@ use super::{
     contents::{Contents, Tensor},
     dequantise::Encoding,
     value::{Value, quoted},
+    writer::{Dialect, Metadata},
 };
 use crate::{
     ModelError,
@@ -46,6 +47,36 @@ impl GgufFile {
             bytes,
             contents,
         })
+    }
+
+    /// A file that is to be written, without data but that of the tensor `divisors`: its metadata and shapes are read
+    /// as those of a file.
+    pub(super) fn planned(
+        path: &Path,
+        dialect: Dialect,
+        metadata: &Metadata,
+        shapes: &[(String, Vec<usize>)],
+        divisors: &[f32],
+    ) -> Self {
+        let bytes: Vec<u8> = divisors.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let encoding = Encoding::from_id(0).expect("F32 is known");
+        let tensor = |shape: &[usize]| Tensor {
+            encoding,
+            shape: shape.to_vec(),
+            data: 0..bytes.len(),
+        };
+        let contents = Contents {
+            is_powerinfer: dialect == Dialect::PowerInfer,
+            values: metadata.entries().iter().cloned().collect(),
+            tensors: (shapes.iter())
+                .map(|(name, shape)| (name.clone(), tensor(shape)))
+                .collect(),
+        };
+        Self {
+            path: path.to_owned(),
+            bytes: FileBytes::Owned(bytes.into()),
+            contents,
+        }
     }
 
     /// Returns the path of the file.
