@@ -25,6 +25,7 @@ const LADDER: &[&str] = &[
     "powerinfer-reference",
     "powerinfer-synth",
     "powerinfer-bundle",
+    "powerinfer-export",
     "powerinfer-runtime",
     "powerinfer-profile",
     "powerinfer-predictor",
@@ -45,6 +46,7 @@ const WITHOUT_KERNELS: &[&str] = &[
     "powerinfer-import",
     "powerinfer-hub",
     "powerinfer-bundle",
+    "powerinfer-export",
     "powerinfer-solver",
 ];
 

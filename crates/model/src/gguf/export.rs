@@ -118,7 +118,7 @@ impl Export {
         }
         metadata.push("general.name", name);
         metadata.push("general.file_type", file_type(quant));
-        if quant.is_quantised() {
+        if dialect == Dialect::Ggml || quant.is_quantised() {
             metadata.push("general.quantization_version", 2usize);
         }
         metadata.append(configuration::metadata(config, architecture, rope.as_ref()));
@@ -284,12 +284,18 @@ fn verify(
     };
     if back.activation != config.activation && !options.any_activation {
         let (theirs, ours) = (back.activation.name(), config.activation.name());
+        let remedy = match options.dialect {
+            Dialect::Ggml => {
+                "to measure speed alone there is `--any-activation`; the bundle of a ReLU model is exported with `--to powerinfer`"
+            }
+            Dialect::PowerInfer => "its engine runs ReLU models alone",
+        };
         return Err(cannot(format!(
-            "it computes {theirs}, the model {ours}; export a ReLU Llama, Falcon or OPT's bundle with `--to powerinfer`, or add `--any-activation` to measure speed alone"
+            "it computes {theirs}, the model {ours}; {remedy}"
         )));
     }
     if !same_positions(&back.positions, &config.positions) {
-        let reason = "its position encoding cannot be stated; Ollama and llama.cpp do not run it";
+        let reason = "its position encoding cannot be stated; run it with `powerinfer` itself";
         return Err(cannot(reason.to_owned()));
     }
     // What remains is compared as it is, whatever the settings are.

@@ -95,9 +95,37 @@ impl GgufFile {
     }
 
     /// Iterates over all metadata by key.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
+    pub fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
         let values = self.contents.values.iter();
         values.map(|(key, value)| (key.as_str(), value))
+    }
+
+    /// Reads the tensor called `name`, of signed integers of 32 bits.
+    ///
+    /// # Errors
+    ///
+    /// The tensor is missing or of another type.
+    pub fn integers(&self, name: &str) -> Result<Vec<i32>, ModelError> {
+        let tensor = self.expect(name)?;
+        if tensor.encoding.name != "I32" {
+            return Err(ModelError::WrongType {
+                path: self.path.clone(),
+                tensor: name.to_owned(),
+                found: tensor.encoding.name.to_owned(),
+            });
+        }
+        let (numbers, _) = self.bytes[tensor.data.clone()].as_chunks::<4>();
+        Ok(numbers.iter().map(|n| i32::from_le_bytes(*n)).collect())
+    }
+
+    /// Returns the type in ggml and the stored bytes of the tensor called `name`, for comparisons.
+    ///
+    /// # Errors
+    ///
+    /// The tensor is missing.
+    pub fn stored(&self, name: &str) -> Result<(&'static str, &[u8]), ModelError> {
+        let tensor = self.expect(name)?;
+        Ok((tensor.encoding.name, &self.bytes[tensor.data.clone()]))
     }
 
     fn decode(

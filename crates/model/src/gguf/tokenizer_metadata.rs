@@ -393,19 +393,36 @@ fn steps(pre_tokenizer: &Json) -> Vec<Json> {
 }
 
 /// Ranks of the pieces that merges make. They take the place of the merges if pieces are merged one after the other, and if
-/// every split of such a piece into two others is a merge, as where merges come from SentencePiece's scores.
+/// every split of such a piece into two others is a merge, as where merges come from SentencePiece's scores. Runs of one
+/// character, such as spaces, may share a rank: they grow from the left in either case.
 fn piece_ranks(
     tokens: &BTreeMap<usize, String>,
     merges: &[[&str; 2]],
 ) -> Result<HashMap<String, usize>, String> {
+    // First and last place of each piece.
+    let mut places: HashMap<String, (usize, usize)> = HashMap::new();
+    for (place, [left, right]) in merges.iter().enumerate() {
+        let entry = places.entry(format!("{left}{right}"));
+        entry.or_insert((place, place)).1 = place;
+    }
+    let mut places: Vec<_> = places.into_iter().collect();
+    places.sort_by_key(|(_, (first, _))| *first);
+    let is_run = |piece: &str| piece.chars().all(|character| piece.starts_with(character));
     let mut ranks: HashMap<String, usize> = HashMap::new();
-    let mut last = String::new();
-    for [left, right] in merges {
-        let piece = format!("{left}{right}");
-        if piece != last && ranks.insert(piece.clone(), ranks.len()).is_some() {
-            return Err(format!("its merges into `{piece}` have no common rank"));
+    let (mut rank, mut end, mut in_runs) = (0, None, false);
+    for (piece, (first, last)) in places {
+        let is_tied = end.is_some_and(|end| first < end);
+        if is_tied && !(in_runs && is_run(&piece)) {
+            return Err(format!(
+                "the merges into `{piece}` and other pieces have no common order"
+            ));
         }
-        last = piece;
+        if !is_tied {
+            rank = ranks.len();
+            in_runs = is_run(&piece);
+        }
+        end = end.max(Some(last));
+        ranks.insert(piece, rank);
     }
     let merges: HashSet<&[&str; 2]> = merges.iter().collect();
     let pieces: HashSet<&str> = tokens.values().map(String::as_str).collect();
@@ -441,9 +458,24 @@ mod tests {
         let ranks = piece_ranks(&all, &merges).unwrap();
         assert_eq!((ranks["bc"], ranks["ab"], ranks["abc"]), (0, 1, 2));
         let split = [["a", "bc"], ["b", "c"], ["a", "b"], ["ab", "c"]];
-        assert!(piece_ranks(&all, &split).unwrap_err().contains("`abc`"));
+        assert!(
+            piece_ranks(&all, &split)
+                .unwrap_err()
+                .contains("no common order")
+        );
         let missing = piece_ranks(&all, &merges[..3]).unwrap_err();
         assert!(missing.contains("`ab` and `c`"), "{missing}");
+        let runs = tokens(&["a", "aa", "aaa", "aaaa"]);
+        let merges = [
+            ["aaa", "a"],
+            ["aa", "aa"],
+            ["aa", "a"],
+            ["a", "aaa"],
+            ["a", "aa"],
+            ["a", "a"],
+        ];
+        let ranks = piece_ranks(&runs, &merges).unwrap();
+        assert_eq!((ranks["aaaa"], ranks["aaa"], ranks["aa"]), (0, 0, 2));
     }
 
     #[test]
