@@ -276,8 +276,8 @@ impl Tokenizer<'_> {
         });
         // llama.cpp and the original program merge the neighbours whose piece has the highest score.
         let scores = tokens.values().map(|text| match ranks.get(&text[..]) {
-            Some(rank) => -(*rank as f32),
-            None => -(ranks.len() as f32), // no merge makes it, so none compares it
+            Some(rank) => 0.0 - *rank as f32,
+            None => 0.0 - ranks.len() as f32, // no merge makes it, so none compares it
         });
         Ok(vec![
             ("add_space_prefix", prefix.into()),
