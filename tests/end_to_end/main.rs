@@ -7,6 +7,7 @@ mod command_line;
 #[cfg(target_os = "linux")]
 mod drivers;
 mod evaluation;
+mod export;
 mod families;
 mod fidelity;
 mod first_hour;
@@ -31,6 +32,7 @@ mod policies;
 mod profiles;
 mod prompt_cache;
 mod readme;
+mod real;
 mod sandbox;
 mod serve;
 mod simulate;
