@@ -205,12 +205,6 @@ fn check(bundle: &Bundle) -> Result<(), ExportError> {
             "its engine needs heads that divide the hidden state",
         ));
     }
-    if is_llama && config.tied_embeddings {
-        return Err(refuse(
-            bundle,
-            "its engine needs an output head besides the embeddings",
-        ));
-    }
     let biases = config.biases;
     if is_llama && (biases.query_key_value || biases.attention_output || biases.ffn) {
         return Err(refuse(

@@ -5,7 +5,11 @@ use serde_json::{Map, Value as Json, json};
 use crate::{
     ModelConfig, ModelError,
     container::Container,
-    gguf::{GgufFile, Value, bad, rope::Rope, writer::Metadata},
+    gguf::{
+        GgufFile, Value, bad,
+        rope::Rope,
+        writer::{Dialect, Metadata},
+    },
     rotary,
 };
 
@@ -31,6 +35,14 @@ impl Architecture {
     /// Whether models of several activation functions have this architecture, which a file does not tell apart.
     pub(super) fn assumes_activation(&self) -> bool {
         (self.fixed)(true) != (self.fixed)(false)
+    }
+
+    /// Whether programs that read a file in the `dialect` need an output head, even if it is the embedding.
+    pub(super) fn needs_head(&self, dialect: Dialect) -> bool {
+        match dialect {
+            Dialect::Ggml => matches!(self.name, "gptneox" | "phi2"),
+            Dialect::PowerInfer => matches!(self.name, "llama" | "bamboo"),
+        }
     }
 }
 

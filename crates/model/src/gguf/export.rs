@@ -124,6 +124,9 @@ impl Export {
         metadata.append(configuration::metadata(config, architecture, rope.as_ref()));
         let layout = Layout::written(architecture, dialect);
         let mut tensors = tensors(config, layout, options, &mut notes);
+        if config.tied_embeddings && architecture.needs_head(dialect) {
+            tensors.extend(head_of_embedding(&tensors));
+        }
         if let Some(rope) = rope.as_ref().filter(|rope| !rope.divisors().is_empty()) {
             tensors.insert(0, divisors(rope));
         }
@@ -237,6 +240,17 @@ fn tensors(
     planned
 }
 
+/// The embedding once more, as the output head.
+fn head_of_embedding(tensors: &[PlannedTensor]) -> Option<PlannedTensor> {
+    let embedding = Content::Rows(Weight::Embedding);
+    let mut head = tensors
+        .iter()
+        .find(|tensor| tensor.content == embedding)?
+        .clone();
+    head.entry.name = "output.weight".to_owned();
+    Some(head)
+}
+
 /// Tensor of the divisors of the rotary frequencies.
 fn divisors(rope: &Rope) -> PlannedTensor {
     PlannedTensor {
@@ -299,6 +313,7 @@ fn verify(
         return Err(cannot(reason.to_owned()));
     }
     // What remains is compared as it is, whatever the settings are.
+    back.tied_embeddings |= config.tied_embeddings && architecture.needs_head(options.dialect);
     back.activation = config.activation;
     back.positions = config.positions.clone();
     back.end_of_text = config.end_of_text.clone();
