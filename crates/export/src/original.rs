@@ -37,6 +37,7 @@ const LARGEST_HEADS: usize = 1000;
 ///
 /// The original cannot run the model or its predictors, a file cannot be read or written, or `progress` stops the work;
 /// `out` is unchanged then.
+#[expect(clippy::missing_panics_doc, reason = "each fc1 is followed by its fc2")]
 pub fn to_original(
     bundle: &Bundle,
     quant: Option<Format>,
