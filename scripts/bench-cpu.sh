@@ -13,7 +13,7 @@
 # QUANTS="f16 q8_0 q4_0", THREADS="1 2" and REPEATS=3 select what is measured. PROMPT_SHAPES=llama-1b lists the shapes
 # with a prefill of 512 tokens; SPARSE="" skips the sparse policies. HUMAN_EVAL=HumanEval.jsonl.gz,
 # PLAIN_TEXT=wikitext-2-test.txt and TOKENIZER=folder (of a model with the vocabulary of the shapes) add speculative
-# decoding of COMPLETIONS=4 texts of each. LLAMA_CPP_BIN=folder uses an existing llama-bench and llama-quantize,
+# decoding of COMPLETIONS=4 texts of each. LLAMA_CPP_BIN=folder uses an existing llama-bench,
 # POWERINFER=path an existing binary.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -32,6 +32,6 @@ mkdir -p "$folder"
 folder=$(realpath "$folder")
 
 . "$root/scripts/llama-cpp.sh"
-llama_cpp "$folder" llama-bench llama-quantize
+llama_cpp "$folder" llama-bench
 export POWERINFER
 "$folder/venv/bin/python" -B "$root/scripts/bench_cpu.py" "$folder" "$report"

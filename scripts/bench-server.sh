@@ -8,7 +8,7 @@
 #   FOLDER  work folder [default: a temporary folder]
 #   REPORT  [default: docs/reports/server.md]
 # SHAPES="demo llama-1b", CLIENTS="1 4 16 64" and SOAK=600 (seconds) select what is measured; LLAMA_CPP_BIN=folder uses an
-# existing llama-server and llama-quantize, POWERINFER=path an existing binary.
+# existing llama-server, POWERINFER=path an existing binary.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 report=$(realpath -m "${2:-$root/docs/reports/server.md}")
@@ -23,7 +23,7 @@ temporary=
 mkdir -p "$folder"
 folder=$(realpath "$folder")
 . "$root/scripts/llama-cpp.sh"
-llama_cpp "$folder" llama-server llama-quantize
+llama_cpp "$folder" llama-server
 cd "$folder"
 clients=${CLIENTS:-1 4 16 64}
 server=
@@ -86,14 +86,7 @@ bench() { python3 -B "$root/scripts/bench_server.py" "$@"; }
     stop
     [ "$shape" = demo ] && continue
     if [ ! -e "$shape.gguf" ]; then
-      "$folder/venv/bin/python" -B - "$root/scripts" "$shape" >&2 <<'END'
-import pathlib, sys
-sys.path.insert(0, sys.argv[1])
-from llama_to_gguf import convert
-convert(pathlib.Path(sys.argv[2]), "f16.gguf", any_activation=True)
-END
-      "$LLAMA_CPP_BIN/llama-quantize" --pure f16.gguf "$shape.gguf" q4_0 >&2
-      rm f16.gguf
+      "$POWERINFER" export "$shape" --to gguf "$shape.gguf" --quant q4_0 --any-activation --quiet >&2
     fi
     printf '\n### llama-server (llama-cpp-python %s) on the same shape\n\nIts `llama` computes SiLU, so all neurons.\n\n' "$LLAMA_CPP_VERSION"
     start "$LLAMA_CPP_BIN/llama-server" -m "$shape.gguf" --port 18080 --parallel 64 --ctx-size 65536 --threads "$(nproc)"

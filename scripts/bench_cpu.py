@@ -13,8 +13,6 @@ import subprocess
 import sys
 import time
 
-from llama_to_gguf import convert
-
 POWERINFER = os.environ["POWERINFER"]
 LLAMA = pathlib.Path(os.environ["LLAMA_CPP_BIN"])
 SHAPES = os.environ.get("SHAPES", "llama-1b llama-7b:16 llama-70b:4").split()
@@ -36,7 +34,6 @@ SPARSE_QUANT = "q4_0"
 RANKS = {"llama-1b": 96, "llama-7b": 288, "llama-13b": 320, "llama-30b": 448, "llama-70b": 544}
 # Shapes too large for a comparison with llama.cpp: they are measured in the sparse format only.
 ONLY_SPARSE = {"llama-70b"}
-LLAMA_TYPES = {"f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 BYTES_PER_WEIGHT = {"f16": 2, "bf16": 2, "q8_0": 34 / 32, "q4_0": 18 / 32}
 # Stages whose GEMMs cover every prompt token; the head computes the last token only.
 PRODUCTS = {"query-key-value", "attention-output", "gate-up", "down"}
@@ -246,14 +243,14 @@ class Model:
         return out
 
     def gguf(self, quant):
-        """GGUF file for llama.cpp, quantised by llama-quantize from 16 bits."""
-        source = self.folder / "model-f16.gguf"
-        if not source.exists():
-            convert(self.checkpoint, source, any_activation=True, with_tokenizer=False)
-        if quant in ("f16", "bf16"):
-            return source
+        """GGUF file for llama.cpp; models in bf16 are compared with f16."""
+        quant = "f16" if quant == "bf16" else quant
         out = self.folder / f"model-{quant}.gguf"
-        run(LLAMA / "llama-quantize", "--pure", source, out, LLAMA_TYPES[quant], limit=None)
+        if not out.exists():
+            run(
+                POWERINFER, "export", self.checkpoint, "--to", "gguf", out, "--quant", quant,
+                "--any-activation", "--no-tokenizer", "--quiet", limit=None,
+            )
         return out
 
     def remove(self):

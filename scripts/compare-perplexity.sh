@@ -4,7 +4,7 @@
 # compiler and Python 3.9 or newer. The first run compiles llama.cpp into `.venv`, in ten minutes on two cores.
 #
 # usage: scripts/compare-perplexity.sh [MODEL] [TEXT]
-#   MODEL  a GGUF file, or a folder with a Llama (SiLU) in Hugging Face layout, which is converted to GGUF.
+#   MODEL  a GGUF file, or a folder in Hugging Face layout that `powerinfer export` writes as GGUF.
 #          A model in F16 or F32 is also quantised to Q8_0 and Q4_0 by llama.cpp and compared in these formats
 #          [default: tests/golden/gguf/llama-rope3.f16.gguf]
 #   TEXT   [default: README.md]

@@ -16,8 +16,6 @@ import llama_cpp
 import numpy as np
 from gguf import GGUFReader
 
-from llama_to_gguf import convert
-
 LIMIT = 0.005  # largest relative difference
 EXACT_LIMIT = 0.0005  # the same, with both in float32 on the same weights
 BYTES_PER_TOKEN = 16  # as in powerinfer: upper limit of the text read per token
@@ -49,7 +47,7 @@ def main():
     model = arguments.model
     if model.is_dir():
         model = arguments.work / f"{model.name}.gguf"
-        convert(arguments.model, model)
+        powerinfer(arguments, "export", arguments.model, "--to", "gguf", model)
     files = [model]
     if weight_types(model) <= {"F16", "F32"}:
         files += [converted(model, kind, arguments.work) for kind in ("MOSTLY_Q8_0", "MOSTLY_Q4_0")]

@@ -8,9 +8,7 @@ export LLAMA_CPP_VERSION=0.3.36
 llama_cpp() {
   local folder=$1 program
   shift
-  # The gguf package converts models for llama.cpp.
   [ -x "$folder/venv/bin/python" ] || python3 -m venv "$folder/venv"
-  "$folder/venv/bin/pip" install --quiet --disable-pip-version-check gguf==0.19.0
   if [ -z "${LLAMA_CPP_BIN:-}" ]; then
     LLAMA_CPP_BIN=$folder/llama.cpp/bin
     for program in "$@"; do

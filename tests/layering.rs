@@ -26,6 +26,7 @@ const LADDER: &[&str] = &[
     "powerinfer-reference",
     "powerinfer-synth",
     "powerinfer-bundle",
+    "powerinfer-export",
     "powerinfer-runtime",
     "powerinfer-profile",
     "powerinfer-predictor",
@@ -46,6 +47,7 @@ const WITHOUT_KERNELS: &[&str] = &[
     "powerinfer-import",
     "powerinfer-hub",
     "powerinfer-bundle",
+    "powerinfer-export",
     "powerinfer-solver",
     "powerinfer-cluster",
 ];

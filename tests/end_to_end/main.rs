@@ -8,6 +8,7 @@ mod command_line;
 #[cfg(target_os = "linux")]
 mod drivers;
 mod evaluation;
+mod export;
 mod families;
 mod fidelity;
 mod first_hour;
@@ -32,6 +33,7 @@ mod policies;
 mod profiles;
 mod prompt_cache;
 mod readme;
+mod real;
 mod sandbox;
 mod serve;
 mod shards;

@@ -6,6 +6,7 @@ mod error;
 mod manifest;
 mod pack;
 mod place_again;
+mod read;
 mod weights;
 
 pub use bundle::{Bundle, IntegrityCheck};

@@ -153,6 +153,26 @@ pub fn is_permutation(order: &[u32]) -> bool {
     })
 }
 
+/// Reads the checkpoint's index of each neuron of `layer`.
+pub(crate) fn neuron_order(
+    file: &TensorFile,
+    config: &ModelConfig,
+    layer: usize,
+) -> Result<Vec<u32>, BundleError> {
+    let order = file.expect(&order_name(layer), Dtype::U32, &[config.ffn_size])?;
+    let neurons: Vec<u32> = order
+        .chunks_exact(4)
+        .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect();
+    match is_permutation(&neurons) {
+        true => Ok(neurons),
+        false => Err(BundleError::NotAPermutation {
+            path: file.path().to_owned(),
+            layer,
+        }),
+    }
+}
+
 /// Weight and bias of a norm.
 #[derive(Debug, Clone)]
 pub struct StoredNorm {
@@ -219,26 +239,39 @@ pub struct StoredWeights {
 }
 
 /// Lookup of a model's weights in a file.
-struct Finder<'a> {
+pub(crate) struct Finder<'a> {
     file: &'a TensorFile,
     config: &'a ModelConfig,
     quant: Format,
     present: HashSet<Weight>,
 }
 
-impl Finder<'_> {
+impl<'a> Finder<'a> {
+    pub(crate) fn new(file: &'a TensorFile, config: &'a ModelConfig, quant: Format) -> Self {
+        Self {
+            file,
+            config,
+            quant,
+            present: config.weights().into_iter().collect(),
+        }
+    }
+
     fn matrix(&self, weight: Weight) -> Result<StoredMatrix, ArtifactError> {
         self.matrix_as(weight, Layout::default_for(weight))
     }
 
-    fn matrix_as(&self, weight: Weight, layout: Layout) -> Result<StoredMatrix, ArtifactError> {
+    pub(crate) fn matrix_as(
+        &self,
+        weight: Weight,
+        layout: Layout,
+    ) -> Result<StoredMatrix, ArtifactError> {
         let (rows, columns) = stored_shape(self.config, weight, layout);
         let format = stored_format(self.config, weight, self.quant);
         StoredMatrix::find(self.file, &name(weight, layout), format, rows, columns)
     }
 
     /// Returns the layout in which the file has `weight`.
-    fn layout(&self, weight: Weight) -> Layout {
+    pub(crate) fn layout(&self, weight: Weight) -> Layout {
         let by_input = name(weight, Layout::ByInput);
         let has = |tensor: &str| self.file.find(tensor).is_some();
         match has(&by_input) || has(&format!("{by_input}.quants")) {
@@ -292,18 +325,7 @@ impl Finder<'_> {
         let at = |weight| Weight::Layer(layer, weight);
         let linear = |weight, bias| self.linear(at(weight), at(bias));
         let norm = |weight, bias| self.norm(at(weight), at(bias));
-        let shape = [self.config.ffn_size];
-        let order = self.file.expect(&order_name(layer), Dtype::U32, &shape)?;
-        let neurons: Vec<u32> = order
-            .chunks_exact(4)
-            .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            .collect();
-        if !is_permutation(&neurons) {
-            return Err(BundleError::NotAPermutation {
-                path: self.file.path().to_owned(),
-                layer,
-            });
-        }
+        neuron_order(self.file, self.config, layer)?;
         let up = self.config.is_gated();
         Ok(StoredLayer {
             attention_norm: norm(LayerWeight::AttentionNorm, LayerWeight::AttentionNormBias)?
@@ -340,12 +362,7 @@ impl StoredWeights {
         config: &ModelConfig,
         quant: Format,
     ) -> Result<Self, BundleError> {
-        let finder = Finder {
-            file,
-            config,
-            quant,
-            present: config.weights().into_iter().collect(),
-        };
+        let finder = Finder::new(file, config, quant);
         let embedding = finder.matrix(Weight::Embedding)?;
         Ok(Self {
             project_in: finder.linear_without_bias(Weight::ProjectIn)?,

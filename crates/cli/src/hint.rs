@@ -6,6 +6,7 @@ use clap::error::{ContextKind, ContextValue};
 use powerinfer_artifact::{ArtifactError, Hint, hardware::HardwareError, plan::PlanError};
 use powerinfer_bundle::BundleError;
 use powerinfer_eval::EvalError;
+use powerinfer_export::ExportError;
 use powerinfer_hub::HubError;
 use powerinfer_import::ImportError;
 use powerinfer_planner::PlannerError;
@@ -32,6 +33,7 @@ fn of_cause(cause: &(dyn Error + 'static)) -> Option<Hint> {
         .or_else(|| hint(cause, PlanError::hint))
         .or_else(|| hint(cause, BundleError::hint))
         .or_else(|| hint(cause, EvalError::hint))
+        .or_else(|| hint(cause, ExportError::hint))
         .or_else(|| hint(cause, HubError::hint))
         .or_else(|| hint(cause, ImportError::hint))
         .or_else(|| hint(cause, PredictorError::hint))

@@ -37,8 +37,8 @@ use powerinfer_guard::worker;
 use powerinfer_pool::system;
 
 use crate::commands::{
-    bench, cluster, completions, doctor, eval, inspect, logits, merge, place, prepare, profile,
-    pull, run, serve, simulate, sweep, synth, tokenize, train_predictors,
+    bench, cluster, completions, doctor, eval, export, inspect, logits, merge, place, prepare,
+    profile, pull, run, serve, simulate, sweep, synth, tokenize, train_predictors,
 };
 
 /// Runs large language models on ordinary PCs, by computing only the active neurons.
@@ -93,6 +93,8 @@ enum Command {
     Sweep(sweep::SweepArguments),
     /// Benchmark a bundle by stage, relative to the read bandwidth
     Bench(bench::BenchArguments),
+    /// Write a model for llama.cpp, Ollama or the original PowerInfer
+    Export(export::ExportArguments),
     /// Describe an artifact
     Inspect(inspect::InspectArguments),
     /// Measure this machine
@@ -163,6 +165,7 @@ fn main() -> ExitCode {
         Command::Eval(arguments) => eval::run(&arguments, output),
         Command::Sweep(arguments) => sweep::run(&arguments, output),
         Command::Bench(arguments) => bench::run(&arguments, output),
+        Command::Export(arguments) => export::run(&arguments, output),
         Command::Inspect(arguments) => inspect::run(&arguments, output),
         Command::Doctor(arguments) => doctor::run(&arguments, output),
         Command::Logits(arguments) => logits::run(&arguments, output),

@@ -14,18 +14,7 @@ pub(crate) fn refuse_inside(page: Option<&Path>, folder: &Path) -> Result<()> {
     let Some(page) = page else {
         return Ok(());
     };
-    let place = match page.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
-    let absolute = |path: &Path| {
-        path.canonicalize()
-            .or_else(|_| std::path::absolute(path))
-            .ok()
-    };
-    if let (Some(place), Some(folder)) = (absolute(place), absolute(folder))
-        && place.starts_with(folder)
-    {
+    if is_inside(page, folder) {
         bail!(
             "`{}` would be among the bundle's own files; write the page elsewhere",
             page.display()
@@ -50,6 +39,23 @@ pub(crate) fn refuse_inside(page: Option<&Path>, folder: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether `file` would lie in `folder` or below.
+pub(crate) fn is_inside(file: &Path, folder: &Path) -> bool {
+    let place = match file.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let absolute = |path: &Path| {
+        path.canonicalize()
+            .or_else(|_| std::path::absolute(path))
+            .ok()
+    };
+    match (absolute(place), absolute(folder)) {
+        (Some(place), Some(folder)) => place.starts_with(folder),
+        _ => false,
+    }
 }
 
 #[cfg(test)]

@@ -136,6 +136,26 @@ pub enum ModelError {
         /// Description and location of the problem.
         reason: String,
     },
+    /// A GGUF file cannot state a setting of the model.
+    #[error("`{path}` cannot be exported as {architecture}: {reason}")]
+    NotInGguf {
+        /// The configuration.
+        path: PathBuf,
+        /// Architecture and variant of the format.
+        architecture: String,
+        /// What cannot be stated, and what to do.
+        reason: String,
+    },
+    /// A GGUF file cannot represent the tokenizer.
+    #[error(
+        "`{path}` cannot be exported to GGUF: {reason}; `--no-tokenizer` exports the weights without it"
+    )]
+    TokenizerNotInGguf {
+        /// The tokenizer.
+        path: PathBuf,
+        /// What cannot be represented.
+        reason: String,
+    },
     /// A weight is NaN or infinite.
     #[error(
         "tensor `{tensor}` in `{path}` has the value {value} at index {index}; the checkpoint is damaged, download or train it again"

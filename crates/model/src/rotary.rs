@@ -35,7 +35,7 @@ impl Rotary {
     }
 
     /// Frequencies θ^(−i/pairs) of a head with `width` rotated elements.
-    fn plain(theta: f64, width: usize) -> Self {
+    pub(crate) fn plain(theta: f64, width: usize) -> Self {
         let pairs = width / 2;
         Self {
             frequencies: (0..pairs)

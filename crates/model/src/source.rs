@@ -173,6 +173,38 @@ impl WeightSource {
     }
 }
 
+impl WeightSource {
+    /// Writes `values`, a weight of `shape`, to their place in a `tensor`: the inverse of [`apply`](Self::apply).
+    ///
+    /// # Panics
+    ///
+    /// If the transformation changes elements; GGUF has no such.
+    pub(crate) fn store(&self, values: &[f32], shape: &[usize], tensor: &mut [f32]) {
+        let width: usize = shape[1..].iter().product();
+        if let Some(rows) = self.stored_rows(shape[0]) {
+            for (row, values) in rows.iter().zip(values.chunks_exact(width)) {
+                tensor[row * width..][..width].copy_from_slice(values);
+            }
+            return;
+        }
+        let transposed = Self::tensor("").with(Transform::Transposed);
+        assert!(
+            self.transform() == Transform::Transposed,
+            "elements are kept"
+        );
+        // A transpose is its own inverse, between the swapped shapes.
+        let shape = [width, shape[0]];
+        tensor.copy_from_slice(&transposed.apply(values.to_vec(), &shape));
+    }
+
+    fn transform(&self) -> Transform {
+        match self {
+            Self::Tensor { transform, .. } => *transform,
+            Self::Constant(_) => Transform::None,
+        }
+    }
+}
+
 /// Projection within a fused query, key and value matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fused {
@@ -274,6 +306,33 @@ mod tests {
         );
         assert_eq!(taken(fused_by_group(Fused::Key, 4, 2, 1), 2), [2, 6]);
         assert_eq!(taken(fused_by_group(Fused::Value, 4, 2, 1), 2), [3, 7]);
+    }
+
+    #[test]
+    fn storing_is_the_inverse_of_reading() {
+        let tensor: Vec<f32> = (0..48).map(|index| index as f32).collect();
+        let [deinterleave, transposed] =
+            [Transform::Deinterleave { heads: 2 }, Transform::Transposed]
+                .map(|transform| WeightSource::tensor("t").with(transform));
+        for (source, shape) in [(deinterleave, [8, 6]), (transposed, [8, 6])] {
+            let mut back = vec![0.0; 48];
+            source.store(&source.apply(tensor.clone(), &shape), &shape, &mut back);
+            assert_eq!(back, tensor, "{source:?}");
+        }
+        // Of fused projections each stores its own rows.
+        for layout in [fused_by_group, fused_concatenated] {
+            let mut back = vec![-1.0; 48];
+            for (part, count) in [(Fused::Query, 4), (Fused::Key, 2), (Fused::Value, 2)] {
+                let source = WeightSource::Tensor {
+                    name: String::new(),
+                    rows: layout(part, 4, 2, 2),
+                    transform: Transform::None,
+                };
+                let shape = [count * 2, 3];
+                source.store(&source.apply(tensor.clone(), &shape), &shape, &mut back);
+            }
+            assert_eq!(back, tensor);
+        }
     }
 
     #[test]

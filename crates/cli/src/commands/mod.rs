@@ -5,6 +5,7 @@ pub(crate) mod cluster;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod eval;
+pub(crate) mod export;
 pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod merge;

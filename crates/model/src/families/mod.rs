@@ -50,6 +50,12 @@ pub(crate) fn named(name: &str) -> Option<&'static Family> {
     ALL.into_iter().find(|family| family.name == name)
 }
 
+/// Names of all families.
+#[cfg(test)]
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    ALL.into_iter().map(|family| family.name)
+}
+
 /// Returns the family of a configuration.
 pub(crate) fn of(keys: &Keys<'_>) -> Result<&'static Family, ModelError> {
     let mut architectures = Vec::new();

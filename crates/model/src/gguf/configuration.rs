@@ -3,9 +3,13 @@
 use serde_json::{Map, Value as Json, json};
 
 use crate::{
-    ModelError,
+    ModelConfig, ModelError,
     container::Container,
-    gguf::{GgufFile, Value, bad},
+    gguf::{
+        GgufFile, Value, bad,
+        rope::Rope,
+        writer::{Dialect, Metadata},
+    },
     rotary,
 };
 
@@ -17,8 +21,12 @@ pub(super) struct Architecture {
     hugging_face: &'static str,
     /// Metadata keys without the architecture prefix, and the configuration key for each.
     keys: &'static [(&'static str, &'static str)],
+    /// Families that are written in this architecture.
+    families: &'static [&'static str],
     /// Whether queries and keys are stored for interleaved rotary pairs.
     pub(super) interleaved_rope: bool,
+    /// Whether queries, keys and values are written as one tensor; both are read.
+    pub(super) fused_attention: bool,
     /// Settings stated in no file; `powerinfer` is true for a file of the original PowerInfer.
     fixed: fn(powerinfer: bool) -> Json,
 }
@@ -27,6 +35,14 @@ impl Architecture {
     /// Whether models of several activation functions have this architecture, which a file does not tell apart.
     pub(super) fn assumes_activation(&self) -> bool {
         (self.fixed)(true) != (self.fixed)(false)
+    }
+
+    /// Whether programs that read a file in the `dialect` need an output head, even if it is the embedding.
+    pub(super) fn needs_head(&self, dialect: Dialect) -> bool {
+        match dialect {
+            Dialect::Ggml => matches!(self.name, "gptneox" | "phi2"),
+            Dialect::PowerInfer => matches!(self.name, "llama" | "bamboo"),
+        }
     }
 }
 
@@ -51,6 +67,8 @@ static ALL: [Architecture; 9] = [
     Architecture {
         name: "llama",
         hugging_face: "LlamaForCausalLM",
+        families: &["llama", "sparse_llama", "mistral"],
+        fused_attention: false,
         keys: LLAMA,
         interleaved_rope: true,
         // The original PowerInfer runs Llama models with ReLU, which its files do not state.
@@ -59,6 +77,8 @@ static ALL: [Architecture; 9] = [
     Architecture {
         name: "bamboo",
         hugging_face: "BambooForCausalLM",
+        families: &["bamboo"],
+        fused_attention: false,
         keys: LLAMA,
         interleaved_rope: true,
         fixed: |_| json!({ "hidden_act": "relu", "sliding_window": null }),
@@ -66,6 +86,8 @@ static ALL: [Architecture; 9] = [
     Architecture {
         name: "qwen2",
         hugging_face: "Qwen2ForCausalLM",
+        families: &["qwen2"],
+        fused_attention: false,
         keys: LLAMA,
         interleaved_rope: false,
         fixed: |_| json!({}),
@@ -73,6 +95,8 @@ static ALL: [Architecture; 9] = [
     Architecture {
         name: "qwen3",
         hugging_face: "Qwen3ForCausalLM",
+        families: &["qwen3"],
+        fused_attention: false,
         keys: LLAMA,
         interleaved_rope: false,
         fixed: |_| json!({}),
@@ -80,6 +104,8 @@ static ALL: [Architecture; 9] = [
     Architecture {
         name: "gemma",
         hugging_face: "GemmaForCausalLM",
+        families: &["gemma"],
+        fused_attention: false,
         keys: LLAMA,
         interleaved_rope: false,
         fixed: |_| json!({}),
@@ -87,6 +113,8 @@ static ALL: [Architecture; 9] = [
     Architecture {
         name: "gptneox",
         hugging_face: "GPTNeoXForCausalLM",
+        families: &["gpt_neox"],
+        fused_attention: true,
         keys: &[
             ("feed_forward_length", "intermediate_size"),
             ("attention.layer_norm_epsilon", "layer_norm_eps"),
@@ -99,6 +127,8 @@ static ALL: [Architecture; 9] = [
     Architecture {
         name: "phi2",
         hugging_face: "PhiForCausalLM",
+        families: &["phi"],
+        fused_attention: false,
         keys: &[
             ("feed_forward_length", "intermediate_size"),
             ("attention.head_count_kv", "num_key_value_heads"),
@@ -111,6 +141,8 @@ static ALL: [Architecture; 9] = [
     Architecture {
         name: "falcon",
         hugging_face: "FalconForCausalLM",
+        families: &["falcon"],
+        fused_attention: true,
         keys: &[
             ("feed_forward_length", "ffn_hidden_size"),
             ("attention.head_count_kv", "num_kv_heads"),
@@ -128,6 +160,8 @@ static ALL: [Architecture; 9] = [
     Architecture {
         name: "opt",
         hugging_face: "OPTForCausalLM",
+        families: &["opt", "opt_plain_norm"],
+        fused_attention: false,
         // All OPT checkpoints have the same ε, which the family defines.
         keys: &[
             ("feed_forward_length", "ffn_dim"),
@@ -173,6 +207,51 @@ pub(super) fn architecture(file: &GgufFile) -> Result<&'static Architecture, Mod
             ALL.each_ref().map(|known| known.name).join(", ")
         ),
     })
+}
+
+/// Returns the architecture in which models of a family are written.
+pub(super) fn architecture_of(family: &str) -> &'static Architecture {
+    let found = ALL.iter().find(|known| known.families.contains(&family));
+    found.expect("every family has an architecture")
+}
+
+/// Converts a configuration to metadata: the inverse of [`configuration`], by the same table. The rotary settings but
+/// the base are added by [`Rope`].
+pub(super) fn metadata(
+    config: &ModelConfig,
+    architecture: &Architecture,
+    rope: Option<&Rope>,
+) -> Metadata {
+    let mut metadata = Metadata::default();
+    let prefix = architecture.name;
+    for (key, name) in COMMON.iter().chain(architecture.keys) {
+        let value: Value = match *name {
+            "max_position_embeddings" => config.context_length.into(),
+            "hidden_size" => config.hidden_size.into(),
+            "num_hidden_layers" => config.layer_count.into(),
+            "num_attention_heads" => config.head_count.into(),
+            "num_key_value_heads" | "num_kv_heads" => config.kv_head_count.into(),
+            "head_dim" => config.head_size.into(),
+            "vocab_size" => config.vocabulary_size.into(),
+            "intermediate_size" | "ffn_hidden_size" | "ffn_dim" => config.ffn_size.into(),
+            "rms_norm_eps" | "layer_norm_eps" | "layer_norm_epsilon" | "_layer_norm_epsilon" => {
+                config.norm_epsilon.into()
+            }
+            "use_parallel_residual" => config.block.is_parallel().into(),
+            "rope_theta" | "rotary_emb_base" => match rope {
+                Some(rope) => (rope.theta as f32).into(),
+                None => continue,
+            },
+            other => unreachable!("`{other}` is a key of the table"),
+        };
+        metadata.push(format!("{prefix}.{key}"), value);
+    }
+    if let Some(rope) = rope {
+        metadata.push(format!("{prefix}.attention.value_length"), config.head_size);
+        metadata.push(format!("{prefix}.rope.dimension_count"), rope.width);
+        rope.scaling.describe(prefix, &mut metadata);
+    }
+    metadata
 }
 
 /// Converts a value to JSON; an array of equal values, one per layer, to that value.

@@ -40,7 +40,7 @@ impl Contents {
             .count(TensorEntry::MIN_BYTES)
             .map_err(context("the number of tensors"))?;
         let values = read_values(&mut cursor)?;
-        let entries = read_entries(&mut cursor, tensor_count)?;
+        let entries = read_entries(&mut cursor, tensor_count, is_powerinfer)?;
         let alignment = alignment(&values)?;
         let data_start = cursor.position().checked_next_multiple_of(alignment);
         let data_start = data_start.ok_or("its data would start past the end of the file")?;
@@ -162,6 +162,7 @@ struct TensorEntry {
 fn read_entries(
     cursor: &mut Cursor,
     count: usize,
+    may_be_empty: bool,
 ) -> Result<BTreeMap<String, TensorEntry>, String> {
     const LONGEST_NAME: usize = 64; // bytes, by the specification
     let mut entries = BTreeMap::new();
@@ -176,7 +177,7 @@ fn read_entries(
         if name.len() > LONGEST_NAME {
             return Err(format!("{tensor} has a name longer than {LONGEST_NAME}"));
         }
-        let entry = TensorEntry::read(cursor).map_err(context(&tensor))?;
+        let entry = TensorEntry::read(cursor, may_be_empty).map_err(context(&tensor))?;
         if entries.insert(name, entry).is_some() {
             return Err(format!("{tensor} occurs twice"));
         }
@@ -188,8 +189,8 @@ impl TensorEntry {
     /// Minimum size: length of the name, number of dimensions, type and offset.
     const MIN_BYTES: usize = 8 + 4 + 4 + 8;
 
-    /// Reads everything but the name.
-    fn read(cursor: &mut Cursor) -> Result<Self, String> {
+    /// Reads everything but the name. In the original PowerInfer's files of indices tensors `may_be_empty`.
+    fn read(cursor: &mut Cursor, may_be_empty: bool) -> Result<Self, String> {
         let dimensions = cursor.u32()?;
         if !(1..=4).contains(&dimensions) {
             return Err(format!("it has {dimensions} dimensions, not 1 to 4"));
@@ -202,7 +203,8 @@ impl TensorEntry {
         // The file lists the innermost dimension first.
         let (row, length) = (sizes[0], encoding.block_length as u64);
         sizes.reverse();
-        if sizes.contains(&0) {
+        let is_index = may_be_empty && encoding.name == "I32";
+        if sizes.contains(&0) && !is_index {
             return Err(format!("its shape {sizes:?} has a size of 0"));
         }
         if !row.is_multiple_of(length) {
@@ -252,7 +254,7 @@ impl TensorEntry {
 }
 
 /// Size of a tensor in bytes; `None` if it, or that of its values as f32, overflows.
-fn bytes_of(shape: &[usize], encoding: Encoding) -> Option<usize> {
+pub(super) fn bytes_of(shape: &[usize], encoding: Encoding) -> Option<usize> {
     let elements = shape
         .iter()
         .try_fold(1usize, |product, size| product.checked_mul(*size))?;
@@ -262,7 +264,10 @@ fn bytes_of(shape: &[usize], encoding: Encoding) -> Option<usize> {
 
 /// Checks that the data of tensors do not overlap.
 fn check_disjoint(tensors: &BTreeMap<String, Tensor>) -> Result<(), String> {
-    let mut sorted: Vec<_> = tensors.iter().collect();
+    let tensors = tensors.iter();
+    let mut sorted: Vec<_> = tensors
+        .filter(|(_, tensor)| !tensor.data.is_empty())
+        .collect();
     sorted.sort_by_key(|(_, tensor)| tensor.data.start);
     for pair in sorted.windows(2) {
         let ((name, tensor), (next_name, next)) = (pair[0], pair[1]);

@@ -2,7 +2,7 @@
 //!
 //! Operations and their order are those of ggml, so that results are bit-identical.
 
-use powerinfer_tensor::{bf16, f16};
+use powerinfer_tensor::{Format, bf16, f16};
 
 /// Element type: elements are stored in blocks along a row.
 #[derive(Debug, Clone, Copy)]
@@ -70,6 +70,18 @@ impl Encoding {
             block_bytes,
             decode,
         })
+    }
+}
+
+/// Returns ggml's type of matrices in `format`; `None` for `q4_k`, whose layout differs.
+pub(super) fn type_of(format: Format) -> Option<u32> {
+    match format {
+        Format::F32 => Some(0),
+        Format::F16 => Some(1),
+        Format::Q4_0 => Some(2),
+        Format::Q8_0 => Some(8),
+        Format::Bf16 => Some(30),
+        Format::Q4K => None,
     }
 }
 

@@ -11,6 +11,7 @@ use super::{
     contents::{Contents, Tensor},
     dequantise::Encoding,
     value::{Value, quoted},
+    writer::{Dialect, Metadata},
 };
 use crate::{
     ModelError,
@@ -48,6 +49,36 @@ impl GgufFile {
         })
     }
 
+    /// A file that is to be written, without data but that of the tensor `divisors`: its metadata and shapes are read
+    /// as those of a file.
+    pub(super) fn planned(
+        path: &Path,
+        dialect: Dialect,
+        metadata: &Metadata,
+        shapes: &[(String, Vec<usize>)],
+        divisors: &[f32],
+    ) -> Self {
+        let bytes: Vec<u8> = divisors.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let encoding = Encoding::from_id(0).expect("F32 is known");
+        let tensor = |shape: &[usize]| Tensor {
+            encoding,
+            shape: shape.to_vec(),
+            data: 0..bytes.len(),
+        };
+        let contents = Contents {
+            is_powerinfer: dialect == Dialect::PowerInfer,
+            values: metadata.entries().iter().cloned().collect(),
+            tensors: (shapes.iter())
+                .map(|(name, shape)| (name.clone(), tensor(shape)))
+                .collect(),
+        };
+        Self {
+            path: path.to_owned(),
+            bytes: FileBytes::Owned(bytes.into()),
+            contents,
+        }
+    }
+
     /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
@@ -64,9 +95,37 @@ impl GgufFile {
     }
 
     /// Iterates over all metadata by key.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
+    pub fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
         let values = self.contents.values.iter();
         values.map(|(key, value)| (key.as_str(), value))
+    }
+
+    /// Reads the tensor called `name`, of signed integers of 32 bits.
+    ///
+    /// # Errors
+    ///
+    /// The tensor is missing or of another type.
+    pub fn integers(&self, name: &str) -> Result<Vec<i32>, ModelError> {
+        let tensor = self.expect(name)?;
+        if tensor.encoding.name != "I32" {
+            return Err(ModelError::WrongType {
+                path: self.path.clone(),
+                tensor: name.to_owned(),
+                found: tensor.encoding.name.to_owned(),
+            });
+        }
+        let (numbers, _) = self.bytes[tensor.data.clone()].as_chunks::<4>();
+        Ok(numbers.iter().map(|n| i32::from_le_bytes(*n)).collect())
+    }
+
+    /// Returns the type in ggml and the stored bytes of the tensor called `name`, for comparisons.
+    ///
+    /// # Errors
+    ///
+    /// The tensor is missing.
+    pub fn stored(&self, name: &str) -> Result<(&'static str, &[u8]), ModelError> {
+        let tensor = self.expect(name)?;
+        Ok((tensor.encoding.name, &self.bytes[tensor.data.clone()]))
     }
 
     fn decode(

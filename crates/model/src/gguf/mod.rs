@@ -6,10 +6,14 @@
 mod configuration;
 mod contents;
 mod dequantise;
+mod export;
 mod file;
 mod names;
+mod rope;
 mod tokenizer;
+mod tokenizer_metadata;
 mod value;
+mod writer;
 
 use std::{
     collections::BTreeMap,
@@ -21,9 +25,11 @@ use std::{
 use powerinfer_artifact::Digest;
 
 use crate::{ModelError, container::Container};
+pub use export::{Content, Export, ExportOptions, MovedWeight, PlannedTensor};
 pub use file::GgufFile;
 pub(crate) use names::Layout;
 pub use value::Value;
+pub use writer::{DataWriter, Dialect, Elements, Metadata, TensorEntry, write_gguf};
 
 /// Name suffixes of tensors that are not weights of the model: rotary divisors, which are read with
 /// the configuration, and the predictors of the original PowerInfer.
@@ -81,6 +87,11 @@ impl Gguf {
     /// Returns the generated file called `name`.
     pub(crate) fn file(&self, name: &str) -> Option<Arc<[u8]>> {
         self.generated.get(name).cloned()
+    }
+
+    /// Returns the file itself.
+    fn source(&self) -> &GgufFile {
+        &self.file
     }
 
     /// Returns the naming scheme of its tensors.

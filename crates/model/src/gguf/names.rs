@@ -2,7 +2,7 @@
 
 use crate::{
     Block, LayerWeight, ModelConfig, Weight,
-    gguf::configuration::Architecture,
+    gguf::{configuration::Architecture, writer::Dialect},
     source::{Fused, Transform, WeightSource, fused_concatenated},
 };
 
@@ -23,6 +23,15 @@ impl Layout {
         Self {
             fused: has("blk.0.attn_qkv.weight"),
             transposed_down: has("blk.0.ffn_down_t.weight"),
+            interleaved_rope: architecture.interleaved_rope,
+        }
+    }
+
+    /// Layout in which a model is written.
+    pub(super) fn written(architecture: &Architecture, dialect: Dialect) -> Self {
+        Self {
+            fused: architecture.fused_attention,
+            transposed_down: dialect == Dialect::PowerInfer,
             interleaved_rope: architecture.interleaved_rope,
         }
     }

@@ -6,16 +6,19 @@ use serde_json::{Value as Json, json};
 
 use crate::{
     ModelError,
-    gguf::{GgufFile, Value, bad},
+    gguf::{GgufFile, Value, bad, tokenizer_metadata::NONE},
 };
 
 /// Token types of ggml.
-const UNKNOWN: u64 = 2;
-const CONTROL: u64 = 3;
-const USER_DEFINED: u64 = 4;
+pub(super) const NORMAL: u64 = 1;
+pub(super) const UNKNOWN: u64 = 2;
+pub(super) const CONTROL: u64 = 3;
+pub(super) const USER_DEFINED: u64 = 4;
+pub(super) const UNUSED: u64 = 5;
+pub(super) const BYTE: u64 = 6;
 
 /// Marks a preceding space in SentencePiece vocabularies.
-const SPACE: &str = "\u{2581}";
+pub(super) const SPACE: &str = "\u{2581}";
 
 /// Vocabulary from the metadata.
 struct Vocabulary<'a> {
@@ -26,7 +29,7 @@ struct Vocabulary<'a> {
 
 /// Converts the tokenizer; `None` if the file has none.
 pub(super) fn tokenizer(file: &GgufFile) -> Result<Option<(Json, Json)>, ModelError> {
-    let Some(model) = text(file, "model") else {
+    let Some(model) = text(file, "model").filter(|model| *model != NONE) else {
         return Ok(None);
     };
     let vocabulary = Vocabulary::read(file)?;
@@ -95,7 +98,7 @@ impl<'a> Vocabulary<'a> {
                 "the key `tokenizer.ggml.tokens` is missing".to_owned(),
             )
         })?;
-        let kinds = list(file, "token_type", Value::as_u64)?.unwrap_or(vec![1; tokens.len()]);
+        let kinds = list(file, "token_type", Value::as_u64)?.unwrap_or(vec![NORMAL; tokens.len()]);
         if kinds.len() != tokens.len() {
             let (tokens, kinds) = (tokens.len(), kinds.len());
             return Err(bad(
@@ -250,56 +253,13 @@ impl<'a> Vocabulary<'a> {
             )
         })?;
         let name = text(self.file, "pre").unwrap_or("gpt-2");
-        let bytes = |regex: bool| {
-            json!({
-                "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
-                "use_regex": regex,
-            })
-        };
-        let cut = |regex: &str| {
-            json!({
-                "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated",
-                "invert": false,
-            })
-        };
-        let sequence = |steps: &[Json]| json!({ "type": "Sequence", "pretokenizers": steps });
-        let split = |digits: &str| {
-            let words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|";
-            let rest = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-            sequence(&[cut(&format!("{words}{digits}{rest}")), bytes(false)])
-        };
-        let is_llama_3 = matches!(name, "llama-bpe" | "llama3" | "llama-v3");
-        let splitting = match name {
-            "gpt-2" | "olmo" | "phi-2" | "jina-es" | "jina-de" => bytes(true),
-            "qwen2" => split(r"\p{N}"),
-            "starcoder" | "smollm" | "refact" | "command-r" | "codeshell" => {
-                sequence(&[cut(r"\p{N}"), bytes(true)])
-            }
-            _ if is_llama_3 => split(r"\p{N}{1,3}"),
-            // Written by converters for unknown models; this is llama.cpp's default.
-            "default" => sequence(&[
-                cut(r"[\p{P}$+<=>^~|]+"),
-                cut(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"),
-                cut(r"\p{N}+"),
-                cut("[0-9][0-9][0-9]"),
-                bytes(false),
-            ]),
-            "falcon" => sequence(&[
-                json!({ "type": "Punctuation", "behavior": "Contiguous" }),
-                bytes(true),
-                json!({ "type": "Digits", "individual_digits": false }),
-                cut("[0-9][0-9][0-9]"),
-            ]),
-            other => {
-                return Err(ModelError::Unsupported {
-                    path: self.file.path().to_owned(),
-                    key: "`tokenizer.ggml.pre`".to_owned(),
-                    value: format!("`{other}`"),
-                    supported: "supported: gpt-2, qwen2, llama-bpe, falcon, starcoder, default"
-                        .to_owned(),
-                });
-            }
-        };
+        let splitting = splitting(name).ok_or_else(|| ModelError::Unsupported {
+            path: self.file.path().to_owned(),
+            key: "`tokenizer.ggml.pre`".to_owned(),
+            value: format!("`{name}`"),
+            supported: format!("supported: {}", SPLITTINGS.join(", ")),
+        })?;
+        let adds_bos = is_llama_3(name);
         let merges: Vec<Json> = merges
             .iter()
             .filter_map(|merge| merge.split_once(' '))
@@ -309,14 +269,75 @@ impl<'a> Vocabulary<'a> {
             "version": "1.0",
             "added_tokens": self.added_tokens(),
             // Qwen's tokenizer applies NFC, which the file does not state.
-            "normalizer": (name == "qwen2").then(|| json!({ "type": "NFC" })),
+            "normalizer": normalises_to_nfc(name).then(|| json!({ "type": "NFC" })),
             "pre_tokenizer": splitting,
-            "post_processor": self.post_processor(is_llama_3),
+            "post_processor": self.post_processor(adds_bos),
             "decoder": bytes(true),
             "model": {
                 "type": "BPE", "unk_token": null, "fuse_unk": false, "byte_fallback": false,
-                "ignore_merges": is_llama_3, "vocab": self.vocab(), "merges": merges,
+                "ignore_merges": is_llama_3(name), "vocab": self.vocab(), "merges": merges,
             },
         }))
     }
+}
+
+/// Pre-tokenizers, by the names under which they are written.
+pub(super) const SPLITTINGS: [&str; 6] =
+    ["gpt-2", "qwen2", "llama-bpe", "smollm", "falcon", "default"];
+
+/// Whether a pre-tokenizer's name is one of Llama 3's, whose merges yield to whole tokens.
+pub(super) fn is_llama_3(name: &str) -> bool {
+    matches!(name, "llama-bpe" | "llama3" | "llama-v3")
+}
+
+/// Whether the tokenizers with a pre-tokenizer apply NFC.
+pub(super) fn normalises_to_nfc(name: &str) -> bool {
+    name == "qwen2"
+}
+
+/// Mapping of bytes to characters; with `regex` after splitting as in GPT-2.
+fn bytes(regex: bool) -> Json {
+    json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+        "use_regex": regex,
+    })
+}
+
+/// The pre-tokenizer that `tokenizer.ggml.pre` names; `None` if it is unknown.
+pub(super) fn splitting(name: &str) -> Option<Json> {
+    let cut = |regex: &str| {
+        json!({
+            "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated",
+            "invert": false,
+        })
+    };
+    let sequence = |steps: &[Json]| json!({ "type": "Sequence", "pretokenizers": steps });
+    let split = |digits: &str| {
+        let words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|";
+        let rest = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+        sequence(&[cut(&format!("{words}{digits}{rest}")), bytes(false)])
+    };
+    Some(match name {
+        "gpt-2" | "olmo" | "phi-2" | "jina-es" | "jina-de" => bytes(true),
+        "qwen2" => split(r"\p{N}"),
+        "starcoder" | "smollm" | "refact" | "command-r" | "codeshell" => {
+            sequence(&[cut(r"\p{N}"), bytes(true)])
+        }
+        _ if is_llama_3(name) => split(r"\p{N}{1,3}"),
+        // Written by converters for unknown models; this is llama.cpp's default.
+        "default" => sequence(&[
+            cut(r"[\p{P}$+<=>^~|]+"),
+            cut(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"),
+            cut(r"\p{N}+"),
+            cut("[0-9][0-9][0-9]"),
+            bytes(false),
+        ]),
+        "falcon" => sequence(&[
+            json!({ "type": "Punctuation", "behavior": "Contiguous" }),
+            bytes(true),
+            json!({ "type": "Digits", "individual_digits": false }),
+            cut("[0-9][0-9][0-9]"),
+        ]),
+        _ => return None,
+    })
 }

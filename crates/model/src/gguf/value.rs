@@ -61,6 +61,52 @@ impl Value {
         }
     }
 
+    /// Appends the value with its type to `out`: integers in 32 bits if they fit, or in 64 if `wide`; floats in 32.
+    pub(super) fn write(&self, wide: bool, out: &mut Vec<u8>) {
+        let kind = match self.kind() {
+            Kind::U32 if wide => Kind::U64,
+            kind => kind,
+        };
+        out.extend((kind as u32).to_le_bytes());
+        if let Self::Array(items) = self {
+            // Of unequal widths, the widest.
+            let kinds = items.iter().map(Self::kind);
+            let kind = kinds.max_by_key(|kind| *kind as u32).unwrap_or(Kind::Text);
+            out.extend((kind as u32).to_le_bytes());
+            out.extend((items.len() as u64).to_le_bytes());
+            items.iter().for_each(|item| item.write_one(kind, out));
+        } else {
+            self.write_one(kind, out);
+        }
+    }
+
+    fn write_one(&self, kind: Kind, out: &mut Vec<u8>) {
+        match (self, kind) {
+            (Self::Unsigned(number), Kind::U32) => out.extend((*number as u32).to_le_bytes()),
+            (Self::Unsigned(number), _) => out.extend(number.to_le_bytes()),
+            (Self::Signed(number), Kind::I32) => out.extend((*number as i32).to_le_bytes()),
+            (Self::Signed(number), _) => out.extend(number.to_le_bytes()),
+            (Self::Float(number), _) => out.extend((*number as f32).to_le_bytes()),
+            (Self::Bool(truth), _) => out.push((*truth).into()),
+            (Self::Text(text), _) => write_text(text, out),
+            (Self::Array(_), _) => unreachable!("arrays are read and written without nesting"),
+        }
+    }
+
+    /// Type in which the value is written.
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Unsigned(number) if u32::try_from(*number).is_ok() => Kind::U32,
+            Self::Unsigned(_) => Kind::U64,
+            Self::Signed(number) if i32::try_from(*number).is_ok() => Kind::I32,
+            Self::Signed(_) => Kind::I64,
+            Self::Float(_) => Kind::F32,
+            Self::Bool(_) => Kind::Bool,
+            Self::Text(_) => Kind::Text,
+            Self::Array(_) => Kind::Array,
+        }
+    }
+
     /// Reads a value with its type; the error describes the problem.
     pub(super) fn read(cursor: &mut Cursor) -> Result<Self, String> {
         let kind = Kind::from_id(cursor.u32()?)?;
@@ -104,7 +150,49 @@ impl Value {
     }
 }
 
-/// Types of metadata values.
+/// Appends the length of a string and its bytes.
+pub(super) fn write_text(text: &str, out: &mut Vec<u8>) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+impl From<usize> for Value {
+    fn from(number: usize) -> Self {
+        Self::Unsigned(number as u64)
+    }
+}
+
+impl From<f32> for Value {
+    fn from(number: f32) -> Self {
+        Self::Float(number.into())
+    }
+}
+
+impl From<bool> for Value {
+    fn from(truth: bool) -> Self {
+        Self::Bool(truth)
+    }
+}
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl From<String> for Value {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl<Item: Into<Value>> From<Vec<Item>> for Value {
+    fn from(items: Vec<Item>) -> Self {
+        Self::Array(items.into_iter().map(Into::into).collect())
+    }
+}
+
+/// Types of metadata values, in the order of their numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     U8,
@@ -270,6 +358,38 @@ mod tests {
             assert_eq!(read(9, &array).unwrap(), expected, "array of {kind}");
             array.pop();
             assert!(read(9, &array).is_err(), "array of {kind} cut off");
+        }
+    }
+
+    #[test]
+    fn values_are_read_as_written() {
+        let texts = vec!["a".to_owned(), "né".to_owned()];
+        for value in [
+            Value::Unsigned(200),
+            Value::Unsigned(u64::MAX),
+            Value::Signed(-7),
+            Value::Signed(i64::MIN),
+            Value::Float(f64::from(1e-5f32)),
+            Value::Bool(true),
+            Value::from("né"),
+            Value::from(texts),
+            Value::from(vec![1usize, 1 << 40]),
+            Value::from(vec![0.5f32, -1.0]),
+            Value::Array(Vec::new()),
+        ] {
+            let mut bytes = Vec::new();
+            for wide in [false, true] {
+                bytes.clear();
+                value.write(wide, &mut bytes);
+                let mut cursor = Cursor::new(&bytes);
+                assert_eq!(Value::read(&mut cursor).unwrap(), value);
+                assert_eq!(cursor.position(), bytes.len());
+                let is_long = value == Value::Unsigned(200) && wide;
+                assert_eq!(
+                    is_long,
+                    bytes[0] == Kind::U64 as u8 && bytes.len() == 12 && bytes[4] == 200
+                );
+            }
         }
     }
 

@@ -1,0 +1,164 @@
+//! `powerinfer export`: a model for other programs.
+
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Result, bail};
+use powerinfer_artifact::{ByteSize, counted};
+use powerinfer_export::{Exported, GgufOptions, Source, to_gguf, to_original};
+use powerinfer_tensor::Format;
+
+use crate::{
+    model_argument,
+    output::Output,
+    page_file::is_inside,
+    progress::Bar,
+    values::{FORMATS, Offered},
+};
+
+/// What to export, and as what.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  powerinfer export ./my-model --to gguf my-model.gguf --quant q8_0\n  powerinfer export my-model --to powerinfer ./exported"
+)]
+pub(crate) struct ExportArguments {
+    /// Model (a folder, a GGUF file, `org/name` on the hub, or `demo`), or a bundle, or the name of a model prepared here
+    #[arg(value_name = "MODEL|BUNDLE")]
+    source: String,
+    /// Program to export for
+    #[arg(long, value_enum)]
+    to: Target,
+    /// File to write, or a folder that exists, for a file of the model's name in it
+    #[arg(value_name = "OUT")]
+    out: PathBuf,
+    /// Format of the matrices: f32, f16, bf16, q8_0, q4_0; for the original PowerInfer f16 or q4_0
+    /// [default: f16; q4_0 for the original where the bundle is in it]
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        value_parser = Offered(str::parse::<Format>, FORMATS),
+        hide_possible_values = true
+    )]
+    quant: Option<Format>,
+    /// Export a model whose activation function the file cannot state: it is as fast, but computes nonsense
+    #[arg(long)]
+    any_activation: bool,
+    /// Leave out the tokenizer: the file takes token ids alone
+    #[arg(long)]
+    no_tokenizer: bool,
+}
+
+/// Programs that exported files are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Target {
+    /// llama.cpp, Ollama and others that read GGUF
+    Gguf,
+    /// The original PowerInfer: a bundle, with its predictors and its placement
+    Powerinfer,
+}
+
+pub(crate) fn run(arguments: &ExportArguments, output: Output) -> Result<()> {
+    match arguments.to {
+        Target::Gguf => gguf(arguments, output),
+        Target::Powerinfer => original(arguments, output),
+    }
+}
+
+fn gguf(arguments: &ExportArguments, output: Output) -> Result<()> {
+    let options = GgufOptions {
+        quant: arguments.quant.unwrap_or(Format::F16),
+        tokenizer: !arguments.no_tokenizer,
+        any_activation: arguments.any_activation,
+    };
+    let bar = Bar::new(output);
+    let export = |source: Source<'_>| -> Result<()> {
+        let out = out_file(&arguments.out, source, "gguf")?;
+        let written = to_gguf(source, options, &out, &bar)?;
+        say(&out, options.quant, &written, output);
+        Ok(())
+    };
+    match model_argument::existing_bundle(&arguments.source) {
+        Some(_) => {
+            let bundle = model_argument::open_bundle(&arguments.source)?;
+            export(Source::Bundle(&bundle))
+        }
+        None => {
+            model_argument::check_model_or_bundle(&arguments.source)?;
+            let checkpoint = model_argument::open_checkpoint(&arguments.source, output)?;
+            export(Source::Checkpoint(&checkpoint))
+        }
+    }
+}
+
+fn original(arguments: &ExportArguments, output: Output) -> Result<()> {
+    if let Some(option) = [
+        ("--any-activation", arguments.any_activation),
+        ("--no-tokenizer", arguments.no_tokenizer),
+    ]
+    .into_iter()
+    .find_map(|(option, is_given)| is_given.then_some(option))
+    {
+        bail!("`{option}` is for `--to gguf`");
+    }
+    let bundle = model_argument::open_bundle(&arguments.source)?;
+    let out = out_file(&arguments.out, Source::Bundle(&bundle), "powerinfer.gguf")?;
+    let written = to_original(&bundle, arguments.quant, &out, &Bar::new(output))?;
+    say(&out, written.quant, &written.model, output);
+    output.say(format!(
+        "{} on the GPU: `{}`",
+        counted(written.hot_neurons, "neuron"),
+        written.index.display()
+    ));
+    Ok(())
+}
+
+/// The file to write: `out`, or the model's name in it if it is a folder.
+///
+/// # Errors
+///
+/// It would be among a bundle's files, replace the model itself, or a file of another kind.
+fn out_file(out: &Path, source: Source<'_>, ending: &str) -> Result<PathBuf> {
+    let out = match out.is_dir() {
+        true => out.join(format!("{}.{ending}", source.name())),
+        false => out.to_owned(),
+    };
+    let path = out.display();
+    match source {
+        Source::Bundle(bundle) if is_inside(&out, bundle.folder()) => {
+            bail!("`{path}` would be among the bundle's own files; write it elsewhere");
+        }
+        Source::Checkpoint(checkpoint) => {
+            let own = checkpoint.files().path("config.json").canonicalize();
+            if let (Ok(own), Ok(out)) = (own, out.canonicalize())
+                && own == out
+            {
+                bail!("`{path}` is the model itself; name another file");
+            }
+        }
+        Source::Bundle(_) => {}
+    }
+    if out.exists() {
+        let mut magic = [0; 4];
+        let read = File::open(&out).and_then(|mut file| file.read_exact(&mut magic));
+        if read.is_err() || ![*b"GGUF", *b"PWRI"].contains(&magic) {
+            bail!("`{path}` exists and is no GGUF file; remove it, or name another file");
+        }
+    }
+    Ok(out)
+}
+
+/// Describes a written file.
+fn say(out: &Path, quant: Format, written: &Exported, output: Output) {
+    for note in &written.notes {
+        output.say(format!("note: {note}"));
+    }
+    output.say(format!(
+        "exported to `{}`: {}, matrices in {quant}, {}",
+        out.display(),
+        counted(written.tensors, "tensor"),
+        ByteSize(written.bytes)
+    ));
+}

@@ -1,0 +1,13 @@
+//! Exports for other programs: GGUF files for llama.cpp and Ollama, and the files of the original PowerInfer.
+
+mod error;
+mod gguf;
+mod gpu_index;
+mod original;
+mod predictor;
+mod source;
+
+pub use error::ExportError;
+pub use gguf::{Exported, GgufOptions, to_gguf};
+pub use original::{OriginalFiles, index_path, to_original};
+pub use source::Source;

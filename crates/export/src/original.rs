@@ -1,0 +1,230 @@
+//! Files of the original PowerInfer: `*.powerinfer.gguf` with predictors, and the index of the neurons on the GPU.
+
+use std::path::{Path, PathBuf};
+
+use powerinfer_artifact::Progress;
+use powerinfer_bundle::Bundle;
+use powerinfer_model::gguf::{Dialect, Elements, Export, ExportOptions, TensorEntry};
+use powerinfer_tensor::{BLOCK, Format};
+
+use crate::{
+    ExportError, Exported, Source,
+    gguf::write,
+    gpu_index::{self, GROUP},
+    predictor::{Converted, Predictors},
+};
+
+/// Written files.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OriginalFiles {
+    /// The model.
+    pub model: Exported,
+    /// Format of its matrices.
+    pub quant: Format,
+    /// Path of the index of neurons on the GPU.
+    pub index: PathBuf,
+    /// Number of neurons on the GPU.
+    pub hot_neurons: usize,
+}
+
+/// FFNs of at most this size the original takes for attention heads.
+const LARGEST_HEADS: usize = 1000;
+
+/// Writes `bundle` to the file `out`, and its placement beside it, for the original PowerInfer; in the bundle's format or f16
+/// unless `quant` is given.
+///
+/// # Errors
+///
+/// The original cannot run the model or its predictors, a file cannot be read or written, or `progress` stops the work;
+/// `out` is unchanged then.
+#[expect(clippy::missing_panics_doc, reason = "each fc1 is followed by its fc2")]
+pub fn to_original(
+    bundle: &Bundle,
+    quant: Option<Format>,
+    out: &Path,
+    progress: &dyn Progress,
+) -> Result<OriginalFiles, ExportError> {
+    let config = bundle.config();
+    let quant = match (quant, bundle.quant()) {
+        (Some(quant), _) => quant,
+        (None, Format::Q4_0) => Format::Q4_0,
+        (None, _) => Format::F16,
+    };
+    if !matches!(quant, Format::F16 | Format::Q4_0) {
+        return Err(ExportError::Format {
+            target: "the original PowerInfer",
+            format: quant,
+            supported: "f16 and q4_0",
+        });
+    }
+    check(bundle)?;
+    let source = Source::Bundle(bundle);
+    let mut export = Export::plan(
+        source.name(),
+        config,
+        &source.files(),
+        ExportOptions {
+            dialect: Dialect::PowerInfer,
+            quant,
+            tokenizer: true,
+            any_activation: false,
+        },
+    )?;
+    let has = |name: &str| {
+        export
+            .tensors
+            .iter()
+            .any(|tensor| tensor.entry.name == name)
+    };
+    if has("rope_freqs.weight") {
+        return Err(refuse(
+            bundle,
+            "its engine does not know this scaling of RoPE",
+        ));
+    }
+    let predictors = Predictors::of(bundle)?;
+    export
+        .metadata
+        .push("powerinfer.sparse_threshold", predictors.threshold);
+    let mut notes = std::mem::take(&mut export.notes);
+    notes.extend(predictors.notes(progress)?);
+    if bundle
+        .plan()
+        .layers
+        .iter()
+        .any(|layer| layer.input_thresholds.is_some())
+    {
+        notes.push(
+            "thresholds on the inputs of projections are left out: the original reads all inputs"
+                .to_owned(),
+        );
+    }
+    let entries: Vec<TensorEntry> = (0..config.layer_count)
+        .flat_map(|layer| {
+            let rank = predictors.rank(layer);
+            let format = predictors.format(layer, quant);
+            let entry = |name: &str, rows: usize, columns: usize| TensorEntry {
+                name: format!("blk.{layer}.{name}.weight"),
+                shape: vec![rows, columns],
+                elements: Elements::Weights(match columns.is_multiple_of(BLOCK) {
+                    true => format,
+                    false => Format::F16,
+                }),
+            };
+            [
+                entry("fc1", rank, config.hidden_size),
+                entry("fc2", config.ffn_size, rank),
+            ]
+        })
+        .collect();
+    let mut converted: Option<Converted> = None;
+    let bytes = write(source, &export, &entries, out, progress, |index, _| {
+        if index % 2 == 1 {
+            // The other matrix of the same predictor.
+            let found = converted.take().expect("fc2 follows fc1");
+            return Ok(found.fc2);
+        }
+        let mut found = predictors.convert(index / 2)?;
+        let fc1 = std::mem::take(&mut found.fc1);
+        converted = Some(found);
+        Ok(fc1)
+    })?;
+    let (hot, dropped) = hot_neurons(bundle)?;
+    if dropped > 0 {
+        notes.push(format!(
+            "{dropped} neurons of the plan's GPU part stay on the CPU: the original's kernels need multiples of {GROUP} per layer"
+        ));
+    }
+    let hot_count: usize = hot.iter().map(Vec::len).sum();
+    let per_neuron = config.matrices_per_neuron() * quant.row_bytes(config.hidden_size);
+    let index = index_path(out);
+    gpu_index::write(
+        &index,
+        config.ffn_size,
+        &hot,
+        (hot_count * per_neuron) as u64,
+    )?;
+    Ok(OriginalFiles {
+        model: Exported {
+            bytes,
+            tensors: export.tensors.len() + entries.len(),
+            notes,
+        },
+        quant,
+        index,
+        hot_neurons: hot_count,
+    })
+}
+
+/// Path of the index beside a model file, where the original looks for it.
+pub fn index_path(model: &Path) -> PathBuf {
+    let mut path = model.as_os_str().to_owned();
+    path.push(".generated.gpuidx");
+    path.into()
+}
+
+/// Ids of each layer's neurons on the GPU, ascending, in whole groups; and how many of the plan's are left out.
+fn hot_neurons(bundle: &Bundle) -> Result<(Vec<Vec<u32>>, usize), ExportError> {
+    let mut dropped = 0;
+    let mut all = Vec::new();
+    for (layer, plan) in bundle.plan().layers.iter().enumerate() {
+        let count = plan.hot_count / GROUP * GROUP;
+        dropped += plan.hot_count - count;
+        let mut hot = bundle.neuron_order(layer)?;
+        hot.truncate(count);
+        hot.sort_unstable();
+        all.push(hot);
+    }
+    Ok((all, dropped))
+}
+
+/// Refuses models that the original's engine would compute otherwise, or not load.
+fn check(bundle: &Bundle) -> Result<(), ExportError> {
+    let config = bundle.config();
+    let is_llama = match &config.family[..] {
+        "llama" | "sparse_llama" | "mistral" | "bamboo" => true,
+        "falcon" | "opt" | "opt_plain_norm" => false,
+        other => {
+            return Err(refuse(
+                bundle,
+                &format!("its engine knows Llama, Bamboo, Falcon and OPT, not {other}"),
+            ));
+        }
+    };
+    if config.ffn_size <= LARGEST_HEADS {
+        return Err(refuse(
+            bundle,
+            &format!(
+                "its engine takes FFNs of {LARGEST_HEADS} neurons and fewer for attention heads; this one has {}",
+                config.ffn_size
+            ),
+        ));
+    }
+    if config.head_size * config.head_count != config.hidden_size {
+        return Err(refuse(
+            bundle,
+            "its engine needs heads that divide the hidden state",
+        ));
+    }
+    let biases = config.biases;
+    if is_llama && (biases.query_key_value || biases.attention_output || biases.ffn) {
+        return Err(refuse(
+            bundle,
+            "its engine knows no biases in this architecture",
+        ));
+    }
+    if !is_llama && !config.tied_embeddings && config.family.starts_with("opt") {
+        return Err(refuse(
+            bundle,
+            "its engine takes the embeddings for the head of an OPT",
+        ));
+    }
+    Ok(())
+}
+
+fn refuse(bundle: &Bundle, reason: &str) -> ExportError {
+    ExportError::NotForOriginal {
+        path: bundle.folder().to_owned(),
+        reason: format!("{reason}; `--to gguf` writes a file for llama.cpp"),
+    }
+}

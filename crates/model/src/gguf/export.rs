@@ -1,0 +1,363 @@
+//! What a model's GGUF file contains: metadata, and which weights are in which tensor.
+//!
+//! The tables are the reader's, and what is planned is read back by the reader before anything is written: a setting that
+//! a file cannot state is an error.
+
+use std::path::Path;
+
+use powerinfer_tensor::{BLOCK, Format};
+use serde_json::Value as Json;
+
+use super::{
+    GgufFile, Layout,
+    configuration::{self, ROPE_DIVISORS, architecture_of},
+    rope::{Rope, TOLERANCE},
+    tokenizer_metadata,
+    writer::{Dialect, Elements, Metadata, TensorEntry},
+};
+use crate::{Files, ModelConfig, ModelError, Positions, Weight, source::WeightSource};
+
+/// A GGUF file to be written.
+#[derive(Debug)]
+pub struct Export {
+    /// Variant of the format.
+    pub dialect: Dialect,
+    /// Metadata; more may be appended.
+    pub metadata: Metadata,
+    /// Tensors, in the order of the forward pass.
+    pub tensors: Vec<PlannedTensor>,
+    /// Differences from the source that do not prevent the export.
+    pub notes: Vec<String>,
+}
+
+/// Tensor of a file to be written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlannedTensor {
+    /// Name and shape, and the format of the numbers.
+    pub entry: TensorEntry,
+    /// Where the numbers come from.
+    pub content: Content,
+}
+
+/// Origin of a tensor's numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Content {
+    /// The rows of a weight, unchanged.
+    Rows(Weight),
+    /// Weights whose rows are moved, or of which several are fused.
+    Moved(Vec<MovedWeight>),
+    /// These numbers.
+    Values(Vec<f32>),
+}
+
+/// Weight whose rows are moved within its tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MovedWeight {
+    /// The weight.
+    pub weight: Weight,
+    shape: Vec<usize>,
+    source: WeightSource,
+}
+
+impl MovedWeight {
+    /// Writes the weight's `values`, row-major, to their places in the `tensor`.
+    pub fn store(&self, values: &[f32], tensor: &mut [f32]) {
+        self.source.store(values, &self.shape, tensor);
+    }
+}
+
+/// What is exported besides the weights, and what may differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExportOptions {
+    /// Variant of the format.
+    pub dialect: Dialect,
+    /// Format of the matrices, any but `q4_k`.
+    pub quant: Format,
+    /// Whether the tokenizer is exported.
+    pub tokenizer: bool,
+    /// Whether the file may mean another activation function, for measurements of speed.
+    pub any_activation: bool,
+}
+
+impl Export {
+    /// Plans the file of the model `name` with `config`; its other files are `files`.
+    ///
+    /// # Errors
+    ///
+    /// GGUF cannot represent the model or its tokenizer, or a file cannot be read.
+    ///
+    /// # Panics
+    ///
+    /// If the format is `q4_k`.
+    pub fn plan(
+        name: &str,
+        config: &ModelConfig,
+        files: &Files,
+        options: ExportOptions,
+    ) -> Result<Self, ModelError> {
+        let ExportOptions { dialect, quant, .. } = options;
+        assert!(quant != Format::Q4K, "q4_k is not written");
+        let architecture = architecture_of(&config.family);
+        let mut notes = Vec::new();
+        let config = &without_windows(config, &mut notes);
+        let path = files.path("config.json");
+        let stated: Option<Json> = match files.read("config.json")? {
+            Some(bytes) => serde_json::from_slice(&bytes).ok(),
+            None => None, // bundles have none
+        };
+        let rope = match &config.positions {
+            Positions::Rotary(rotary) => {
+                Some(Rope::of(rotary, stated.as_ref(), config.context_length))
+            }
+            Positions::Learned { .. } | Positions::Alibi { .. } => None,
+        };
+        let mut metadata = Metadata::default();
+        metadata.push("general.architecture", architecture.name);
+        if dialect == Dialect::Ggml {
+            metadata.push("general.type", "model");
+        }
+        metadata.push("general.name", name);
+        metadata.push("general.file_type", file_type(quant));
+        if dialect == Dialect::Ggml || quant.is_quantised() {
+            metadata.push("general.quantization_version", 2usize);
+        }
+        metadata.append(configuration::metadata(config, architecture, rope.as_ref()));
+        let layout = Layout::written(architecture, dialect);
+        let mut tensors = tensors(config, layout, options, &mut notes);
+        if config.tied_embeddings && architecture.needs_head(dialect) {
+            tensors.extend(head_of_embedding(&tensors));
+        }
+        if let Some(rope) = rope.as_ref().filter(|rope| !rope.divisors().is_empty()) {
+            tensors.insert(0, divisors(rope));
+        }
+        verify(config, &metadata, &tensors, &path, options)?;
+        match options.tokenizer {
+            true => notes.extend(tokenizer_metadata::describe(
+                files,
+                config,
+                stated.as_ref(),
+                &mut metadata,
+            )?),
+            false => metadata.push("tokenizer.ggml.model", tokenizer_metadata::NONE),
+        }
+        Ok(Self {
+            dialect,
+            metadata,
+            tensors,
+            notes,
+        })
+    }
+}
+
+/// llama.cpp's number for files whose matrices are in a format.
+fn file_type(quant: Format) -> usize {
+    match quant {
+        Format::F32 => 0,
+        Format::F16 => 1,
+        Format::Q4_0 => 2,
+        Format::Q8_0 => 7,
+        Format::Q4K => 15,
+        Format::Bf16 => 32,
+    }
+}
+
+/// The configuration with full attention: within the window of the model both are the same, so the context ends there.
+fn without_windows(config: &ModelConfig, notes: &mut Vec<String>) -> ModelConfig {
+    let mut config = config.clone();
+    let windows = config.attention_windows.iter().flatten();
+    if let Some(window) = windows.min().copied() {
+        if window < config.context_length {
+            notes.push(format!(
+                "the context is {window} tokens instead of {}: from there on the model has a sliding window, which the file cannot state",
+                config.context_length
+            ));
+            config.context_length = window;
+        }
+        config.attention_windows.fill(None);
+    }
+    config
+}
+
+/// Plans the tensors of all weights.
+fn tensors(
+    config: &ModelConfig,
+    layout: Layout,
+    options: ExportOptions,
+    notes: &mut Vec<String>,
+) -> Vec<PlannedTensor> {
+    let mut planned: Vec<PlannedTensor> = Vec::new();
+    let mut rounded = 0;
+    for weight in config.weights() {
+        let source = layout.source(config, weight);
+        let WeightSource::Tensor { name, .. } = &source else {
+            unreachable!("GGUF files store every weight");
+        };
+        let shape = config.shape(weight);
+        let moved = |source: &WeightSource| MovedWeight {
+            weight,
+            shape: shape.clone(),
+            source: source.clone(),
+        };
+        let same = |tensor: &&mut PlannedTensor| tensor.entry.name == *name;
+        // The parts of a fused tensor follow each other within a layer.
+        if let Some(PlannedTensor {
+            content: Content::Moved(parts),
+            ..
+        }) = planned.iter_mut().rev().take(8).find(same)
+        {
+            parts.push(moved(&source));
+            continue;
+        }
+        let stored = source.tensor_shape(&shape);
+        let format = match (&stored[..], weight) {
+            ([_], _) => Format::F32,
+            (_, Weight::Positions) if options.dialect == Dialect::Ggml => Format::F32,
+            (_, Weight::Positions) => Format::F16,
+            ([.., columns], _) if options.quant.is_quantised() && columns % BLOCK != 0 => {
+                rounded += 1;
+                Format::F16
+            }
+            _ => options.quant,
+        };
+        planned.push(PlannedTensor {
+            entry: TensorEntry {
+                name: name.clone(),
+                shape: stored,
+                elements: Elements::Weights(format),
+            },
+            content: match source.stored_name() {
+                Some(_) => Content::Rows(weight),
+                None => Content::Moved(vec![moved(&source)]),
+            },
+        });
+    }
+    if rounded > 0 {
+        notes.push(format!(
+            "{rounded} matrices are in f16: their rows are no multiple of {BLOCK}, the block of {}",
+            options.quant
+        ));
+    }
+    planned
+}
+
+/// The embedding once more, as the output head.
+fn head_of_embedding(tensors: &[PlannedTensor]) -> Option<PlannedTensor> {
+    let embedding = Content::Rows(Weight::Embedding);
+    let mut head = tensors
+        .iter()
+        .find(|tensor| tensor.content == embedding)?
+        .clone();
+    head.entry.name = "output.weight".to_owned();
+    Some(head)
+}
+
+/// Tensor of the divisors of the rotary frequencies.
+fn divisors(rope: &Rope) -> PlannedTensor {
+    PlannedTensor {
+        entry: TensorEntry {
+            name: ROPE_DIVISORS.to_owned(),
+            shape: vec![rope.divisors().len()],
+            elements: Elements::Weights(Format::F32),
+        },
+        content: Content::Values(rope.divisors().to_vec()),
+    }
+}
+
+/// Reads the planned metadata as a file's, and compares the configuration with that of the model.
+fn verify(
+    config: &ModelConfig,
+    metadata: &Metadata,
+    tensors: &[PlannedTensor],
+    path: &Path,
+    options: ExportOptions,
+) -> Result<(), ModelError> {
+    let shapes: Vec<_> = (tensors.iter())
+        .map(|tensor| (tensor.entry.name.clone(), tensor.entry.shape.clone()))
+        .collect();
+    let values = tensors.iter().find_map(|tensor| match &tensor.content {
+        Content::Values(values) => Some(&values[..]),
+        _ => None,
+    });
+    let file = GgufFile::planned(
+        path,
+        options.dialect,
+        metadata,
+        &shapes,
+        values.unwrap_or_default(),
+    );
+    let architecture = configuration::architecture(&file)?;
+    let json = configuration::configuration(&file, architecture)?;
+    let mut back = ModelConfig::parse(json.to_string().as_bytes(), path)?;
+    let cannot = |reason: String| ModelError::NotInGguf {
+        path: path.to_owned(),
+        architecture: match options.dialect {
+            Dialect::Ggml => format!("`{}` in GGUF", architecture.name),
+            Dialect::PowerInfer => format!("`{}` in the original PowerInfer", architecture.name),
+        },
+        reason,
+    };
+    if back.activation != config.activation && !options.any_activation {
+        let (theirs, ours) = (back.activation.name(), config.activation.name());
+        let remedy = match options.dialect {
+            Dialect::Ggml => {
+                "to measure speed alone there is `--any-activation`; the bundle of a ReLU model is exported with `--to powerinfer`"
+            }
+            Dialect::PowerInfer => "its engine runs ReLU models alone",
+        };
+        return Err(cannot(format!(
+            "it computes {theirs}, the model {ours}; {remedy}"
+        )));
+    }
+    if !same_positions(&back.positions, &config.positions) {
+        let reason = "its position encoding cannot be stated; run it with `powerinfer` itself";
+        return Err(cannot(reason.to_owned()));
+    }
+    // What remains is compared as it is, whatever the settings are.
+    back.tied_embeddings |= config.tied_embeddings && architecture.needs_head(options.dialect);
+    back.activation = config.activation;
+    back.positions = config.positions.clone();
+    back.end_of_text = config.end_of_text.clone();
+    back.family = config.family.clone();
+    let settings = |config: &ModelConfig| match serde_json::to_value(config) {
+        Ok(Json::Object(settings)) => settings,
+        _ => unreachable!("a configuration is an object"),
+    };
+    let (ours, theirs) = (settings(config), settings(&back));
+    match ours
+        .iter()
+        .find(|(key, value)| theirs.get(*key) != Some(*value))
+    {
+        None => Ok(()),
+        Some((key, value)) => Err(cannot(format!(
+            "`{key}` would be {} instead of {value}; run it with `powerinfer` itself",
+            theirs.get(key).unwrap_or(&Json::Null)
+        ))),
+    }
+}
+
+/// Whether two position encodings are the same but for the rounding of the rotary base.
+fn same_positions(a: &Positions, b: &Positions) -> bool {
+    match (a, b) {
+        (Positions::Rotary(a), Positions::Rotary(b)) => {
+            let pairs = a.frequencies.iter().zip(&b.frequencies);
+            let close = |a: f64, b: f64| (a - b).abs() <= TOLERANCE * b.abs();
+            a.width() == b.width()
+                && pairs.into_iter().all(|(a, b)| close(*a, *b))
+                && close(a.magnitude.into(), b.magnitude.into())
+        }
+        (a, b) => a == b,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::families;
+
+    #[test]
+    fn every_family_has_an_architecture() {
+        for family in families::names() {
+            assert!(!architecture_of(family).name.is_empty());
+        }
+    }
+}
