@@ -54,6 +54,9 @@ pub(crate) fn split(reserved: &[Vec<u32>], tokens: usize) -> [Vec<Vec<u32>>; 2] 
     })
 }
 
+/// Begin, end and number of scored tokens of a window of a text.
+type Window = (usize, usize, usize);
+
 /// The measurement of a bundle's certificate.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Measurement<'a> {
@@ -122,8 +125,8 @@ impl<'a> Measurement<'a> {
         }
     }
 
-    /// All windows: text, begin, end and number of scored tokens.
-    fn all_windows(&self) -> Vec<(&'a [u32], (usize, usize, usize))> {
+    /// All windows, each with its text.
+    fn all_windows(&self) -> Vec<(&'a [u32], Window)> {
         let of_text = |text: &'a Vec<u32>| {
             let windows = self.windows.over(text.len()).into_iter();
             windows.map(|window| (text.as_slice(), window))
@@ -300,7 +303,7 @@ fn measure(
     dense: &mut Runtime,
     planned: &mut Runtime,
     text: &[u32],
-    window: (usize, usize, usize),
+    window: Window,
 ) -> Result<MeasuredWindow, EvalError> {
     let before = planned.verification().map_or(0, Verification::tokens);
     let comparison = WindowComparison::measure(dense, planned, text, window)?;
