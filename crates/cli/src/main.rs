@@ -82,7 +82,7 @@ enum Command {
     /// Profile, train and place, skipping what is up to date
     Prepare(prepare::PrepareArguments),
     /// Prepare a model on a cluster, or estimate what that takes
-    Cluster(cluster::ClusterArguments),
+    Cluster(Box<cluster::ClusterArguments>),
     /// Generate text with a bundle
     Run(run::RunArguments),
     /// Serve a bundle to clients of OpenAI's API
