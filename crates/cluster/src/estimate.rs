@@ -39,8 +39,7 @@ pub struct Rates {
 impl Rates {
     /// Rates of a machine whose prompts run at `operations_per_second` on `cores` cores.
     ///
-    /// The other rates were measured beside it on one machine (two cores of an AMD EPYC, Zen 3) with the shape `llama-1b`, as
-    /// shares of it: all are bound by products of matrices, but for packing and reading.
+    /// The other rates are assumed shares of it: all are bound by products of matrices, but for packing and reading.
     pub fn of_machine(operations_per_second: f64, cores: usize) -> Self {
         let cores = cores.max(1);
         Self {
