@@ -31,7 +31,7 @@ pub enum ClusterError {
     Scheduler {
         /// The program.
         program: String,
-        /// Its last words, or why it could not be run.
+        /// Last line of its stderr, or why it could not be run.
         reason: String,
     },
     /// A task that failed, or that the scheduler no longer knows.
@@ -43,7 +43,7 @@ pub enum ClusterError {
         stage: &'static str,
         /// The task, from 1.
         task: usize,
-        /// What became of it.
+        /// How it ended.
         state: String,
         /// The task's log.
         log: PathBuf,

@@ -1,67 +1,51 @@
 //! What the stages of a preparation take: time, memory, disk and traffic.
 //!
-//! Time is work over rate. The work of a stage follows from the model's shape; the rates are measured on a machine, and grow
-//! with its cores.
+//! Time is work over rate. The work follows from the model's shape. The rate is that of GEMMs of prompts, which `doctor`
+//! measures; what the stages reach of it is fitted to runs of `llama-1b` with 3 layers and `llama-7b` and `llama-70b` with one, on
+//! two cores of an AMD EPYC (Zen 3), see the guide.
 
-use powerinfer_model::{LayerWeight, ModelConfig, Weight};
+use powerinfer_model::{ModelConfig, Weight};
 use powerinfer_tensor::Format;
 
 use crate::StageKind;
 
 /// Memory of the program itself, with its libraries and buffers.
 const PROGRAM: u64 = 256 << 20;
+/// Share of the rate that `profile` reaches in products of matrices.
+const PROFILE: f64 = 0.8;
+/// What attention and softmax cost in `profile` beside them, per head and token in sequences of 512, as operations.
+const ATTENTION: f64 = 2.5e6;
+/// Parameters per second that `profile` reads and converts to f32, on one core.
+const LOAD: f64 = 90e6;
+/// Share of the rate that training reaches.
+const TRAIN: f64 = 0.44;
 /// Tokens of a batch of training.
 const BATCH: f64 = 256.0;
-/// Networks that a layer's search trains, as whole trainings: one, and a larger and a smaller one of half the steps.
-const NETWORKS: f64 = 2.0;
-/// Share of the active neurons that a network's rank is, by the search's first guess.
-const RANK_SHARE: f64 = 1.0;
-/// Windows of a certificate overlap by half.
-const OVERLAP: f64 = 2.0;
+/// Steps that the search for a layer's rank takes in all, as steps at the first rank: early stopping ends each training.
+const SEARCH_STEPS: f64 = 900.0;
+/// Passes over the certificate's text: `dense`, and the plan with its verification.
+const CERTIFY: f64 = 2.05;
+/// The same for the search of policies within the perplexity budget.
+const DECIDE: f64 = 1.6;
+/// Weights per second and core that `place` quantises and writes.
+const PACK: f64 = 50e6;
+/// Bytes per second that shared storage is read at.
+const READ: f64 = 1e9;
 
-/// Rates of a machine, on all the cores that they were measured on.
+/// Rate of GEMMs of prompts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
-    /// Cores that the rates are of.
+    /// Cores that it was measured on.
     pub cores: usize,
-    /// Floating-point operations per second of `profile`.
-    pub profile: f64,
-    /// The same of training.
-    pub train: f64,
-    /// The same of a certificate: prompts under the runtime.
-    pub certify: f64,
-    /// Weights per second that are read, quantised and written by `place`.
-    pub pack: f64,
-    /// Bytes per second that a checkpoint is read at.
-    pub read: f64,
-}
-
-impl Rates {
-    /// Rates of a machine whose prompts run at `operations_per_second` on `cores` cores.
-    ///
-    /// The other rates are assumed shares of it: all are bound by products of matrices, but for packing and reading.
-    pub fn of_machine(operations_per_second: f64, cores: usize) -> Self {
-        let cores = cores.max(1);
-        Self {
-            cores,
-            profile: 0.55 * operations_per_second,
-            train: 0.30 * operations_per_second,
-            certify: operations_per_second,
-            pack: 45e6 * cores as f64,
-            read: 1e9,
-        }
-    }
-
-    /// Rate `of` these on `cores` cores.
-    fn on(self, of: f64, cores: usize) -> f64 {
-        of * cores as f64 / self.cores as f64
-    }
+    /// Floating-point operations per second of these cores together.
+    pub operations_per_second: f64,
 }
 
 /// The work of a preparation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Workload {
     layers: u64,
+    heads: u64,
     hidden: u64,
     neurons: u64,
     parameters: u64,
@@ -127,12 +111,9 @@ impl Workload {
                 .map(|weight| size(&weight))
                 .sum::<u64>()
         };
-        debug_assert!(
-            config.has(LayerWeight::Down) || config.layer_count == 0,
-            "every layer has an FFN"
-        );
         Self {
             layers: config.layer_count as u64,
+            heads: config.head_count as u64,
             hidden: config.hidden_size as u64,
             neurons: config.ffn_size as u64,
             parameters,
@@ -161,21 +142,24 @@ impl Workload {
 
     /// Rank of a predictor.
     fn rank(&self) -> f64 {
-        (RANK_SHARE * self.density * self.hidden as f64).max(16.0)
+        (self.density * self.hidden as f64).max(16.0)
     }
 
     /// What one of the `tasks` of a stage takes.
     pub fn needs(&self, kind: StageKind, tasks: usize) -> Needs {
-        let rates = self.rates;
         let tasks = tasks.max(1) as u64;
-        let rate = |of: f64| rates.on(of, self.cores);
-        let read = |bytes: u64| bytes as f64 / rates.read;
+        let cores = self.cores as f64;
+        let rate = self.rates.operations_per_second * cores / self.rates.cores.max(1) as f64;
+        let read = |bytes: u64| bytes as f64 / READ;
+        let scored = 2.0 * self.parameters as f64 * self.certify_tokens as f64;
         let in_layers = (self.layers * self.layer_parameters) as f64;
         let samples = self.layers * self.sample_bytes();
         let (seconds, memory, written_bytes, read_bytes) = match kind {
             StageKind::Profile => {
                 let tokens = self.tokens.div_ceil(tasks);
-                let time = 2.0 * in_layers * tokens as f64 / rate(rates.profile);
+                let attention = ATTENTION * (self.layers * self.heads) as f64;
+                let operations = (2.0 * in_layers / PROFILE + attention) * tokens as f64;
+                let time = operations / rate + in_layers / LOAD;
                 // A layer in f32, and the hidden states of all tokens before and after it.
                 let memory = 4 * self.layer_parameters + 2 * 4 * tokens * self.hidden;
                 let bytes = self.checkpoint_bytes;
@@ -190,25 +174,20 @@ impl Workload {
             StageKind::Train => {
                 let layers = self.layers.div_ceil(tasks) as f64;
                 let network = self.rank() * (self.hidden + self.neurons) as f64;
-                let steps = NETWORKS * self.steps as f64;
-                let time = layers * steps * BATCH * 6.0 * network / rate(rates.train);
+                // The first training, and a larger and a smaller rank of half the steps.
+                let steps = SEARCH_STEPS.min(2.0 * self.steps as f64);
+                let time = layers * steps * BATCH * 6.0 * network / (TRAIN * rate);
                 let bytes = samples / tasks;
                 let memory = self.sample_bytes() + (5.0 * 4.0 * network) as u64;
                 (time + read(bytes), memory, (layers * network) as u64, bytes)
             }
             StageKind::Place => {
-                let time = self.parameters as f64 / rate(rates.pack);
+                let time = self.parameters as f64 / (PACK * cores) + DECIDE * scored / rate;
                 let memory = 2 * 4 * self.layer_parameters;
-                let search = self.certified(rate(rates.certify));
-                (
-                    time + search,
-                    memory,
-                    self.bundle_bytes(),
-                    self.checkpoint_bytes,
-                )
+                (time, memory, self.bundle_bytes(), self.checkpoint_bytes)
             }
             StageKind::Certify => {
-                let time = self.certified(rate(rates.certify)) / tasks as f64;
+                let time = CERTIFY * scored / rate / tasks as f64;
                 let bytes = self.bundle_bytes();
                 (time + read(bytes), bytes, 1 << 20, bytes)
             }
@@ -221,11 +200,5 @@ impl Workload {
             written_bytes,
             read_bytes,
         }
-    }
-
-    /// Time of a certificate: `dense` and the plan over all tokens, in overlapping windows.
-    fn certified(&self, rate: f64) -> f64 {
-        let passes = 2.0 * OVERLAP;
-        passes * 2.0 * self.parameters as f64 * self.certify_tokens as f64 / rate
     }
 }

@@ -6,7 +6,7 @@ use powerinfer_artifact::Shard;
 
 use crate::{Needs, Workload};
 
-/// Which stage.
+/// Stage of a preparation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StageKind {
     /// Measures activations, one shard of the text a task.
@@ -58,7 +58,7 @@ pub struct Shards {
     pub certify: usize,
 }
 
-/// What to prepare, and how.
+/// A model to prepare, with the options and shards of its stages.
 #[derive(Debug, Clone)]
 pub struct Preparation {
     /// Program: a name or a path.
@@ -82,7 +82,7 @@ pub struct Preparation {
 /// A stage with its tasks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stage {
-    /// Which one.
+    /// Its kind.
     pub kind: StageKind,
     /// Number of tasks.
     pub tasks: usize,

@@ -13,10 +13,10 @@ use powerinfer_artifact::{Progress, counted};
 
 use crate::{ClusterError, Stage, StageKind, slurm::SUBMIT};
 
-/// Time between two looks at the queue.
+/// Time between two queries of the queue.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// Looks without a task in the queue after which it is given up: a task that has ended writes its status a little later.
+/// Queries after which a task that is neither in the queue nor has a status counts as lost: shared storage may show a status late.
 const PATIENCE: usize = 15;
 
 /// A submitted stage.
@@ -114,7 +114,7 @@ impl Found {
     }
 }
 
-/// Counts tasks; `absent` counts how often a task was in no queue without a status.
+/// Counts tasks by state; `absent` counts the queries in which a task was neither in the queue nor had a status.
 fn look(
     jobs: &[Job<'_>],
     folder: &Path,
@@ -176,7 +176,7 @@ fn queue(jobs: &[Job<'_>]) -> Result<BTreeMap<(String, usize), String>, ClusterE
     let mut command = Command::new("squeue");
     command.args(["--noheader", "--array", "--format=%F %K %T", "--jobs"]);
     let printed = match output(command.arg(wanted.join(","))) {
-        // Once Slurm has forgotten all jobs, it knows their ids no longer.
+        // Slurm forgets jobs some minutes after they have ended.
         Err(ClusterError::Scheduler { reason, .. }) if reason.contains("Invalid job id") => {
             String::new()
         }
@@ -185,7 +185,7 @@ fn queue(jobs: &[Job<'_>]) -> Result<BTreeMap<(String, usize), String>, ClusterE
     let tasks = printed.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
         let (job, task, state) = (words.next()?, words.next()?, words.next()?);
-        // A job without tasks is its own only one.
+        // A job that is no array has one task.
         Some((
             (job.to_owned(), task.parse().unwrap_or(1)),
             state.to_owned(),
@@ -212,7 +212,7 @@ fn output(command: &mut Command) -> Result<String, ClusterError> {
                 said.trim()
                     .lines()
                     .last()
-                    .unwrap_or("it said nothing")
+                    .unwrap_or("it printed no error")
                     .to_owned(),
             ))
         }

@@ -33,7 +33,7 @@ const WORK: f64 = 2e13;
 pub(crate) const FEWEST: usize = 100;
 
 /// Default number of tokens for certifying a model with this number of parameters.
-pub(crate) fn usual_tokens(parameters: u64) -> usize {
+pub fn usual_tokens(parameters: u64) -> usize {
     ((WORK / (2 * parameters.max(1)) as f64) as usize).clamp(1024, 8192)
 }
 

@@ -8,7 +8,8 @@ use powerinfer_artifact::{ByteSize, counted, hardware::Hardware};
 use powerinfer_cluster::{
     Preparation, Rates, Shards, Stage, Volume, Workload, submit, write_kubernetes, write_slurm,
 };
-use powerinfer_planner::{machine::this_machine, read_hardware};
+use powerinfer_model::ModelConfig;
+use powerinfer_planner::{certify, machine::this_machine, read_hardware};
 use powerinfer_pool::usable_cores;
 use powerinfer_synth::Shape;
 use powerinfer_tensor::Format;
@@ -229,6 +230,7 @@ fn estimate(arguments: &EstimateArguments, output: Output) -> Result<()> {
     let shards = nodes.shards(config.layer_count);
     let mut workload = Workload::new(&config, arguments.quant, nodes.cores(), rates(&hardware));
     workload.tokens = arguments.tokens;
+    workload.certify_tokens = certify_tokens(&config, arguments.tokens);
     workload.trace_tokens = arguments.trace_tokens;
     workload.density = arguments.density;
     let stages = Preparation {
@@ -265,10 +267,18 @@ fn of_one_node(stage: &Stage) -> f64 {
     stage.needs.seconds * stage.tasks as f64
 }
 
+/// Tokens of a certificate by default, if so many are profiled.
+fn certify_tokens(config: &ModelConfig, profiled: u64) -> u64 {
+    (certify::usual_tokens(config.parameters()) as u64).min(profiled)
+}
+
 fn rates(hardware: &Hardware) -> Rates {
     let cores = hardware.cpu.threads;
     let operations = hardware.cpu.operations_per_second;
-    Rates::of_machine(operations.unwrap_or(USUAL_OPERATIONS * cores as f64), cores)
+    Rates {
+        cores,
+        operations_per_second: operations.unwrap_or(USUAL_OPERATIONS * cores as f64),
+    }
 }
 
 fn duration(seconds: f64) -> String {
@@ -393,6 +403,7 @@ impl StageArguments {
             rates(&hardware),
         );
         workload.tokens = tokens;
+        workload.certify_tokens = certify_tokens(config, tokens);
         workload.trace_tokens = self.tracing.trace_tokens as u64;
         workload.steps = self.training.steps as u64;
         let name = &checkpoint.identity().name;

@@ -133,7 +133,7 @@ pub(crate) fn word_problems(arguments: &WordProblemArguments, output: Output) ->
     evaluate(common, asked.len(), &kind, ask, output)
 }
 
-/// A kind of questions.
+/// Metrics and settings of a kind of questions.
 struct Kind {
     /// Names of the metrics.
     metrics: &'static [&'static str],
