@@ -19,6 +19,7 @@ for _ in $(seq 60); do printf 'Once upon a time, there was a little girl who lik
 printf '| model | `--max-ppl-increase` | computed | perplexity, dense | perplexity | rise (95 %%) |\n|---|--:|--:|--:|--:|--:|\n'
 for model in "${models[@]}"; do
   name=$(basename "$model")
+  rm -rf any profile predictors dense bundle
   "$POWERINFER" -q profile "$model" --data any.txt --out any > /dev/null
   "$POWERINFER" -q place "$model" --profile any --vram 0G --hardware cpu-only --policy dense --quant f32 --certify none --out dense > /dev/null
   context=$("$POWERINFER" -q inspect dense --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["plan"]["budget"]["context_tokens"])')
