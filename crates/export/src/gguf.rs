@@ -143,11 +143,13 @@ fn write_tensor(
             }
             return Ok(());
         }
-        Content::Rows(weight) => write_rows(entry, &source.read(*weight)?, writer)?,
+        Content::Rows(weight) => {
+            write_rows(entry, &source.read_padded(*weight, &entry.shape)?, writer)?;
+        }
         Content::Moved(parts) => {
             let mut values = vec![0.0; total];
             for part in parts {
-                part.store(&source.read(part.weight)?, &mut values);
+                part.store(&source.read_padded(part.weight, &part.shape)?, &mut values);
             }
             write_rows(entry, &values, writer)?;
         }

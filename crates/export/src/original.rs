@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 
 use powerinfer_artifact::Progress;
 use powerinfer_bundle::Bundle;
-use powerinfer_model::gguf::{Dialect, Elements, Export, ExportOptions, TensorEntry};
+use powerinfer_model::{
+    ModelConfig,
+    gguf::{Dialect, Elements, Export, ExportOptions, TensorEntry},
+};
 use powerinfer_tensor::{BLOCK, Format};
 
 use crate::{
@@ -27,8 +30,9 @@ pub struct OriginalFiles {
     pub hot_neurons: usize,
 }
 
-/// FFNs of at most this size the original takes for attention heads.
-const LARGEST_HEADS: usize = 1000;
+/// The original takes FFNs of at most 1000 neurons for attention heads: smaller ones are padded to this size with neurons
+/// of zeros.
+const SMALLEST_FFN: usize = 1024;
 
 /// Writes `bundle` to the file `out`, and its placement beside it, for the original PowerInfer; in the bundle's format or f16
 /// unless `quant` is given.
@@ -44,7 +48,10 @@ pub fn to_original(
     out: &Path,
     progress: &dyn Progress,
 ) -> Result<OriginalFiles, ExportError> {
-    let config = bundle.config();
+    let config = &ModelConfig {
+        ffn_size: bundle.config().ffn_size.max(SMALLEST_FFN),
+        ..bundle.config().clone()
+    };
     let quant = match (quant, bundle.quant()) {
         (Some(quant), _) => quant,
         (None, Format::Q4_0) => Format::Q4_0,
@@ -82,11 +89,17 @@ pub fn to_original(
             "its engine does not know this scaling of RoPE",
         ));
     }
-    let predictors = Predictors::of(bundle)?;
+    let predictors = Predictors::of(bundle, config.ffn_size)?;
     export
         .metadata
         .push("powerinfer.sparse_threshold", predictors.threshold);
     let mut notes = std::mem::take(&mut export.notes);
+    let padding = config.ffn_size - bundle.config().ffn_size;
+    if padding > 0 {
+        notes.push(format!(
+            "each layer has {padding} more neurons, of zeros: the original takes FFNs of 1000 neurons and fewer for attention heads"
+        ));
+    }
     notes.extend(predictors.notes(progress)?);
     if bundle
         .plan()
@@ -191,15 +204,6 @@ fn check(bundle: &Bundle) -> Result<(), ExportError> {
             ));
         }
     };
-    if config.ffn_size <= LARGEST_HEADS {
-        return Err(refuse(
-            bundle,
-            &format!(
-                "its engine takes FFNs of {LARGEST_HEADS} neurons and fewer for attention heads; this one has {}",
-                config.ffn_size
-            ),
-        ));
-    }
     if config.head_size * config.head_count != config.hidden_size {
         return Err(refuse(
             bundle,

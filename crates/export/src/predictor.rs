@@ -29,6 +29,8 @@ const DIRECTIONS: usize = 64;
 /// Predictors of all layers, before they are converted.
 pub(crate) struct Predictors<'a> {
     bundle: &'a Bundle,
+    /// Neurons per layer in the file: the bundle's, then those of padding.
+    neurons: usize,
     /// Threshold of all layers.
     pub(crate) threshold: f32,
     forms: Vec<Form>,
@@ -67,7 +69,7 @@ struct Own {
 
 impl<'a> Predictors<'a> {
     /// Decides how each layer is represented.
-    pub(crate) fn of(bundle: &'a Bundle) -> Result<Self, ExportError> {
+    pub(crate) fn of(bundle: &'a Bundle, neurons: usize) -> Result<Self, ExportError> {
         let config = bundle.config();
         let mut forms = vec![Form::All; config.layer_count];
         let mut thresholds = Vec::new();
@@ -135,6 +137,7 @@ impl<'a> Predictors<'a> {
         }
         Ok(Self {
             bundle,
+            neurons,
             threshold,
             forms,
         })
@@ -168,10 +171,10 @@ impl<'a> Predictors<'a> {
     /// Converts the predictor of a layer.
     pub(crate) fn convert(&self, layer: usize) -> Result<Converted, ExportError> {
         let config = self.bundle.config();
-        let (hidden, neurons, rank) = (config.hidden_size, config.ffn_size, self.rank(layer));
+        let (hidden, rank) = (config.hidden_size, self.rank(layer));
         let mut converted = Converted {
             fc1: vec![0.0; rank * hidden],
-            fc2: vec![0.0; neurons * rank],
+            fc2: vec![0.0; self.neurons * rank],
         };
         let form = self.forms[layer];
         if form == Form::All {

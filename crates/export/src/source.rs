@@ -49,6 +49,28 @@ impl Source<'_> {
         })
     }
 
+    /// Reads a weight and pads it with zeros to `shape`.
+    pub(crate) fn read_padded(
+        &self,
+        weight: Weight,
+        shape: &[usize],
+    ) -> Result<Vec<f32>, ExportError> {
+        let mut values = self.read(weight)?;
+        let own = self.config().shape(weight);
+        if let ([_, own], [_, columns]) = (&own[..], shape)
+            && own != columns
+        {
+            let rows = values.chunks_exact(*own);
+            let padding = vec![0.0; columns - own];
+            values = rows
+                .flat_map(|row| row.iter().chain(&padding))
+                .copied()
+                .collect();
+        }
+        values.resize(shape.iter().product(), 0.0);
+        Ok(values)
+    }
+
     /// Reads a range of a weight's rows.
     pub(crate) fn read_rows(
         &self,

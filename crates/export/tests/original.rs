@@ -207,6 +207,12 @@ fn llama() -> Json {
     })
 }
 
+fn bamboo() -> Json {
+    let mut config = llama();
+    config["architectures"] = json!(["BambooForCausalLM"]);
+    config
+}
+
 fn falcon() -> Json {
     json!({
         "architectures": ["FalconForCausalLM"], "activation": "relu", "hidden_size": 64,
@@ -319,7 +325,7 @@ fn files_of_the_original_come_out_as_they_went_in() {
 fn models_are_read_back_in_the_order_of_the_checkpoint() {
     let mut tied = llama();
     tied["tie_word_embeddings"] = json!(true);
-    for config in [llama(), tied, falcon(), opt()] {
+    for config in [llama(), tied, bamboo(), falcon(), opt()] {
         let folder = tempfile::tempdir().unwrap();
         let checkpoint = checkpoint(&config, &folder.path().join("model"));
         let config = checkpoint.config();
@@ -357,7 +363,7 @@ fn models_are_read_back_in_the_order_of_the_checkpoint() {
             .unwrap()
             .shape("output.weight")
             .is_some();
-        assert_eq!(has_head, config.family == "llama");
+        assert_eq!(has_head, ["llama", "bamboo"].contains(&&config.family[..]));
         let (threshold, exported) = read_predictors(&out, config);
         assert_eq!(threshold, 0.25);
         for (exported, network) in exported.iter().zip(&networks) {
@@ -395,6 +401,70 @@ fn check_index(written: &OriginalFiles, out: &Path) {
     let flagged = (0..).zip(&flags).filter(|(_, flag)| **flag == 1);
     assert_eq!(flagged.map(|(id, _)| id).collect::<Vec<i32>>(), hot);
     assert_eq!(index.integers("blk.1.gpu_idx").unwrap(), [0; 1280]);
+}
+
+#[test]
+fn a_small_ffn_is_padded_with_neurons_of_zeros() {
+    for base in [llama(), bamboo(), opt()] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = base;
+        let size = match config["ffn_dim"].is_null() {
+            true => "intermediate_size",
+            false => "ffn_dim",
+        };
+        config[size] = json!(992);
+        let checkpoint = checkpoint(&config, &folder.path().join("model"));
+        let config = checkpoint.config();
+        let networks = [0, 1].map(|seed| Network::random(config, 0.0, 0.25, seed));
+        let file = predictors(
+            &checkpoint,
+            &networks,
+            Format::F16,
+            "residual",
+            folder.path(),
+        );
+        let packed = folder.path().join("bundle");
+        let bundle = bundle(
+            &checkpoint,
+            Some(&file),
+            &PREDICTED,
+            300,
+            Format::F16,
+            &packed,
+        );
+        let out = folder.path().join("out.gguf");
+        let written = to_original(&bundle, None, &out, &Silent).unwrap();
+        let notes = &written.model.notes;
+        assert!(notes.iter().any(|note| note.contains("32 more neurons")));
+        let back = open(&out);
+        assert_eq!(back.config().ffn_size, 1024);
+        for weight in config.weights() {
+            let (read, own) = (back.read(weight).unwrap(), checkpoint.read(weight).unwrap());
+            // Zeros follow every row, or the last.
+            let (shape, padded) = (config.shape(weight), back.config().shape(weight));
+            let columns = [&shape, &padded].map(|shape| *shape.last().unwrap());
+            let mut rows = own.chunks_exact(columns[0]);
+            for read in read.chunks_exact(columns[1]) {
+                let (same, padding) = read.split_at(columns[0]);
+                let zeros = vec![0.0; columns[0]];
+                assert!(
+                    same == rows.next().unwrap_or(&zeros)
+                        && padding.iter().all(|value| *value == 0.0),
+                    "{} {weight:?}",
+                    config.family
+                );
+            }
+            assert_eq!(rows.next(), None);
+        }
+        let (_, exported) = read_predictors(&out, back.config());
+        for (exported, network) in exported.iter().zip(&networks) {
+            let (same, padding) = exported.fc2.split_at(network.b.len());
+            assert!(same == network.b && padding.iter().all(|value| *value == 0.0));
+        }
+        let index = GgufFile::open(&written.index).unwrap();
+        assert_eq!(index.integers("blk.0.gpu_idx").unwrap().len(), 1024);
+        assert_eq!(index.integers("blk.0.gpu_bucket").unwrap().len(), 256);
+    }
 }
 
 #[test]
@@ -515,11 +585,6 @@ fn models_that_the_original_cannot_run_are_refused() {
         config
     };
     for (name, config, part) in [
-        (
-            "small",
-            with(llama(), "intermediate_size", json!(992)),
-            "attention heads",
-        ),
         (
             "silu",
             with(llama(), "hidden_act", json!("silu")),

@@ -55,7 +55,8 @@ pub enum Content {
 pub struct MovedWeight {
     /// The weight.
     pub weight: Weight,
-    shape: Vec<usize>,
+    /// Its shape.
+    pub shape: Vec<usize>,
     source: WeightSource,
 }
 
