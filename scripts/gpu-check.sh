@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Measures and tests a machine with an NVIDIA GPU: copies, launches, synchronisations and kernels; decode, prefill and
-# profiling of synthetic models with all, half and a fifth of the weights on the GPU, compared with the predicted time of each plan;
-# the demo; then all tests of CUDA kernels, also under compute-sanitizer if it is installed.
+# profiling of synthetic models with all, half and a quarter of the weights on the GPU, compared with the predicted time of
+# each plan and with all neurons; the demo; five kernels in Nsight Compute if it is installed; then all tests of CUDA
+# kernels, also under compute-sanitizer if it is installed.
 #
 # Each step runs in its own process with a time limit, and its result is appended to the report immediately. A failing or
 # hanging step does not stop the others. Needs only a driver.
 #
 # usage: scripts/gpu-check.sh [FOLDER] [REPORT]
 #   FOLDER  made by `gpu-pack.sh` [default: target/gpu-check]
-#   REPORT  [default: $OUT/gpu-results.md where OUT is set, or docs/reports/gpu-results.md]; logs of the steps go to a folder next to it
+#   REPORT  [default: $OUT/gpu-results.md where OUT is set, or docs/reports/gpu-results.md]; next to it a file `.jsonl` with a
+#           line per step, and a folder with their logs
 # Variables: BUDGET=570, total seconds; SHAPES="llama-7b:4", models with their numbers of layers; QUANT=q4_0;
 # DEVICE=cpu HARDWARE=rtx4090 tries the script without a GPU. The exit status is 1 if a step failed.
 set -uo pipefail
@@ -20,7 +22,9 @@ deadline=$((SECONDS + ${BUDGET:-570}))
 export work device=${DEVICE:-gpu} quant=${QUANT:-q4_0}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+lines=${report%.md}.jsonl
 mkdir -p "$logs"
+: > "$lines"
 for file in "$packed"/*.xz; do
   xz -dc "$file" > "$work/$(basename "$file" .xz)"
 done
@@ -28,6 +32,9 @@ chmod +x "$work"/*
 export powerinfer=$work/powerinfer hardware=${HARDWARE:-$work/machine.toml}
 # Cache of the PTX that the driver compiles.
 export CUDA_CACHE_PATH=$work/cache
+
+# Text as a JSON string.
+json_string() { tr -d '\000-\010\013-\037' | sed 's/\\/\\\\/g; s/"/\\"/g; s/\t/\\t/g' | awk '{ printf "%s%s", (NR > 1 ? "\\n" : "\""), $0 } END { print (NR ? "\"" : "\"\"") }'; }
 
 summary=()
 failed=0
@@ -51,6 +58,8 @@ step() {
     outcome+=$(sed -n 's/^test result: /; /p' "$log" | tail -1)
   fi
   [ "$code" = 0 ] || failed=1
+  printf '{"step": %s, "seconds": %s, "exit_status": %s, "outcome": %s, "log": %s}\n' "$(json_string <<< "$name")" \
+    "$((SECONDS - started))" "$code" "$(json_string <<< "$outcome")" "$(json_string < "$log")" >> "$lines"
   summary+=("| $name | $((SECONDS - started)) | $outcome |")
   printf '\n%s: %s (%s s)\n' "$name" "$outcome" "$((SECONDS - started))" | tee -a "$report"
   return "$code"
@@ -78,14 +87,25 @@ make_model() {
   "$powerinfer" synth --like "$1" --layers "$2" --sparsity 0.9 --predictor-rank 256 --out "$work/model" --quiet
   "$powerinfer" profile "$work/model" --data "$work/text.txt" --tokens 64 --out "$work/profile" --quiet
   "$powerinfer" place "$work/model" --profile "$work/profile" --predictors "$work/model/predictors" --quant "$quant" \
-    --policy predicted --certify none --context 1024 --vram 0G --hardware "$hardware" --out "$work/bundle" --quiet
+    --policy predicted --certify none --context 4096 --vram 0G --hardware "$hardware" --out "$work/bundle" --quiet
 }
-# Places and benchmarks the bundle with TENTHS/10 of its weights on the GPU: TENTHS.
+# Places the bundle with PERCENT of its weights on the GPU.
+place_model() {
+  "$powerinfer" place "$work/bundle" --vram "$(($(du -sm "$work/bundle" | cut -f1) * $1 / 100 + 640))MiB" --hardware "$hardware"
+}
+# Benchmarks the bundle, with further options: DEPTH OPTION...
 time_model() {
-  set -e
-  local vram=$(($(du -sm "$work/bundle" | cut -f1) * $1 / 10 + 640))
-  "$powerinfer" place "$work/bundle" --vram "${vram}MiB" --hardware "$hardware"
-  "$powerinfer" bench "$work/bundle" --device "$device" -p 512 -n 64 --repeats 3
+  local depth=$1
+  shift
+  "$powerinfer" bench "$work/bundle" --device "$device" --depth "$depth" -n 64 --repeats 3 "$@"
+}
+# Collects the figures of five kernels with Nsight Compute.
+profile_kernels() {
+  local kernel
+  for kernel in project attention gate_up down gemm; do
+    timeout 20 ncu -k "regex:^$kernel" -c 1 --section SpeedOfLight --section Occupancy --section LaunchStats "$work/bench-kernels" \
+      dense attention prompts | grep -E '^ +[a-z_0-9]+ \(|Duration|Throughput|Registers|Occupancy'
+  done
 }
 # Times profiling: DEVICE TOKENS.
 time_profile() {
@@ -107,7 +127,7 @@ sweep_demo() {
   "$powerinfer" sweep demo "${where[@]}" --policy exact,predicted --hot-threshold 1,0.5,0.1,0.01,0 --activations f32 \
     --tokens 4096 --layer-tokens 0 --tasks 20 --out sweep.jsonl
 }
-export -f make_model time_model time_profile sweep_demo
+export -f make_model place_model time_model time_profile profile_kernels sweep_demo
 # Runs a packed test executable: FILE FOLDER [COMMAND...].
 run_tests() { env POWERINFER_TEST_DEVICE=gpu CARGO_MANIFEST_DIR="$PWD/$2" "${@:3}" "$work/$1" --test-threads=1; }
 
@@ -129,8 +149,12 @@ done
 printf '\n## Models\n\nDecoding 64 tokens and prefill of 512; 90 %% of the FFN activations are zero, predictors have 4 bits.\n' >> "$report"
 for shape in ${SHAPES:-llama-7b:4}; do
   step "$shape: make" 120 bash -c 'make_model "$@"' _ "${shape%%:*}" "${shape#*:}" || continue
-  for tenths in 12 5 2; do
-    quoted "$shape, $quant: $tenths tenths of the weights" 45 bash -c 'time_model "$@"' _ "$tenths"
+  for percent in 100 50 25; do
+    share="$shape, $quant, $percent % of the weights"
+    quoted "$share: plan" 30 bash -c 'place_model "$@"' _ "$percent" || continue
+    quoted "$share" 45 bash -c 'time_model "$@"' _ 0 -p 512
+    quoted "$share: all neurons" 30 bash -c 'time_model "$@"' _ 0 -p 0 --policy dense
+    [ "$percent" != 100 ] || quoted "$share: after 4000 tokens" 30 bash -c 'time_model "$@"' _ 4000 -p 0
   done
   for run in "$device 8192" "cpu 256"; do
     # shellcheck disable=SC2086
@@ -139,6 +163,7 @@ for shape in ${SHAPES:-llama-7b:4}; do
 done
 rm -rf "$work/model" "$work/profile" "$work/bundle"
 quoted "demo" 90 bash -c sweep_demo
+! command -v ncu > /dev/null || quoted "kernels in Nsight Compute" 100 bash -c profile_kernels
 
 printf '\n## Tests\n' >> "$report"
 kernels=(test-kernels test-prompts test-staging test-observe)

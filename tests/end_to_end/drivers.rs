@@ -135,6 +135,10 @@ fn a_gpu_that_is_too_small_or_fails_is_an_error_with_a_hint() {
         run(&[("FAKE_MEMORY", bytes)])
             .bad(1, &["out of memory on Fake Card", "hint: lower `--vram`"]);
     }
+    // Without pages that can be mapped, allocations are the driver's.
+    run(&[("FAKE_MEMORY", "100000"), ("FAKE_MAPPING", "0")])
+        .bad(1, &["out of memory on Fake Card", "hint: lower `--vram`"]);
+    run(&[("FAKE_MAPS", "999")]).bad(1, &["failed while allocating memory"]);
     // The driver reports less free memory than the program computes.
     run(&[("FAKE_WASTE", "1000")]).bad(1, &["of the GPU's memory are taken", "a budget of 1"]);
     run(&[("FAKE_LOCKED", "10")]).bad(1, &["out of memory on the host (pinned)"]);

@@ -123,6 +123,18 @@ fn several_gpus_get_contiguous_ranges_of_layers() {
         let used: u64 = here.map(|line| line["bytes"].as_u64().unwrap()).sum();
         assert!(used <= (514 + gpu) << 20);
     }
+    let place = ["place", "demo", "--vram", "514M,515M", "--policy", "dense"];
+    sandbox.run(&place).good();
+    let run = |device: &str| {
+        let run = ["run", "demo.powerinfer/bundle", "--prompt", "a", "-n", "1"];
+        sandbox.run(&[&run[..], &["--device", device]].concat())
+    };
+    let words = [
+        "the plan is for 2 GPUs, and a bundle runs on one",
+        "`--device cpu`",
+    ];
+    run("auto").bad(1, &words);
+    run("cpu").good();
     dry_run(&sandbox, &["--vram", "514M,515M", "--objective", "impact"]).bad(
         1,
         &[

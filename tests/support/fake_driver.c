@@ -3,6 +3,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 typedef int Result;
 typedef unsigned long long Address;
@@ -33,6 +34,7 @@ Result cuDeviceGetAttribute(int *value, int attribute, int card) {
     case 75: *value = capability / 10; break;
     case 76: *value = capability % 10; break;
     case 97: *value = 99 << 10; break;         /* shared memory of a block */
+    case 102: *value = (int)said("FAKE_MAPPING", 1); break;
     default: *value = 0;
   }
   return 0;
@@ -66,6 +68,24 @@ Result cuMemFree_v2(Address address) {
   taken -= (long long)*block;
   return free(block), 0;
 }
+/* Pages of 2 MiB, which are memory from the start. */
+Result cuMemGetAllocationGranularity(size_t *page, const void *properties, int option) { return *page = 2 << 20, 0; }
+Result cuMemAddressReserve(Address *address, size_t bytes, size_t alignment, Address hint, unsigned long long flags) {
+  void *memory = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return *address = (Address)(size_t)memory, memory == MAP_FAILED ? 2 : 0;
+}
+Result cuMemAddressFree(Address address, size_t bytes) { return munmap((void *)(size_t)address, bytes ? bytes : 1), 0; }
+Result cuMemCreate(unsigned long long *handle, size_t bytes, const void *properties, unsigned long long flags) {
+  if (taken + (long long)bytes > said("FAKE_MEMORY", 1ll << 34)) return 2;
+  taken += (long long)bytes;
+  return *handle = bytes, 0;
+}
+Result cuMemRelease(unsigned long long handle) { return taken -= (long long)handle, 0; }
+Result cuMemMap(Address address, size_t bytes, size_t offset, unsigned long long handle, unsigned long long flags) {
+  return (Result)said("FAKE_MAPS", 0);
+}
+Result cuMemUnmap(Address address, size_t bytes) { return 0; }
+Result cuMemSetAccess(Address address, size_t bytes, const void *access, size_t count) { return 0; }
 Result cuMemAllocAsync(Address *address, size_t bytes, void *stream) { return cuMemAlloc_v2(address, bytes); }
 Result cuMemFreeAsync(Address address, void *stream) { return cuMemFree_v2(address); }
 Result cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {

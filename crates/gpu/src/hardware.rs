@@ -13,6 +13,10 @@ use cudarc::driver::{
     CudaContext, CudaSlice, CudaStream, DriverError, PinnedHostSlice, sys::CUdevice_attribute,
 };
 use powerinfer_artifact::hardware::Gpu;
+use powerinfer_kernels::{
+    Arithmetic,
+    cuda::{CudaDevice, Gpu as Kernels},
+};
 
 /// Bytes of a copy that is bound by bandwidth.
 const LARGE: usize = 256 << 20;
@@ -133,7 +137,16 @@ fn measure(context: &Arc<CudaContext>, driver: String) -> Result<MeasuredGpu, Dr
     let down = link.median(|link| link.stream.memcpy_htod(&link.host, &mut link.one))?;
     let up = link.median(|link| link.stream.memcpy_dtoh(&link.one, &mut link.host))?;
     let latency = link.median(|link| link.stream.memcpy_htod(&link.small_host, &mut link.small))?;
-    let sync = link.median(Link::sync)?;
+    let (sync, sync_source) = match sync_by_flags() {
+        Some(seconds) => (
+            seconds,
+            "flags in mapped memory that a kernel and the host wait for, with the kernels",
+        ),
+        None => (
+            link.median(Link::sync)?,
+            "a copy of 16 KiB to the host and one back, each synchronised, as no kernels run here",
+        ),
+    };
     let launch = link.median(Link::many_launches)? / LAUNCHES as f64;
     let bytes = large as f64;
     let operations = nominal_operations(context)?;
@@ -162,12 +175,7 @@ fn measure(context: &Arc<CudaContext>, driver: String) -> Result<MeasuredGpu, Dr
             "gpu.pcie_latency_seconds",
             format!("{measured}: a copy of {SMALL} bytes to the device, synchronised"),
         ),
-        (
-            "gpu.sync_seconds",
-            format!(
-                "{measured}: a copy of {SMALL} bytes to the host and one back, each synchronised"
-            ),
-        ),
+        ("gpu.sync_seconds", format!("{measured}: {sync_source}")),
         (
             "gpu.kernel_launch_seconds",
             format!("{measured}: one of many small memsets in a row"),
@@ -203,6 +211,17 @@ fn measure(context: &Arc<CudaContext>, driver: String) -> Result<MeasuredGpu, Dr
         sources,
     })
 }
+
+/// Seconds of a synchronisation as decoding does it; `None` if the GPU does not run the kernels.
+fn sync_by_flags() -> Option<f64> {
+    let device = CudaDevice::open(0).ok()?;
+    let gpu = Kernels::new(Arc::new(device), Arithmetic::Integer);
+    let seconds = gpu.sync_seconds(SYNC_PASSES).ok()?;
+    seconds.get(seconds.len() / 2).copied()
+}
+
+/// Graphs of synchronisations that are timed.
+const SYNC_PASSES: usize = 10;
 
 /// Launches timed together.
 const LAUNCHES: usize = 500;

@@ -12,11 +12,8 @@ use powerinfer_kernels::cuda::{
 
 use crate::{DeviceFfn, DeviceModel, DeviceSelector};
 
-/// How long the host waits for the device, and a kernel for the host, before giving up.
+/// How long the host waits for the device before it gives up.
 const TIMEOUT: Duration = Duration::from_secs(20);
-
-/// How long a kernel waits for the host if the driver stops kernels that run for seconds.
-const WATCHDOG_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Interval at which the host checks that the device still works while waiting for it.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -131,7 +128,7 @@ impl DeviceModel {
                 if since.elapsed() > TIMEOUT {
                     self.release_waiting_kernels();
                     self.device().synchronise()?;
-                    return Err(self.timed_out("the device's part of a layer"));
+                    return Err(self.timed_out("the device's part of a layer", TIMEOUT));
                 }
             }
         }
@@ -171,16 +168,19 @@ impl DeviceModel {
     pub fn check_syncs(&self) -> Result<(), DeviceError> {
         let state = &self.state;
         match state.timed_out.words()[0].load(Ordering::Acquire) == state.steps {
-            true => Err(self.timed_out("the host's part of a layer")),
+            true => {
+                let patience = self.device().info().patience;
+                Err(self.timed_out("the host's part of a layer", patience))
+            }
             false => Ok(()),
         }
     }
 
-    fn timed_out(&self, what: &str) -> DeviceError {
+    fn timed_out(&self, what: &str, after: Duration) -> DeviceError {
         DeviceError::Failed {
             device: self.device().info().name.clone(),
-            doing: "handing a layer over",
-            reason: format!("{what} did not come within {} s", TIMEOUT.as_secs()),
+            doing: "synchronising with the host",
+            reason: format!("{what} did not come within {after:?}"),
         }
     }
 }
@@ -449,10 +449,7 @@ impl DeviceModel {
             flag: self.is_launched_ahead.then_some((&state.done, index)),
             step: &state.step,
             timed_out: &state.timed_out,
-            timeout_nanoseconds: match self.gpu.device().info().has_watchdog {
-                true => WATCHDOG_TIMEOUT.as_nanos() as u64,
-                false => TIMEOUT.as_nanos() as u64,
-            },
+            timeout_nanoseconds: self.gpu.device().info().patience.as_nanos() as u64,
         };
         self.gpu.down(
             &found.ffn,

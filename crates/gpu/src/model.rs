@@ -68,6 +68,8 @@ pub struct DeviceModel {
     pub(crate) layer: usize,
     /// Whether all launches of the pass are made before the host computes its parts.
     pub(crate) is_launched_ahead: bool,
+    /// Whether the next token is one that failed with graphs.
+    is_retried: bool,
     pub(crate) segments: GraphSegments,
 }
 
@@ -101,6 +103,7 @@ impl DeviceModel {
             prompt: None,
             layer: 0,
             is_launched_ahead: false,
+            is_retried: false,
             segments: GraphSegments::new(gpu.device()),
             gpu,
             shape,
@@ -191,7 +194,8 @@ impl DeviceModel {
     /// sequence is replayed, unless the host is to read between kernels (`is_observed`).
     pub fn begin_token(&mut self, addresses: Vec<u64>, is_observed: bool) {
         self.is_launched_ahead = false;
-        self.segments.pause(is_observed);
+        let is_retried = std::mem::take(&mut self.is_retried);
+        self.segments.pause(is_observed || is_retried);
         self.segments.start(addresses);
     }
 
@@ -262,10 +266,16 @@ impl DeviceModel {
         self.segments.end(self.layer)
     }
 
-    /// Discards the graph segments of the sequence after an error. Returns whether recording may have been the
-    /// cause; from then on nothing is recorded.
-    pub fn discard_segments(&mut self) -> bool {
-        self.segments.fail()
+    /// Discards what a failed token has captured. Returns whether graphs may have been the cause: the next token runs
+    /// without.
+    pub fn discard_capture(&mut self) -> bool {
+        self.is_retried = self.segments.fail();
+        self.is_retried
+    }
+
+    /// Why no more graphs are captured, if that has failed.
+    pub fn graph_failure(&self) -> Option<&DeviceError> {
+        self.segments.failure()
     }
 
     /// Whether the device's time is measured for every graph segment from now on.

@@ -21,8 +21,8 @@ pub(crate) struct GraphSegments {
     /// Index of the open segment, or of the next one.
     next: usize,
     is_open: bool,
-    /// Whether kernels are launched one by one.
-    is_eager: bool,
+    /// Why kernels are launched one by one; `None` where they are captured.
+    failure: Option<DeviceError>,
     /// Whether graph capture has been tried.
     is_tried: bool,
     /// Whether kernels are launched one by one for now.
@@ -48,7 +48,7 @@ impl GraphSegments {
             known: Vec::new(),
             next: 0,
             is_open: false,
-            is_eager: false,
+            failure: None,
             is_tried: false,
             is_paused: false,
             ends: None,
@@ -79,11 +79,39 @@ impl GraphSegments {
 
     /// Whether launches are captured; tries it on the first call.
     pub(crate) fn are_recorded(&mut self) -> Result<bool, DeviceError> {
-        if !std::mem::replace(&mut self.is_tried, true) && !self.is_eager {
-            let records = self.device.begin_capture()? && self.device.end_capture().is_ok();
-            self.is_eager = !records;
+        if !std::mem::replace(&mut self.is_tried, true) && self.failure.is_none() {
+            match self.device.begin_capture()? {
+                true => self.failure = self.device.end_capture().err(),
+                false => self.failure = Some(self.unsupported()),
+            }
         }
-        Ok(!self.is_eager && !self.is_paused)
+        Ok(self.captures())
+    }
+
+    /// Whether the launches of the current token are captured.
+    fn captures(&self) -> bool {
+        self.failure.is_none() && !self.is_paused
+    }
+
+    /// Why kernels are launched one by one, for good; `None` where they are captured.
+    pub(crate) fn failure(&self) -> Option<&DeviceError> {
+        self.failure.as_ref()
+    }
+
+    fn unsupported(&self) -> DeviceError {
+        DeviceError::Failed {
+            device: self.device.info().name.clone(),
+            doing: "capturing a graph",
+            reason: "it does not capture launches".to_owned(),
+        }
+    }
+
+    /// Passes the result of a capture or of a graph's launch on. After a failure kernels are launched one by one.
+    fn noted<T>(&mut self, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
+        if let Err(failure) = &result {
+            self.failure = Some(failure.clone());
+        }
+        result
     }
 
     /// Launches kernels one by one until the next call, or no longer.
@@ -128,7 +156,7 @@ impl GraphSegments {
     /// Whether the caller is to launch what comes next; not so in a segment that was captured, which has been
     /// replayed.
     pub(crate) fn wants_launch(&mut self) -> Result<bool, DeviceError> {
-        if self.is_eager || self.is_paused {
+        if !self.captures() {
             if !std::mem::replace(&mut self.is_open, true) {
                 self.mark(false)?;
             }
@@ -142,20 +170,18 @@ impl GraphSegments {
             if let Some(segment) = self.segments().get(next) {
                 // SAFETY: it was recorded with the vectors and weights that this executor still has, and with
                 // keys and values at the same places, of a sequence that the caller holds.
-                unsafe {
-                    segment.launch()?;
+                let launched = unsafe { segment.launch() };
+                self.noted(launched)?;
+            } else {
+                let begun = self.device.begin_capture();
+                if !self.noted(begun)? {
+                    self.failure = Some(self.unsupported());
+                    return match self.is_tried {
+                        // An earlier call has promised capture.
+                        true => Err(self.unsupported()),
+                        false => self.wants_launch(),
+                    };
                 }
-            } else if !self.device.begin_capture()? {
-                if self.is_tried {
-                    // An earlier call has promised capture.
-                    return Err(DeviceError::Failed {
-                        device: self.device.info().name.clone(),
-                        doing: "recording",
-                        reason: "it does not record any more".to_owned(),
-                    });
-                }
-                self.is_eager = true;
-                return self.wants_launch();
             }
             self.is_open = true;
         }
@@ -168,14 +194,13 @@ impl GraphSegments {
         if !std::mem::replace(&mut self.is_open, false) {
             return Ok(());
         }
-        let is_recorded = !self.is_eager && !self.is_paused;
-        if is_recorded && self.next == self.segments().len() {
-            let segment = self.device.end_capture()?;
+        if self.captures() && self.next == self.segments().len() {
+            let captured = self.device.end_capture();
+            let segment = self.noted(captured)?;
             self.mark(false)?;
             // SAFETY: as above; all of it was just borrowed for launches.
-            unsafe {
-                segment.launch()?;
-            }
+            let launched = unsafe { segment.launch() };
+            self.noted(launched)?;
             self.segments().push(segment);
         }
         self.mark(true)?;
@@ -186,19 +211,18 @@ impl GraphSegments {
         Ok(())
     }
 
-    /// Drops the capture of a failed token and the graphs of its sequence. Returns whether capture may be the cause;
-    /// it is not tried again then.
+    /// Drops the capture of a failed token. Returns whether the token used graphs, so that it may be tried without.
     pub(crate) fn fail(&mut self) -> bool {
-        let was_recorded = self
-            .known
-            .pop()
-            .is_some_and(|known| known.segments.len() <= self.next);
-        if std::mem::replace(&mut self.is_open, false) && was_recorded && !self.is_eager {
-            drop(self.device.end_capture());
+        let used_graphs = !self.is_paused;
+        let is_capturing = self.captures() && self.next == self.segments().len();
+        if std::mem::replace(&mut self.is_open, false) && is_capturing {
+            // A launch that cannot be captured fails the capture.
+            let captured = self.device.end_capture();
+            drop(self.noted(captured));
         }
         if let Some(ends) = &mut self.ends {
             ends.clear();
         }
-        was_recorded && !std::mem::replace(&mut self.is_eager, true)
+        used_graphs
     }
 }

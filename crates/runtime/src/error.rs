@@ -132,6 +132,14 @@ pub enum RuntimeError {
     /// A GPU was requested and none is available.
     #[error("no GPU can be used: {0}")]
     NoGpu(CudaUnavailable),
+    /// The plan is for several GPUs.
+    #[error(
+        "the plan is for {gpus} GPUs, and a bundle runs on one; place it again with the `--vram` of one"
+    )]
+    SeveralGpus {
+        /// Number of GPUs of the plan.
+        gpus: usize,
+    },
     /// A GPU was requested and the plan does not use one.
     #[error("the plan puts nothing on a GPU")]
     NothingOnGpu,
@@ -178,7 +186,9 @@ impl RuntimeError {
             Self::NoRoom { .. } => Some(Hint::ShorterContext),
             Self::OtherPromptCache { .. } => Some(Hint::OtherPromptCache),
             Self::OverBudget { .. } => Some(Hint::MoreVramOrShorterContext),
-            Self::CpuOnly { .. } | Self::NoGpu(_) => Some(Hint::RunOnCpu),
+            Self::CpuOnly { .. } | Self::NoGpu(_) | Self::SeveralGpus { .. } => {
+                Some(Hint::RunOnCpu)
+            }
             Self::NothingOnGpu => Some(Hint::PlaceOnGpu),
             Self::TakesMore { .. } => Some(Hint::SmallerVram),
             Self::InBatch { source, .. } => source.hint(),

@@ -103,24 +103,22 @@ impl Runtime {
     /// # Errors
     ///
     /// Fails as [`Runtime::new`] and [`Runtime::with_device`] do, where a GPU is requested and missing or unused by
-    /// the plan, and where more of its memory is in use than the plan's budget.
+    /// the plan, where the plan is for several, and where more of its memory is in use than the plan's budget.
     pub fn open(
         mut bundle: Bundle,
         policy: Option<Policy>,
         execution: &Execution,
         progress: &dyn Progress,
     ) -> Result<Self, RuntimeError> {
+        let gpus = bundle.plan().budget.vram_split.len();
+        if gpus > 1 && !matches!(execution.device, DeviceChoice::Cpu) {
+            return Err(RuntimeError::SeveralGpus { gpus });
+        }
         let fits = fits_memory(&bundle, progress);
         if fits && execution.residence != Residence::Loaded {
             bundle.read_ahead(progress)?;
         }
         bundle.set_residence(execution.residence)?;
-        let gpus = bundle.plan().budget.vram_split.len();
-        if gpus > 1 {
-            progress.note(&format!(
-                "the plan is for {gpus} GPUs, and bundles run on one at most: it is an estimate"
-            ));
-        }
         let threads = execution.threads;
         warn_of_too_many_threads(threads, progress);
         let isa = Isa::detect()?;
@@ -195,7 +193,7 @@ fn run_on(
     progress: &dyn Progress,
 ) -> Result<Runtime, RuntimeError> {
     let budget = bundle.plan().budget.vram_bytes;
-    let what = describe(bundle.plan());
+    let (what, planned) = (describe(bundle.plan()), bundle.plan().totals.gpu_bytes);
     let card = Arc::new(card);
     let (free, _) = card.memory()?;
     let runtime = Runtime::with_device(bundle, options, Arc::clone(&card) as _)?;
@@ -207,9 +205,10 @@ fn run_on(
         return Err(RuntimeError::TakesMore { taken, budget });
     }
     progress.note(&format!(
-        "{}: {what}; {} taken of a budget of {}; prompts run {} tokens at a time",
+        "{}: {what}; {} taken, {} planned, of a budget of {}; prompts run {} tokens at a time",
         card.info().name,
         ByteSize(taken),
+        ByteSize(planned),
         ByteSize(budget),
         runtime.prompt_batch()
     ));

@@ -516,6 +516,12 @@ impl Runtime {
         }
     }
 
+    /// Why the device launches kernels one by one rather than as a graph; `None` where it captures graphs, or everything is
+    /// on the CPU.
+    pub fn graph_failure(&self) -> Option<String> {
+        Some(self.executor.device()?.graph_failure()?.to_string())
+    }
+
     /// Read bandwidth of the device in bytes per second, measured by copies within it; none where everything is on the
     /// CPU, or the device has too little free memory.
     ///

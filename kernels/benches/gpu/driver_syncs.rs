@@ -3,7 +3,7 @@
 use std::{
     ffi::c_void,
     sync::atomic::{AtomicU32, Ordering},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use cudarc::driver::{CudaContext, sys};
@@ -11,6 +11,8 @@ use cudarc::driver::{CudaContext, sys};
 use crate::{Outcome, median};
 
 const COUNT: usize = 50;
+/// How long the host waits for the stream.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 unsafe extern "C" fn count(word: *mut c_void) {
     // SAFETY: the argument is the atomic word passed at the launch, which is alive.
@@ -46,6 +48,13 @@ pub(crate) fn syncs(repeats: usize) -> Outcome<Vec<(&'static str, f64)>> {
             }
             for index in 0..COUNT {
                 while words[index].load(Ordering::Acquire) != round {
+                    if started.elapsed() > TIMEOUT {
+                        // What still waits in the stream is let go, so that it can be freed.
+                        for word in &words[COUNT..] {
+                            word.store(round, Ordering::Release);
+                        }
+                        return Err("the stream's memory operations do not come".into());
+                    }
                     std::hint::spin_loop();
                 }
                 words[COUNT + index].store(round, Ordering::Release);

@@ -18,7 +18,7 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use powerinfer_kernels::{
@@ -123,7 +123,7 @@ impl Emulator {
             info: DeviceInfo {
                 name: "emulator".to_owned(),
                 multiprocessors,
-                has_watchdog: false,
+                patience: DeviceInfo::PATIENCE,
                 shared_bytes: 99 << 10, // as compute capability 8.6, the smallest of those supported
             },
             order,
@@ -140,6 +140,12 @@ impl Emulator {
     /// Sets the behaviour of graph capture.
     pub fn with_capture(self, capture: GraphCapture) -> Self {
         Self { capture, ..self }
+    }
+
+    /// Sets how long kernels wait for the host.
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.info.patience = patience;
+        self
     }
 
     /// Limits device memory to `bytes`.

@@ -1,7 +1,7 @@
 //! [`Device`]: memory, launches, graphs and copies, as a CUDA device or an emulator provides them.
 #![expect(unsafe_code, reason = "launches kernels")]
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 /// Properties of a device that launches depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,8 +12,16 @@ pub struct DeviceInfo {
     pub multiprocessors: usize,
     /// Largest shared memory of a thread block, in bytes.
     pub shared_bytes: usize,
-    /// Whether the driver kills kernels that run for seconds, as it does if a display is attached.
-    pub has_watchdog: bool,
+    /// How long a kernel waits for the host before it gives up.
+    pub patience: Duration,
+}
+
+impl DeviceInfo {
+    /// [`patience`](Self::patience) of a device whose kernels may run for any time.
+    pub const PATIENCE: Duration = Duration::from_secs(20);
+    /// [`patience`](Self::patience) where the driver kills kernels that run for seconds, as it does if a display is
+    /// attached.
+    pub const WATCHDOG_PATIENCE: Duration = Duration::from_secs(1);
 }
 
 /// One kernel launch.

@@ -19,6 +19,7 @@ mod prediction;
 mod projection;
 mod prompt;
 mod staging;
+mod timing;
 mod weights;
 
 pub use attention::{Attention, HeadNorms};

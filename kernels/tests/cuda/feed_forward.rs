@@ -2,9 +2,13 @@
 
 use std::{ops::Range, sync::Arc};
 
+use powerinfer_emulator::{GraphCapture, Order, test_device, test_emulator};
 use powerinfer_kernels::{
     Arithmetic,
-    cuda::{Buffer, ColdSum, Ffn, Gpu, GpuLinear, GpuMatrix, HostBuffer, HostMirror, NeuronFilter},
+    cuda::{
+        Buffer, ColdSum, Device, Ffn, Gpu, GpuLinear, GpuMatrix, HostBuffer, HostMirror,
+        NeuronFilter,
+    },
 };
 use powerinfer_tensor::{Activation, FfnKind, Format, Matrix, NormKind, pack};
 
@@ -347,4 +351,22 @@ fn a_host_that_does_not_answer_times_out() {
         assert!(started.elapsed().as_secs() < 30, "{:?}", started.elapsed());
         Vec::new()
     });
+}
+
+#[test]
+fn synchronisations_are_timed_where_graphs_are_captured() {
+    let seconds = |device: Arc<dyn Device>| {
+        let gpu = Gpu::new(device, Arithmetic::Float);
+        gpu.launch_empty().unwrap();
+        gpu.sync_seconds(2).unwrap()
+    };
+    let Some(device) = test_device(Order::Forward) else {
+        return;
+    };
+    let measured = seconds(device);
+    assert!(measured.is_sorted() && measured[0] > 0.0, "{measured:?}");
+    if let Some(emulator) = test_emulator(2, Order::Forward) {
+        let emulator = emulator.with_capture(GraphCapture::Unsupported);
+        assert!(seconds(Arc::new(emulator)).is_empty());
+    }
 }

@@ -202,7 +202,7 @@ impl LayerExecutor for HybridExecutor {
             return false;
         }
         // Once more without graphs.
-        self.device.discard_segments()
+        self.device.discard_capture()
     }
 }
 

@@ -1,14 +1,22 @@
 //! Lost devices and unsupported settings.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use powerinfer_emulator::{Order, test_device, test_emulator};
+use powerinfer_emulator::{
+    GraphCapture::{Fails, Unsupported},
+    Order, test_device, test_emulator,
+};
 use powerinfer_model::LanguageModel;
 use powerinfer_runtime::Runtime;
 use powerinfer_tensor::CacheFormat;
 
 use crate::{
+    assert_near,
     case::Case,
+    one_by_one,
     placement::{ALL, PLACEMENTS},
 };
 
@@ -40,6 +48,41 @@ fn a_lost_device_is_an_error_and_not_a_hang() {
             }
         }
         assert!(survived, "{name}");
+    }
+}
+
+#[test]
+fn a_late_host_costs_a_token_its_graph_and_no_other() {
+    let case = Case::open("llama-relu-gqa");
+    let tokens = &case.prompt[..6];
+    let want = one_by_one(&mut case.on_host(&PLACEMENTS[1..2]), tokens);
+    let Some(device) = test_emulator(2, Order::Forward) else {
+        return;
+    };
+    // No kernel waits for the host longer than it takes to look at the clock twice.
+    let device = Arc::new(device.with_patience(Duration::from_nanos(1)));
+    let mut model = case.with(Arc::clone(&device) as _, &PLACEMENTS[1..2]);
+    for (token, want) in tokens.iter().zip(want.chunks_exact(want.len() / 6)) {
+        let before = device.graph_launches();
+        let found = model.forward(&[*token]).unwrap();
+        assert_near(&found, want, 1e-4, "late");
+        assert_eq!(device.graph_launches(), before + 1);
+    }
+    assert_eq!(model.graph_failure(), None);
+}
+
+#[test]
+fn a_failed_capture_is_reported() {
+    let case = Case::open("llama-relu-gqa");
+    for (capture, part) in [(Fails, "made to fail"), (Unsupported, "does not capture")] {
+        let Some(device) = test_emulator(2, Order::Forward) else {
+            return;
+        };
+        let device = Arc::new(device.with_capture(capture));
+        let mut model = case.with(device, &PLACEMENTS[1..2]);
+        model.forward(&case.prompt[..1]).unwrap();
+        let failure = model.graph_failure().unwrap();
+        assert!(failure.contains(part), "{failure}");
     }
 }
 

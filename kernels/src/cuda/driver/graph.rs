@@ -35,8 +35,15 @@ impl Graph for CudaGraph {
             reason: format!("{code:?}"),
         };
         self.context.bind_to_thread().map_err(failed)?;
+        let stream = self.stream.cu_stream();
         // SAFETY: the graph lives until it is dropped; the rest as the caller guarantees.
-        unsafe { result::graph::launch(self.graph, self.stream.cu_stream()) }.map_err(failed)
+        unsafe { result::graph::launch(self.graph, stream) }.map_err(failed)?;
+        // Windows submits work in batches: a query submits what is queued, as the host is about to wait for its flags.
+        // SAFETY: a stream of this context.
+        match unsafe { sys::cuStreamQuery(stream) } {
+            sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_NOT_READY => Ok(()),
+            other => Err(failed(DriverError(other))),
+        }
     }
 }
 

@@ -27,7 +27,7 @@ pub(super) const MODULES: [(&str, &str); 5] = [
 ];
 
 /// Driver functions that are called, by this module and by cudarc.
-const FUNCTIONS: [&str; 47] = [
+const FUNCTIONS: [&str; 55] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorString",
@@ -44,6 +44,14 @@ const FUNCTIONS: [&str; 47] = [
     "cuMemGetInfo_v2",
     "cuMemAlloc_v2",
     "cuMemFree_v2",
+    "cuMemGetAllocationGranularity",
+    "cuMemAddressReserve",
+    "cuMemAddressFree",
+    "cuMemCreate",
+    "cuMemRelease",
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuMemSetAccess",
     "cuMemHostAlloc",
     "cuMemHostGetDevicePointer_v2",
     "cuMemFreeHost",

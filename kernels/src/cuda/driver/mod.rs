@@ -4,6 +4,7 @@
 //! up before the first call, since the bindings panic if one is missing.
 #![expect(unsafe_code, reason = "calls the CUDA driver")]
 
+mod arena;
 mod graph;
 mod loader;
 mod operations;
@@ -22,7 +23,10 @@ use cudarc::driver::{
     sys::{self, CUdevice_attribute, CUfunction, CUfunction_attribute_enum, CUmodule},
 };
 
-use self::loader::{MODULES, entries, find_functions};
+use self::{
+    arena::Arena,
+    loader::{MODULES, entries, find_functions},
+};
 use super::{DeviceError, DeviceInfo};
 
 /// Oldest driver that compiles PTX ISA 8.4: CUDA 12.4, version 550.
@@ -38,6 +42,8 @@ const COPYING: &str = "copying to it asynchronously";
 /// Kernels run on one stream in issue order, asynchronous copies on a second one; events order the two.
 pub struct CudaDevice {
     info: DeviceInfo,
+    /// Device memory; `None` if the driver cannot map pages, and allocates one by one.
+    arena: Option<Mutex<Arena>>,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     /// Stream of the asynchronous copies.
@@ -107,6 +113,7 @@ impl CudaDevice {
             CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT as WATCHDOG,
             CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as SHARED,
             CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSORS,
+            CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED as MAPPING,
         };
         let attribute = |which| {
             let value = context.attribute(which).map_err(broken)?;
@@ -115,13 +122,24 @@ impl CudaDevice {
         let info = DeviceInfo {
             multiprocessors: attribute(MULTIPROCESSORS)?.max(1),
             shared_bytes: attribute(SHARED)?,
-            has_watchdog: attribute(WATCHDOG)? != 0,
+            patience: match attribute(WATCHDOG)? {
+                0 => DeviceInfo::PATIENCE,
+                _ => DeviceInfo::WATCHDOG_PATIENCE,
+            },
             name,
+        };
+        let arena = match attribute(MAPPING)? {
+            0 => None,
+            _ => {
+                let (_, total) = context.mem_get_info().map_err(broken)?;
+                Some(Mutex::new(Arena::new(index, total).map_err(broken)?))
+            }
         };
         let stream = context.new_stream().map_err(broken)?;
         let copy_stream = context.new_stream().map_err(broken)?;
         let mut device = Self {
             info,
+            arena,
             context,
             stream,
             copy_stream,

@@ -1,7 +1,10 @@
 //! [`Device`] for a CUDA device: memory, launches, captures, events and copies.
 #![expect(unsafe_code, reason = "calls the CUDA driver")]
 
-use std::{ffi::c_void, sync::Arc};
+use std::{
+    ffi::{OsString, c_void},
+    sync::Arc,
+};
 
 use cudarc::driver::{CudaStream, DriverError, result, sys};
 
@@ -20,8 +23,12 @@ impl Device for CudaDevice {
 
     fn allocate(&self, bytes: usize) -> Result<u64, DeviceError> {
         self.bind(ALLOCATING)?;
-        // SAFETY: the size is not zero, which the driver refuses.
-        unsafe { result::malloc_sync(bytes.max(1)) }.map_err(|why| match why.0 {
+        let allocated = match &self.arena {
+            Some(arena) => lock(arena).allocate(bytes),
+            // SAFETY: the size is not zero, which the driver refuses.
+            None => unsafe { result::malloc_sync(bytes.max(1)) },
+        };
+        allocated.map_err(|why| match why.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => DeviceError::OutOfMemory {
                 device: self.info.name.clone(),
                 bytes,
@@ -30,11 +37,17 @@ impl Device for CudaDevice {
         })
     }
 
-    unsafe fn free(&self, address: u64, _: usize) {
-        if self.bind(FREEING).is_ok() {
-            // SAFETY: as the caller guarantees; the driver waits for running kernels. On failure the device is lost, and
-            // its memory with it.
-            let _ = unsafe { result::free_sync(address) };
+    unsafe fn free(&self, address: u64, bytes: usize) {
+        if self.bind(FREEING).is_err() {
+            return; // the device is lost, and its memory with it
+        }
+        match &self.arena {
+            Some(arena) => {
+                let _ = self.synchronise();
+                lock(arena).free(address, bytes);
+            }
+            // SAFETY: as the caller guarantees; the driver waits for running kernels.
+            None => drop(unsafe { result::free_sync(address) }),
         }
     }
 
@@ -141,6 +154,9 @@ impl Device for CudaDevice {
     }
 
     fn begin_capture(&self) -> Result<bool, DeviceError> {
+        if launches_block(std::env::var_os("CUDA_LAUNCH_BLOCKING")) {
+            return Ok(false);
+        }
         self.bind(CAPTURING)?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as the device.
@@ -253,6 +269,12 @@ impl Device for CudaDevice {
     }
 }
 
+/// Whether launches return only after the kernels have finished, by the value of `CUDA_LAUNCH_BLOCKING`. A graph whose
+/// kernels wait for the host would then never let the host go on.
+fn launches_block(value: Option<OsString>) -> bool {
+    value.is_some_and(|value| !value.is_empty() && value != "0")
+}
+
 /// Makes later operations of `stream` wait for `event`.
 ///
 /// # Safety
@@ -261,4 +283,15 @@ unsafe fn wait_event(stream: &CudaStream, event: sys::CUevent) -> Result<(), Dri
     let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
     // SAFETY: as the caller guarantees.
     unsafe { result::stream::wait_event(stream.cu_stream(), event, flags) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocking_launches_are_recognised() {
+        let blocks = |value: &str| launches_block(Some(value.into()));
+        assert!(blocks("1") && !blocks("0") && !blocks("") && !launches_block(None));
+    }
 }

@@ -131,6 +131,12 @@ impl Report<'_> {
             )?;
             writeln!(text, "on the CPU      {}", format_rate(times.cpu))?;
         }
+        if let Some(reason) = self.model.graph_failure() {
+            writeln!(
+                text,
+                "without graphs  kernels are launched one by one: {reason}"
+            )?;
+        }
         if !self.densities.is_empty() {
             let mut table = Table::new(&[
                 "neurons",
