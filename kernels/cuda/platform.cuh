@@ -6,10 +6,15 @@
 // Defines a kernel with one argument, a structure in constant parameter space.
 #define KERNEL(threads, name, Arguments) \
   extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Arguments a)
+// The same with registers for this many blocks per multiprocessor.
+#define KERNEL_OF_BLOCKS(threads, blocks, name, Arguments) \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Arguments a)
 typedef unsigned char uint8_t;
 typedef signed char int8_t;
 typedef unsigned short uint16_t;
 typedef unsigned long long uint64_t;
+#else
+#define KERNEL_OF_BLOCKS(threads, blocks, name, Arguments) KERNEL(threads, name, Arguments)
 #endif
 
 // Quantised weights per block; a block shares one scale.
@@ -120,6 +125,21 @@ __device__ __forceinline__ void copy_to_shared(void* to, const void* from) {
 __device__ __forceinline__ void wait_for_copies() {
 #ifndef CUDA_EMULATOR
   asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// Ends a group of this thread's asynchronous copies.
+__device__ __forceinline__ void commit_copies() {
+#ifndef CUDA_EMULATOR
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits for this thread's groups of copies but the latest `GROUPS`.
+template <int GROUPS>
+__device__ __forceinline__ void wait_for_copies_but() {
+#ifndef CUDA_EMULATOR
+  asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 #endif
 }
 
