@@ -1,13 +1,15 @@
 // Attention over the KV cache, for one token or several consecutive ones: q and k are normalised and rotated (RoPE), k
 // and v appended to the cache; thread blocks split the positions (Flash-Decoding, Dao et al. 2023), and the last block
 // of a KV head merges the splits in order.
-#include "block.cuh"
-#include "input.cuh"
+#include "matrix.cuh"
 
 // Positions per tile, one per lane.
 constexpr int TILE = WARP;
-// Threads per block.
+// Threads per block, and their warps: each keeps the softmax of one query.
 constexpr int ATTENTION_THREADS = 128;
+constexpr int ATTENTION_WARPS = ATTENTION_THREADS / WARP;
+// Blocks per multiprocessor that registers leave room for.
+constexpr int ATTENTION_BLOCKS = 6;
 
 struct Attention {
   // query: [tokens, heads, head_size]; key, value: [tokens, kv_heads, head_size].
@@ -36,36 +38,47 @@ struct Attention {
   const int* position;
   // log2(e) / sqrt(head_size): the softmax uses exp2.
   float scale;
-  // [tokens, kv_heads, splits, group, head_size + 2]: weighted values, maximum score, sum of weights of each split.
+  // [tokens, heads, splits, 2]: maximum score and sum of weights of each split; then its weighted values,
+  // [tokens, heads, splits, head_size].
   float* partial;
-  // [tokens, kv_heads], all 0.
+  // [tokens, heads], all 0.
   unsigned* counters;
   // [tokens, heads, head_size].
   float* out;
 };
 
-struct F16Cache {
+struct F16Cache : F16 {
   typedef uint16_t Element;
-  __device__ static __forceinline__ float load(Element element) { return f16_to_float(element); }
   __device__ static __forceinline__ Element store(float value) { return float_to_f16(value); }
+  __device__ static __forceinline__ float4 load_four(const Element* elements) {
+    const uint2 bits = *reinterpret_cast<const uint2*>(elements);
+    return {f16_to_float(uint16_t(bits.x)), f16_to_float(uint16_t(bits.x >> 16)), f16_to_float(uint16_t(bits.y)),
+            f16_to_float(uint16_t(bits.y >> 16))};
+  }
 };
 
-struct F32Cache {
+struct F32Cache : F32 {
   typedef float Element;
-  __device__ static __forceinline__ float load(Element element) { return element; }
   __device__ static __forceinline__ Element store(float value) { return value; }
+  __device__ static __forceinline__ float4 load_four(const Element* elements) {
+    return *reinterpret_cast<const float4*>(elements);
+  }
 };
+
+__device__ __forceinline__ float4 fused(float factor, float4 x, float4 addend) {
+  return {fmaf(factor, x.x, addend.x), fmaf(factor, x.y, addend.y), fmaf(factor, x.z, addend.z),
+          fmaf(factor, x.w, addend.w)};
+}
 
 // out = scale * rope(norm(x)) for one head of a token, in shared memory, by one warp.
 __device__ __forceinline__ void load_head(const Attention& a, int token, const float* x, const Norm& norm,
                                           float scale, float* out) {
   const int lane = lane_index(), size = a.head_size;
   float sum = 0.0f, squares = 0.0f;
-#pragma unroll 1
-  for (int i = lane; i < size; i += WARP) {
-    out[i] = x[i];
-    sum += x[i];
-  }
+  load_ahead<4>(x, size, lane, WARP, [&](int i, float value) {
+    out[i] = value;
+    sum += value;
+  });
   if (norm.kind != NO_NORM) {
     const float mean = norm.kind == LAYER_NORM ? warp_sum(sum) / float(size) : 0.0f;
 #pragma unroll 1
@@ -74,154 +87,235 @@ __device__ __forceinline__ void load_head(const Attention& a, int token, const f
       squares = fmaf(out[i], out[i], squares);
     }
     const float inverse_norm = 1.0f / sqrtf(warp_sum(squares) / float(size) + norm.epsilon);
-#pragma unroll 1
-    for (int i = lane; i < size; i += WARP) out[i] = out[i] * inverse_norm * norm.weight[i] + (norm.bias ? norm.bias[i] : 0.0f);
+    load_ahead<4>(norm.weight, size, lane, WARP, [&](int i, float weight) {
+      out[i] = out[i] * inverse_norm * weight + (norm.bias ? norm.bias[i] : 0.0f);
+    });
   }
   __syncwarp();
-#pragma unroll 1
-  for (int pair = lane; pair < a.pairs; pair += WARP) {
-    const float2 rotation = a.sin_cos[size_t(token) * a.pairs + pair];
+  load_ahead<2>(a.sin_cos + size_t(token) * a.pairs, a.pairs, lane, WARP, [&](int pair, float2 rotation) {
     const float first = out[pair], second = out[pair + a.pairs];
     out[pair] = first * rotation.y - second * rotation.x;
     out[pair + a.pairs] = first * rotation.x + second * rotation.y;
-  }
+  });
   __syncwarp();
 #pragma unroll 1
   for (int i = lane; i < size; i += WARP) out[i] *= scale;
 }
 
-// Loads a tile of cache rows as floats, `stride` apart; zeros for positions outside of first..end.
-template <class Cache>
-__device__ __forceinline__ void load_tile(const typename Cache::Element* rows, int size, int stride, int start,
-                                          int first, int end, float* tile) {
-  for (int i = threadIdx.x; i < TILE * size; i += blockDim.x) {
-    const int row = i / size, column = i % size, position = start + row;
-    const bool visible = position >= first && position < end;
-    tile[row * stride + column] = visible ? Cache::load(rows[size_t(position) * size + column]) : 0.0f;
-  }
-}
-
-// Grid: (kv_heads, splits, tokens). A group is the query heads that share a KV head.
-template <class Cache>
+// Up to QUERIES query heads that share a KV head. Grid: (kv_heads * ceil(group / QUERIES), splits, tokens), where a
+// group is all query heads of a KV head. Splits take tiles in turn; those without a tile leave at once.
+//
+// Copies of keys are in flight while values are accumulated, those of values while keys are scored.
+template <class Cache, int QUERIES>
 __device__ __forceinline__ void attention(const Attention& a) {
   typedef typename Cache::Element Element;
-  const int kv_head = blockIdx.x, split = blockIdx.y, splits = gridDim.y, token = blockIdx.z;
-  const int group = a.heads / a.kv_heads, size = a.head_size, stride = size + 4;
+  constexpr int WIDTH = Cache::WIDTH;
+  static_assert(QUERIES <= ATTENTION_WARPS, "one warp per query");
   const float minus_infinity = __uint_as_float(0xff800000u);
+  const int split = blockIdx.y, splits = gridDim.y, token = blockIdx.z, lane = lane_index(), warp = warp_index();
+  const int group = a.heads / a.kv_heads, chunks = (group + QUERIES - 1) / QUERIES;
+  const int kv_head = blockIdx.x / chunks, first_query = blockIdx.x % chunks * QUERIES;
+  const int head = kv_head * group + first_query, queries = min(QUERIES, group - first_query);
+  const int size = a.head_size, pieces = (size + WIDTH - 1) / WIDTH, padded = pieces * WIDTH;
+  // Pieces between rows: odd, so that the lanes of a quarter-warp read one piece of 8 rows from all banks.
+  const int stride = pieces | 1;
+  // A thread copies one piece of every `copy_rows`-th row of a tile, and accumulates four columns of every `row_groups`-th.
+  const int thread = threadIdx.x, copy_rows = ATTENTION_THREADS / pieces, piece = thread % pieces;
+  const int fours = padded / 4, row_groups = ATTENTION_THREADS / fours, column = thread % fours * 4;
+  // Threads left over have no rows.
+  const int copy_row = thread / pieces < copy_rows ? thread / pieces : TILE;
+  const int row_group = thread / fours < row_groups ? thread / fours : TILE;
+
   SharedMemory shared;
-  float* queries = shared.allocate<float>(group * size);
-  float* sums = shared.allocate<float>(group * size);
-  float* weights = shared.allocate<float>(group * TILE);
-  float* maxima = shared.allocate<float>(group);
-  float* exp_sums = shared.allocate<float>(group);
-  float* rescale = shared.allocate<float>(group);
-  float* keys = shared.allocate<float>(TILE * stride);
-  float* values = shared.allocate<float>(TILE * stride);
+  float* scores = shared.allocate<float>(ATTENTION_WARPS * QUERIES * TILE);
+  float* weights = shared.allocate<float>(QUERIES * TILE);
+  float* rescale = shared.allocate<float>(QUERIES);
+  float* factors = shared.allocate<float>(QUERIES);
   unsigned* scratch = shared.allocate<unsigned>(1);
+  float* query = shared.allocate<float>(QUERIES * padded);
+  float* own_key = shared.allocate<float>(padded);
+  float* own_value = shared.allocate<float>(padded);
+  uint4* keys = shared.allocate<uint4>(TILE * stride);
+  uint4* values = shared.allocate<uint4>(TILE * stride);
+  // [row_groups, QUERIES, padded], once the tiles are done with.
+  float* sums = reinterpret_cast<float*>(keys);
 
-  const int position = *a.position + token, end = position + 1;
-  const int first = a.window > 0 ? max(0, end - a.window) : 0;
-  const int first_tile = first / TILE, tiles = (end + TILE - 1) / TILE - first_tile;
-  const int tiles_per_split = (tiles + splits - 1) / splits;
-  const int start = min(tiles, split * tiles_per_split), stop = min(tiles, start + tiles_per_split);
-  const size_t plane = size_t(kv_head) * a.context * size;
-  Element* key_cache = static_cast<Element*>(a.keys) + plane;
-  Element* value_cache = static_cast<Element*>(a.values) + plane;
-
-  for (int query = warp_index(); query < group; query += warp_count()) {
-    const int head = kv_head * group + query;
-    const float* x = a.query + (size_t(token) * a.heads + head) * size;
-    load_head(a, token, x, a.query_norm, a.scale, queries + query * size);
-  }
-  for (int i = threadIdx.x; i < group * size; i += blockDim.x) sums[i] = 0.0f;
-  for (int i = threadIdx.x; i < group; i += blockDim.x) {
-    maxima[i] = minus_infinity;
-    exp_sums[i] = 0.0f;
-  }
-  // The split with the token's own position appends k and v first.
-  if (!a.in_cache && start < stop && stop == tiles) {
-    if (warp_index() == 0) {
-      load_head(a, token, a.key + kv_head * size, a.key_norm, 1.0f, keys);
-      __syncwarp();
-      for (int i = lane_index(); i < size; i += WARP) {
-        key_cache[size_t(position) * size + i] = Cache::store(keys[i]);
-        value_cache[size_t(position) * size + i] = Cache::store(a.value[kv_head * size + i]);
+  const int position = *a.position + token, first = a.window > 0 ? max(0, position + 1 - a.window) : 0;
+  // Visible positions in the cache.
+  const int cached = position + a.in_cache - first;
+  const int used_splits = max(1, min((cached + TILE - 1) / TILE, splits));
+  if (split >= used_splits) return;
+  const size_t first_row = size_t(kv_head) * a.context + first;
+  const auto copy_tile = [&](const void* cache, int tile, uint4* to) {
+    const Element* rows = static_cast<const Element*>(cache) + (first_row + tile * TILE) * size + piece * WIDTH;
+#pragma unroll 1
+    for (int row = copy_row; row < min(TILE, cached - tile * TILE); row += copy_rows) {
+      const Element* from = rows + size_t(row) * size;
+      if (size % WIDTH == 0) {
+        copy_to_shared(to + row * stride + piece, from);
+      } else {  // rows are not 16-byte aligned
+#pragma unroll 1
+        for (int index = 0; index < WIDTH; index++)
+          reinterpret_cast<Element*>(to + row * stride + piece)[index] =
+              piece * WIDTH + index < size ? from[index] : Element(0);
       }
     }
+    commit_copies();
+  };
+  const auto bias = [&](int index, int key_position) {
+    if (!a.alibi_slopes) return 0.0f;
+    return round_to_bf16(a.alibi_slopes[head + index] * round_to_bf16(float(key_position))) * a.scale;
+  };
+  copy_tile(a.keys, split, keys);
+  copy_tile(a.values, split, values);
+
+  // A token that is not in the cache yet begins with its own position.
+  const bool begins = !a.in_cache && split == used_splits - 1;
+#pragma unroll 1
+  for (int item = warp; item < queries + begins; item += ATTENTION_WARPS) {
+    const bool is_query = item < queries;
+    const float* x = is_query ? a.query + (size_t(token) * a.heads + head + item) * size : a.key + kv_head * size;
+    float* to = is_query ? query + item * padded : own_key;
+    load_head(a, token, x, is_query ? a.query_norm : a.key_norm, is_query ? a.scale : 1.0f, to);
+    if (size + lane < padded) to[size + lane] = 0.0f;
+    if (is_query) continue;
+    load_ahead<4>(a.value + kv_head * size, size, lane, WARP, [&](int i, float value) {
+      const Element elements[2] = {Cache::store(own_key[i]), Cache::store(value)};
+      own_key[i] = Cache::at(elements, 0);
+      own_value[i] = Cache::at(elements, 1);
+      if (first_query > 0) return;
+      static_cast<Element*>(a.keys)[(first_row + cached) * size + i] = elements[0];
+      static_cast<Element*>(a.values)[(first_row + cached) * size + i] = elements[1];
+    });
+    if (size + lane < padded) own_value[size + lane] = 0.0f;
   }
   __syncthreads();
-
-  for (int tile = start; tile < stop; tile++) {
-    const int tile_start = (first_tile + tile) * TILE;
-    load_tile<Cache>(key_cache, size, stride, tile_start, first, end, keys);
-    load_tile<Cache>(value_cache, size, stride, tile_start, first, end, values);
-    __syncthreads();
-    // Scores and online softmax: one warp per query, one lane per position.
-    const int key_position = tile_start + lane_index();
-    for (int query = warp_index(); query < group; query += warp_count()) {
-      const float* q = queries + query * size;
-      const float* key = keys + lane_index() * stride;
+  // Of the query with the index of the warp: the maximum score, and each lane's sum of weights.
+  float maximum = minus_infinity, total = 0.0f;
+  float4 accumulated[QUERIES] = {};
+  if (begins) {
+    if (warp < queries) {
       float score = 0.0f;
-      for (int i = 0; i < size; i++) score = fmaf(q[i], key[i], score);
-      if (a.alibi_slopes) {
-        const float slope = a.alibi_slopes[kv_head * group + query];
-        score += round_to_bf16(slope * round_to_bf16(float(key_position))) * a.scale;
-      }
-      if (key_position < first || key_position >= end) score = minus_infinity;
-      const float old_max = maxima[query], new_max = fmaxf(old_max, warp_max(score));
-      const float weight = score == minus_infinity ? 0.0f : exp2f(score - new_max);
-      const float total = warp_sum(weight);
-      weights[query * TILE + lane_index()] = weight;
-      __syncwarp();
-      if (lane_index() == 0) {
-        const float old_scale = old_max == minus_infinity ? 0.0f : exp2f(old_max - new_max);
-        rescale[query] = old_scale;
-        exp_sums[query] = exp_sums[query] * old_scale + total;
-        maxima[query] = new_max;
-      }
+#pragma unroll 1
+      for (int i = lane; i < size; i += WARP) score = fmaf(query[warp * padded + i], own_key[i], score);
+      maximum = warp_sum(score) + bias(warp, position);
+      total = lane == 0 ? 1.0f : 0.0f;
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < group * size; i += blockDim.x) {
-      const int query = i / size, column = i % size;
-      float sum = sums[i] * rescale[query];
-      for (int row = 0; row < TILE; row++) sum = fmaf(weights[query * TILE + row], values[row * stride + column], sum);
-      sums[i] = sum;
+    if (row_group == 0) {
+#pragma unroll
+      for (int index = 0; index < QUERIES; index++)
+        accumulated[index] = *reinterpret_cast<const float4*>(own_value + column);
     }
-    __syncthreads();
   }
 
-  // Store this split; the last block of the KV head merges all splits in order.
-  const int width = size + 2;
-  const size_t head_index = size_t(token) * a.kv_heads + kv_head;
-  float* partial = a.partial + head_index * splits * group * width;
-  float* split_partial = partial + size_t(split) * group * width;
+  for (int tile = split; tile * TILE < cached; tile += splits) {
+    const int rows = min(TILE, cached - tile * TILE);
+    wait_for_copies_but<1>();
+    __syncthreads();
+    // A lane is a position; warps share the columns.
+    float score[QUERIES] = {};
 #pragma unroll 1
-  for (int i = threadIdx.x; i < group * size; i += blockDim.x) split_partial[i / size * width + i % size] = sums[i];
-#pragma unroll 1
-  for (int i = threadIdx.x; i < group; i += blockDim.x) {
-    split_partial[i * width + size] = maxima[i];
-    split_partial[i * width + size + 1] = exp_sums[i];
-  }
-  if (!is_last_block(a.counters + head_index, splits, scratch)) return;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < group * size; i += blockDim.x) {
-    const int query = i / size, column = i % size;
-    const float* query_partial = partial + query * width;
-    float maximum = minus_infinity;
-#pragma unroll 1
-    for (int other_split = 0; other_split < splits; other_split++)
-      maximum = fmaxf(maximum, load_gpu_scope(query_partial + size_t(other_split) * group * width + size));
-    float sum = 0.0f, total = 0.0f;
-#pragma unroll 1
-    for (int other_split = 0; other_split < splits; other_split++) {
-      const float* other = query_partial + size_t(other_split) * group * width;
-      const float split_max = load_gpu_scope(other + size);
-      if (split_max == minus_infinity) continue;
-      const float weight = exp2f(split_max - maximum);
-      sum = fmaf(load_gpu_scope(other + column), weight, sum);
-      total = fmaf(load_gpu_scope(other + size + 1), weight, total);
+    for (int column_piece = warp; column_piece < pieces; column_piece += ATTENTION_WARPS) {
+      float key[WIDTH];
+      Cache::unpack(keys[lane * stride + column_piece], key);
+#pragma unroll
+      for (int index = 0; index < QUERIES; index++) {
+        if (index >= queries) break;
+        const float4* inputs = reinterpret_cast<const float4*>(query + index * padded + column_piece * WIDTH);
+#pragma unroll
+        for (int four = 0; four < WIDTH / 4; four++) {
+          const float4 x = inputs[four];
+          score[index] = fmaf(x.x, key[4 * four], score[index]);
+          score[index] = fmaf(x.y, key[4 * four + 1], score[index]);
+          score[index] = fmaf(x.z, key[4 * four + 2], score[index]);
+          score[index] = fmaf(x.w, key[4 * four + 3], score[index]);
+        }
+      }
     }
-    a.out[(head_index * group + query) * size + column] = sum / total;
+#pragma unroll
+    for (int index = 0; index < QUERIES; index++) scores[(warp * QUERIES + index) * TILE + lane] = score[index];
+    __syncthreads();
+    copy_tile(a.keys, tile + splits, keys);
+    if (warp < queries) {
+      float sum = bias(warp, first + tile * TILE + lane);
+#pragma unroll
+      for (int part = 0; part < ATTENTION_WARPS; part++) sum += scores[(part * QUERIES + warp) * TILE + lane];
+      if (lane >= rows) sum = minus_infinity;
+      const float new_maximum = fmaxf(maximum, warp_max(sum));
+      const float weight = exp2f(sum - new_maximum), old_scale = exp2f(maximum - new_maximum);
+      total = fmaf(total, old_scale, weight);
+      maximum = new_maximum;
+      weights[warp * TILE + lane] = weight;
+      if (lane == 0) rescale[warp] = old_scale;
+    }
+    wait_for_copies_but<1>();
+    __syncthreads();
+#pragma unroll
+    for (int index = 0; index < QUERIES; index++) {
+      if (index >= queries) break;
+      accumulated[index] = fused(rescale[index], accumulated[index], {});
+    }
+#pragma unroll 1
+    for (int row = row_group; row < rows; row += row_groups) {
+      const float4 value = Cache::load_four(reinterpret_cast<const Element*>(values + row * stride) + column);
+#pragma unroll
+      for (int index = 0; index < QUERIES; index++) {
+        if (index >= queries) break;
+        accumulated[index] = fused(weights[index * TILE + row], value, accumulated[index]);
+      }
+    }
+    __syncthreads();
+    copy_tile(a.values, tile + splits, values);
+  }
+
+  // Store this split; the last block of the queries merges all splits in order.
+  const size_t head_index = size_t(token) * a.heads + head;
+  float* values_of_splits = a.partial + 2 * size_t(gridDim.z) * a.heads * splits;
+  if (warp < queries) {
+    total = warp_sum(total);
+    if (lane == 0) {
+      factors[warp] = used_splits == 1 ? 1.0f / total : 1.0f;
+      float* state = a.partial + 2 * ((head_index + warp) * splits + split);
+      state[0] = maximum;
+      state[1] = total;
+    }
+  }
+  if (row_group < row_groups) {
+#pragma unroll
+    for (int index = 0; index < QUERIES; index++)
+      *reinterpret_cast<float4*>(sums + (row_group * QUERIES + index) * padded + column) = accumulated[index];
+  }
+  __syncthreads();
+  for (int index = 0; index < queries; index++) {
+    float* out = used_splits == 1 ? a.out + (head_index + index) * size
+                                  : values_of_splits + ((head_index + index) * splits + split) * size;
+    for (int i = thread; i < size; i += ATTENTION_THREADS) {
+      float sum = 0.0f;
+#pragma unroll 4
+      for (int part = 0; part < row_groups; part++) sum += sums[(part * QUERIES + index) * padded + i];
+      out[i] = sum * factors[index];
+    }
+  }
+  if (used_splits == 1) return;
+  if (!is_last_block(a.counters + size_t(token) * gridDim.x + blockIdx.x, used_splits, scratch)) return;
+  if (warp < queries) {
+    // A lane is a split.
+    const float* state = a.partial + 2 * ((head_index + warp) * splits + min(lane, used_splits - 1));
+    const float split_maximum = load_gpu_scope(state), split_total = load_gpu_scope(state + 1);
+    const float largest = warp_max(split_maximum);
+    const float weight = lane < used_splits ? exp2f(split_maximum - largest) : 0.0f;
+    weights[warp * TILE + lane] = weight / warp_sum(weight * split_total);
+  }
+  __syncthreads();
+  for (int index = 0; index < queries; index++) {
+    const float* splits_of_query = values_of_splits + (head_index + index) * splits * size;
+    for (int i = thread; i < size; i += ATTENTION_THREADS) {
+      float sum = 0.0f;
+#pragma unroll 8
+      for (int other = 0; other < used_splits; other++)
+        sum = fmaf(load_gpu_scope(splits_of_query + other * size + i), weights[index * TILE + other], sum);
+      a.out[(head_index + index) * size + i] = sum;
+    }
   }
 }
 
@@ -245,5 +339,8 @@ __device__ __forceinline__ void append_kv(const Attention& a) {
 
 KERNEL(WARP, append_kv_f16, Attention) { append_kv<F16Cache>(a); }
 KERNEL(WARP, append_kv_f32, Attention) { append_kv<F32Cache>(a); }
-KERNEL(ATTENTION_THREADS, attention_f16, Attention) { attention<F16Cache>(a); }
-KERNEL(ATTENTION_THREADS, attention_f32, Attention) { attention<F32Cache>(a); }
+// One query head per KV head, and several.
+KERNEL_OF_BLOCKS(ATTENTION_THREADS, ATTENTION_BLOCKS, attention_f16, Attention) { attention<F16Cache, 1>(a); }
+KERNEL_OF_BLOCKS(ATTENTION_THREADS, ATTENTION_BLOCKS, attention_f32, Attention) { attention<F32Cache, 1>(a); }
+KERNEL_OF_BLOCKS(ATTENTION_THREADS, ATTENTION_BLOCKS, attention_grouped_f16, Attention) { attention<F16Cache, ATTENTION_WARPS>(a); }
+KERNEL_OF_BLOCKS(ATTENTION_THREADS, ATTENTION_BLOCKS, attention_grouped_f32, Attention) { attention<F32Cache, ATTENTION_WARPS>(a); }

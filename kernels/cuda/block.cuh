@@ -19,6 +19,20 @@ struct SharedMemory {
   }
 };
 
+// Calls `use(i, x[i])` for i = first, first + step, ... below `count`, with LOADS loads in flight.
+template <int LOADS, class T, class Use>
+__device__ __forceinline__ void load_ahead(const T* x, int count, int first, int step, Use use) {
+#pragma unroll 1
+  for (int start = first; start < count; start += LOADS * step) {
+    T loaded[LOADS];
+#pragma unroll
+    for (int index = 0; index < LOADS; index++) loaded[index] = x[min(start + index * step, count - 1)];
+#pragma unroll
+    for (int index = 0; index < LOADS; index++)
+      if (start + index * step < count) use(start + index * step, loaded[index]);
+  }
+}
+
 // Butterfly sum over the lanes of a warp, returned in every lane.
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll

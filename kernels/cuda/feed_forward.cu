@@ -211,10 +211,10 @@ __device__ __forceinline__ void gate_up(const GateUp& a) {
     for (int stage = 0; stage < 2; stage++) {
       const Matrix& matrix = stage == 0 ? a.gate : a.up;
       const float* bias = stage == 0 ? a.gate_bias : a.up_bias;
-      float dot = Format::dot(matrix, neuron, x, int8);
-      if (bias) dot += bias[neuron];
-      if (stage == 0 || a.ffn.kind == DOUBLY_GATED) dot = activate(a.ffn, dot);
-      h = stage == 0 ? dot : h * dot;
+      float product = dot<Format>(matrix, neuron, x);
+      if (bias) product += bias[neuron];
+      if (stage == 0 || a.ffn.kind == DOUBLY_GATED) product = activate(a.ffn, product);
+      h = stage == 0 ? product : h * product;
       const bool passes = stage == 1 || passes_gate(a.ffn, neuron, h);
       if (stage == 1 || !passes || a.ffn.kind == UNGATED) {
         h = passes ? coefficient(a.ffn, neuron, h) : 0.0f;
@@ -226,7 +226,7 @@ __device__ __forceinline__ void gate_up(const GateUp& a) {
 }
 
 #define GATE_UP(name, Format) \
-  KERNEL(256, gate_up_##name, GateUp) { gate_up<Format>(a); }
+  KERNEL_OF_BLOCKS(256, ROW_BLOCKS, gate_up_##name, GateUp) { gate_up<Format>(a); }
 FOR_ALL_FORMATS(GATE_UP)
 
 struct Down {
@@ -259,6 +259,10 @@ struct Down {
 constexpr int ROW_THREADS = 16;
 constexpr int DOWN_THREADS = 256;
 constexpr int ROW_GROUPS = DOWN_THREADS / ROW_THREADS;
+// Blocks per multiprocessor that registers leave room for.
+constexpr int DOWN_BLOCKS = 3;
+// Rows that a thread requests before it uses the first.
+constexpr int ROWS_IN_FLIGHT = 4;
 // Active rows that are listed in shared memory before they are accumulated.
 constexpr int LIST_CAPACITY = 2 * DOWN_THREADS;
 
@@ -267,8 +271,10 @@ constexpr int LIST_CAPACITY = 2 * DOWN_THREADS;
 template <class Format>
 __device__ __forceinline__ void down(const Down& a) {
   constexpr int WIDTH = Format::WIDTH, COLUMNS = ROW_THREADS * WIDTH;
+  // Sums in shared memory, so that neither threads nor columns that follow each other meet in a bank.
+  constexpr int GROUP_STRIDE = WIDTH * (ROW_THREADS + 1) + ROW_THREADS;
   SharedMemory shared;
-  float* sums = shared.allocate<float>(ROW_GROUPS * COLUMNS);
+  float* sums = shared.allocate<float>(ROW_GROUPS * GROUP_STRIDE);
   int* rows = shared.allocate<int>(LIST_CAPACITY);
   float* coefficients = shared.allocate<float>(LIST_CAPACITY);
   int* scratch = shared.allocate<int>(WARP);
@@ -297,12 +303,18 @@ __device__ __forceinline__ void down(const Down& a) {
     __syncthreads();
     if (pending <= LIST_CAPACITY - DOWN_THREADS && start + chunks * warp_count() < words) continue;
     if (column < hidden) {
-      for (int index = group; index < pending; index += ROW_GROUPS) {
-        float weights[WIDTH];
-        Format::weights(a.down, rows[index], column, weights);
-        const float coefficient = coefficients[index];
+#pragma unroll 1
+      for (int first = group; first < pending; first += ROWS_IN_FLIGHT * ROW_GROUPS) {
+        typename Format::Unit loaded[ROWS_IN_FLIGHT];
 #pragma unroll
-        for (int part = 0; part < WIDTH; part++) sum[part] = fmaf(coefficient, weights[part], sum[part]);
+        for (int index = 0; index < ROWS_IN_FLIGHT; index++)
+          loaded[index] = Format::load(a.down, rows[min(first + index * ROW_GROUPS, pending - 1)], column / WIDTH);
+#pragma unroll
+        for (int index = 0; index < ROWS_IN_FLIGHT; index++) {
+          // Rows past the end count as zero, without a branch that loads would move behind.
+          const int slot = first + index * ROW_GROUPS;
+          Format::accumulate(loaded[index], slot < pending ? coefficients[slot] : 0.0f, sum);
+        }
       }
     }
     pending = 0;
@@ -310,12 +322,15 @@ __device__ __forceinline__ void down(const Down& a) {
   }
   if (a.down_rows && tile == 0 && threadIdx.x == 0) atomicAdd(a.down_rows, unsigned(active_rows));
 #pragma unroll
-  for (int index = 0; index < WIDTH; index++) sums[group * COLUMNS + column_thread * WIDTH + index] = sum[index];
+  for (int index = 0; index < WIDTH; index++)
+    sums[group * GROUP_STRIDE + index * (ROW_THREADS + 1) + column_thread] = sum[index];
   __syncthreads();
   for (int index = threadIdx.x; index < COLUMNS; index += blockDim.x) {
     if (tile * COLUMNS + index >= hidden) continue;
     float all = 0.0f;
-    for (int part = 0; part < ROW_GROUPS; part++) all += sums[part * COLUMNS + index];
+    const float* parts = sums + index % WIDTH * (ROW_THREADS + 1) + index / WIDTH;
+#pragma unroll
+    for (int part = 0; part < ROW_GROUPS; part++) all += parts[part * GROUP_STRIDE];
     a.partial[size_t(chunk) * hidden + tile * COLUMNS + index] = all;
   }
   if (!is_last_block(a.counters + tile, chunks, reinterpret_cast<unsigned*>(scratch))) return;
@@ -343,5 +358,5 @@ __device__ __forceinline__ void down(const Down& a) {
 }
 
 #define DOWN(name, Format) \
-  KERNEL(DOWN_THREADS, down_##name, Down) { down<Format>(a); }
+  KERNEL_OF_BLOCKS(DOWN_THREADS, DOWN_BLOCKS, down_##name, Down) { down<Format>(a); }
 FOR_ALL_FORMATS(DOWN)

@@ -1,5 +1,6 @@
-// Weight formats, in the planes of the Rust `Matrix`. A format provides `dot` (a row times the input, by one warp),
-// `weights` (WIDTH dequantised weights of a row, by one thread) and `weight` (one of them).
+// Weight formats, in the planes of the Rust `Matrix`. A row is read by units of WIDTH weights, 16 bytes of quants and
+// their scale: `load` requests one without using it, so that several can be in flight; `dot_unit`, `accumulate` and
+// `unpack` use it. `weights` is both, `weight` reads a single weight.
 #pragma once
 #include "input.cuh"
 
@@ -36,7 +37,9 @@ __device__ __forceinline__ int dot_nibbles(uint4 quants, uint4 low, uint4 high) 
   return dot16(second, high, dot16(first, low, 0));
 }
 
-// 16-byte loads that a lane issues before it uses the first.
+// Blocks of 256 threads per multiprocessor that registers leave room for: 64 per thread.
+constexpr int ROW_BLOCKS = 4;
+// Units that a lane requests before it uses the first.
 constexpr int LOADS_IN_FLIGHT = 4;
 
 // Dot product of a row with the float input, one weight at a time: slower, but without quantising the input.
@@ -49,58 +52,80 @@ __device__ __forceinline__ float dot_f32(const Matrix& matrix, int row, const In
   return warp_sum(sum);
 }
 
-// Float formats: `Element::at` reads one element, `Element::unpack` the elements of 16 bytes.
+// Dot product of a row with the input, in int8 if the input has been quantised, by one warp.
+template <class Format>
+__device__ __forceinline__ float dot(const Matrix& matrix, int row, const Input& x) {
+  if (Format::QUANTISED ? !x.low : matrix.columns % Format::WIDTH != 0) return dot_f32<Format>(matrix, row, x);
+  const int units = (matrix.columns + Format::WIDTH - 1) / Format::WIDTH;
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int first = lane_index(); first < units; first += LOADS_IN_FLIGHT * WARP) {
+    // No branch depends on the end of the row: the assembler would move loads behind it, to their use.
+    typename Format::Unit loaded[LOADS_IN_FLIGHT];
+#pragma unroll
+    for (int index = 0; index < LOADS_IN_FLIGHT; index++)
+      loaded[index] = Format::load(matrix, row, min(first + index * WARP, units - 1));
+#pragma unroll
+    for (int index = 0; index < LOADS_IN_FLIGHT; index++) {
+      const int unit = first + index * WARP;
+      const float with = Format::dot_unit(loaded[index], min(unit, units - 1), x, sum);
+      sum = unit < units ? with : sum;
+    }
+  }
+  return warp_sum(sum);
+}
+
+// 2^23: a float whose low bits are an integer below 2^23.
+constexpr unsigned TWO_23 = 0x4b000000u;
+
+// Float formats: `Element::unpack` converts the elements of 16 bytes.
 template <class Element>
 struct Plain {
   static constexpr bool QUANTISED = false;
-  // Weights per 16 bytes.
   static constexpr int WIDTH = Element::WIDTH;
+  typedef uint4 Unit;
 
-  __device__ static __forceinline__ float dot(const Matrix& matrix, int row, const Input& x, bool) {
-    const int lane = lane_index(), columns = matrix.columns;
-    const size_t start = size_t(row) * columns;
-    float sum = 0.0f;
-    if (columns % WIDTH != 0) return dot_f32<Plain>(matrix, row, x);  // rows are not 16-byte aligned
-    const uint4* loads = static_cast<const uint4*>(matrix.quants) + start / WIDTH;
-    const int units = columns / WIDTH;
-    for (int first = lane; first < units; first += LOADS_IN_FLIGHT * WARP) {
-      uint4 loaded[LOADS_IN_FLIGHT];
+  __device__ static __forceinline__ Unit load(const Matrix& matrix, int row, int unit) {
+    const size_t start = size_t(row) * matrix.columns + unit * WIDTH;
+    if (matrix.columns % WIDTH == 0) return load_once(static_cast<const uint4*>(matrix.quants) + start / WIDTH);
+    // The row is not 16-byte aligned.
+    constexpr int PER_WORD = WIDTH / 4;
+    unsigned words[4] = {};
 #pragma unroll
-      for (int index = 0; index < LOADS_IN_FLIGHT; index++) {
-        const int unit = first + index * WARP;
-        if (unit < units) loaded[index] = load_once(loads + unit);
-      }
-#pragma unroll
-      for (int index = 0; index < LOADS_IN_FLIGHT; index++) {
-        const int unit = first + index * WARP;
-        if (unit >= units) break;
-        float weights[WIDTH];
-        Element::unpack(loaded[index], weights);
-        const float4* inputs = reinterpret_cast<const float4*>(x.values + unit * WIDTH);
-#pragma unroll
-        for (int four = 0; four < WIDTH / 4; four++) {
-          const float4 input = inputs[four];
-          sum = fmaf(weights[4 * four], input.x, sum);
-          sum = fmaf(weights[4 * four + 1], input.y, sum);
-          sum = fmaf(weights[4 * four + 2], input.z, sum);
-          sum = fmaf(weights[4 * four + 3], input.w, sum);
-        }
-      }
+    for (int index = 0; index < WIDTH; index++) {
+      if (unit * WIDTH + index >= matrix.columns) break;
+      words[index / PER_WORD] |= Element::bits(matrix.quants, start + index) << index % PER_WORD * 16;
     }
-    return warp_sum(sum);
+    return {words[0], words[1], words[2], words[3]};
   }
+
+  __device__ static __forceinline__ float dot_unit(const Unit& unit, int index, const Input& x, float sum) {
+    float weights[WIDTH];
+    unpack(unit, weights);
+    const float4* inputs = reinterpret_cast<const float4*>(x.values + index * WIDTH);
+#pragma unroll
+    for (int four = 0; four < WIDTH / 4; four++) {
+      const float4 input = inputs[four];
+      sum = fmaf(weights[4 * four], input.x, sum);
+      sum = fmaf(weights[4 * four + 1], input.y, sum);
+      sum = fmaf(weights[4 * four + 2], input.z, sum);
+      sum = fmaf(weights[4 * four + 3], input.w, sum);
+    }
+    return sum;
+  }
+
+  __device__ static __forceinline__ void accumulate(const Unit& unit, float coefficient, float (&sums)[WIDTH]) {
+    float weights[WIDTH];
+    unpack(unit, weights);
+#pragma unroll
+    for (int column = 0; column < WIDTH; column++) sums[column] = fmaf(coefficient, weights[column], sums[column]);
+  }
+
+  __device__ static __forceinline__ void unpack(const Unit& unit, float (&out)[WIDTH]) { Element::unpack(unit, out); }
 
   // WIDTH weights of `row` from `column`, a multiple of WIDTH; zeros past the end.
   __device__ static __forceinline__ void weights(const Matrix& matrix, int row, int column, float (&out)[WIDTH]) {
-    const size_t start = size_t(row) * matrix.columns + column;
-    if (matrix.columns % WIDTH == 0) {
-      Element::unpack(load_once(static_cast<const uint4*>(matrix.quants) + start / WIDTH), out);
-      return;
-    }
-#pragma unroll
-    for (int index = 0; index < WIDTH; index++) {
-      out[index] = column + index < matrix.columns ? Element::at(matrix.quants, start + index) : 0.0f;
-    }
+    unpack(load(matrix, row, column / WIDTH), out);
   }
 
   __device__ static __forceinline__ float weight(const Matrix& matrix, int row, int column) {
@@ -110,6 +135,9 @@ struct Plain {
 
 struct F32 {
   static constexpr int WIDTH = 4;
+  __device__ static __forceinline__ unsigned bits(const void* numbers, size_t index) {
+    return static_cast<const unsigned*>(numbers)[index];
+  }
   __device__ static __forceinline__ float at(const void* numbers, size_t index) {
     return static_cast<const float*>(numbers)[index];
   }
@@ -123,6 +151,9 @@ struct F32 {
 
 struct F16 {
   static constexpr int WIDTH = 8;
+  __device__ static __forceinline__ unsigned bits(const void* numbers, size_t index) {
+    return static_cast<const uint16_t*>(numbers)[index];
+  }
   __device__ static __forceinline__ float at(const void* numbers, size_t index) {
     return f16_to_float(static_cast<const uint16_t*>(numbers)[index]);
   }
@@ -138,6 +169,9 @@ struct F16 {
 
 struct Bf16 {
   static constexpr int WIDTH = 8;
+  __device__ static __forceinline__ unsigned bits(const void* numbers, size_t index) {
+    return static_cast<const uint16_t*>(numbers)[index];
+  }
   __device__ static __forceinline__ float at(const void* numbers, size_t index) {
     return bf16_to_float(static_cast<const uint16_t*>(numbers)[index]);
   }
@@ -155,118 +189,128 @@ struct Bf16 {
 struct Q8_0 {
   static constexpr bool QUANTISED = true;
   static constexpr int WIDTH = 16;
+  // Half a block.
+  struct Unit {
+    uint4 quants;
+    uint16_t scale;
+  };
 
-  __device__ static __forceinline__ float scale_of(const Matrix& matrix, size_t block) {
-    return f16_to_float(static_cast<const uint16_t*>(matrix.scales)[block]);
+  __device__ static __forceinline__ uint16_t scale_of(const Matrix& matrix, size_t block) {
+    return load_once(static_cast<const uint16_t*>(matrix.scales) + block);
   }
 
-  __device__ static __forceinline__ float dot(const Matrix& matrix, int row, const Input& x, bool int8) {
-    if (!int8) return dot_f32<Q8_0>(matrix, row, x);
-    const int blocks = blocks_of(matrix.columns), half_blocks = 2 * blocks;
-    const size_t start = size_t(row) * blocks;
-    const uint4* loads = static_cast<const uint4*>(matrix.quants) + 2 * start;
-    float sum = 0.0f;
-    for (int first = lane_index(); first < half_blocks; first += LOADS_IN_FLIGHT * WARP) {
-      uint4 loaded[LOADS_IN_FLIGHT];
-      float scales[LOADS_IN_FLIGHT];
-#pragma unroll
-      for (int index = 0; index < LOADS_IN_FLIGHT; index++) {
-        const int half_block = first + index * WARP;
-        if (half_block >= half_blocks) continue;
-        loaded[index] = load_once(loads + half_block);
-        scales[index] = scale_of(matrix, start + half_block / 2);
-      }
-#pragma unroll
-      for (int index = 0; index < LOADS_IN_FLIGHT; index++) {
-        const int half_block = first + index * WARP;
-        if (half_block >= half_blocks) break;
-        const int product = dot16(loaded[index], (half_block % 2 ? x.high : x.low)[half_block / 2], 0);
-        sum = fmaf(float(product), scales[index] * x.scales[half_block / 2], sum);
-      }
-    }
-    return warp_sum(sum);
+  __device__ static __forceinline__ Unit load(const Matrix& matrix, int row, int unit) {
+    const size_t half_block = size_t(row) * 2 * blocks_of(matrix.columns) + unit;
+    return {load_once(static_cast<const uint4*>(matrix.quants) + half_block), scale_of(matrix, half_block / 2)};
   }
 
-  __device__ static __forceinline__ void unpack(uint4 bits, float scale, float (&out)[WIDTH]) {
-    const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-    for (int column = 0; column < WIDTH; column++)
-      out[column] = float(int8_t(words[column / 4] >> column % 4 * 8)) * scale;
+  __device__ static __forceinline__ float dot_unit(const Unit& unit, int index, const Input& x, float sum) {
+    const int product = dot16(unit.quants, (index % 2 ? x.high : x.low)[index / 2], 0);
+    return fmaf(float(product), f16_to_float(unit.scale) * x.scales[index / 2], sum);
   }
 
+  // Quant number `column` as a float. Biased by 128, its byte becomes the low byte of 2^23 + byte.
+  __device__ static __forceinline__ float quant(const Unit& unit, int column) {
+    const unsigned words[4] = {unit.quants.x, unit.quants.y, unit.quants.z, unit.quants.w};
+    const unsigned byte = byte_permute(words[column / 4] ^ 0x80808080u, TWO_23, 0x7440 | column % 4);
+    return __uint_as_float(byte) - 8388736.0f;
+  }
+
+  __device__ static __forceinline__ void accumulate(const Unit& unit, float coefficient, float (&sums)[WIDTH]) {
+    const float factor = coefficient * f16_to_float(unit.scale);
+#pragma unroll
+    for (int column = 0; column < WIDTH; column++) sums[column] = fmaf(factor, quant(unit, column), sums[column]);
+  }
+
+  __device__ static __forceinline__ void unpack(const Unit& unit, float (&out)[WIDTH]) {
+    const float scale = f16_to_float(unit.scale);
+#pragma unroll
+    for (int column = 0; column < WIDTH; column++) out[column] = quant(unit, column) * scale;
+  }
+
+  // WIDTH weights of `row` from `column`, a multiple of WIDTH; zeros past the end.
   __device__ static __forceinline__ void weights(const Matrix& matrix, int row, int column, float (&out)[WIDTH]) {
-    const size_t half_block = size_t(row) * 2 * blocks_of(matrix.columns) + column / WIDTH;
-    const uint4 bits = load_once(static_cast<const uint4*>(matrix.quants) + half_block);
-    unpack(bits, scale_of(matrix, half_block / 2), out);
+    unpack(load(matrix, row, column / WIDTH), out);
   }
 
   __device__ static __forceinline__ float weight(const Matrix& matrix, int row, int column) {
     const size_t block = size_t(row) * blocks_of(matrix.columns) + column / BLOCK;
     const int8_t quant = static_cast<const int8_t*>(matrix.quants)[block * BLOCK + column % BLOCK];
-    return float(quant) * scale_of(matrix, block);
+    return float(quant) * f16_to_float(scale_of(matrix, block));
   }
 };
 
 // Nibbles in blocks of 32: byte j holds column j in its low and column j + 16 in its high nibble. A weight is
-// `(nibble - BIAS) * scale - minimum`; `Scales::of` reads scale and minimum of a block.
+// `(nibble - BIAS) * scale - minimum`; `Scales::load` requests scale and minimum of a block, `Scales::of` converts them.
 template <class Scales>
 struct Nibbles {
   static constexpr bool QUANTISED = true;
   static constexpr int WIDTH = 32;
+  // A block.
+  struct Unit {
+    uint4 quants;
+    typename Scales::Bits scales;
+  };
 
-  __device__ static __forceinline__ float dot(const Matrix& matrix, int row, const Input& x, bool int8) {
-    if (!int8) return dot_f32<Nibbles>(matrix, row, x);
-    const int blocks = blocks_of(matrix.columns);
-    const uint4* loads = static_cast<const uint4*>(matrix.quants) + size_t(row) * blocks;
-    float sum = 0.0f;
-    for (int first = lane_index(); first < blocks; first += LOADS_IN_FLIGHT * WARP) {
-      uint4 loaded[LOADS_IN_FLIGHT];
-      float2 scales[LOADS_IN_FLIGHT];
-#pragma unroll
-      for (int index = 0; index < LOADS_IN_FLIGHT; index++) {
-        const int block = first + index * WARP;
-        if (block >= blocks) continue;
-        loaded[index] = load_once(loads + block);
-        scales[index] = Scales::of(matrix, row, block);
-      }
-#pragma unroll
-      for (int index = 0; index < LOADS_IN_FLIGHT; index++) {
-        const int block = first + index * WARP;
-        if (block >= blocks) break;
-        const float2 scale = scales[index];
-        const int product = dot_nibbles(loaded[index], x.low[block], x.high[block]) - Scales::BIAS * x.sums[block];
-        const float minima = Scales::HAS_MINIMA ? scale.y * float(x.sums[block]) : 0.0f;
-        sum = fmaf(fmaf(float(product), scale.x, -minima), x.scales[block], sum);
-      }
-    }
-    return warp_sum(sum);
+  __device__ static __forceinline__ Unit load(const Matrix& matrix, int row, int unit) {
+    const size_t block = size_t(row) * blocks_of(matrix.columns) + unit;
+    return {load_once(static_cast<const uint4*>(matrix.quants) + block), Scales::load(matrix, row, unit)};
   }
 
-  __device__ static __forceinline__ float dequantise(unsigned nibble, float2 scale) {
-    return fmaf(float(int(nibble) - Scales::BIAS), scale.x, Scales::HAS_MINIMA ? -scale.y : 0.0f);
+  __device__ static __forceinline__ float dot_unit(const Unit& unit, int index, const Input& x, float sum) {
+    const float2 scale = Scales::of(unit.scales);
+    const int product = dot_nibbles(unit.quants, x.low[index], x.high[index]) - Scales::BIAS * x.sums[index];
+    const float minima = Scales::HAS_MINIMA ? scale.y * float(x.sums[index]) : 0.0f;
+    return fmaf(fmaf(float(product), scale.x, -minima), x.scales[index], sum);
   }
 
-  __device__ static __forceinline__ void unpack(uint4 bits, float2 scale, float (&out)[WIDTH]) {
-    const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
+  // Calls `use(column, x)` with x = (nibble - BIAS) * 16^(column % 4) for every column: nibble number k of 16 bits is the
+  // integer nibble * 16^k in the low bits of a float.
+  template <class Use>
+  __device__ static __forceinline__ void for_each_nibble(uint4 quants, Use use) {
+    const unsigned words[4] = {quants.x, quants.y, quants.z, quants.w};
 #pragma unroll
-    for (int column = 0; column < BLOCK / 2; column++) {
-      const unsigned byte = words[column / 4] >> column % 4 * 8;
-      out[column] = dequantise(byte & 15, scale);
-      out[column + BLOCK / 2] = dequantise(byte >> 4 & 15, scale);
+    for (int byte = 0; byte < BLOCK / 2; byte++) {
+      const unsigned bits = words[byte / 4] >> byte % 4 / 2 * 16;
+#pragma unroll
+      for (int high = 0; high < 2; high++) {
+        const int place = byte % 2 * 2 + high;
+        const float biased = __uint_as_float(and_or(bits, 15u << 4 * place, TWO_23));
+        use(byte + high * (BLOCK / 2), place, biased - float((1 << 23) + (Scales::BIAS << 4 * place)));
+      }
     }
   }
 
+  __device__ static __forceinline__ void accumulate(const Unit& unit, float coefficient, float (&sums)[WIDTH]) {
+    const float2 scale = Scales::of(unit.scales);
+    const float factor = coefficient * scale.x, minimum = coefficient * scale.y;
+    const float factors[4] = {factor, factor / 16.0f, factor / 256.0f, factor / 4096.0f};
+    for_each_nibble(unit.quants, [&](int column, int place, float nibble) {
+      if (Scales::HAS_MINIMA) sums[column] -= minimum;
+      sums[column] = fmaf(factors[place], nibble, sums[column]);
+    });
+  }
+
+  __device__ static __forceinline__ void unpack(const Unit& unit, float (&out)[WIDTH]) {
+    const float2 scale = Scales::of(unit.scales);
+    const float factors[4] = {scale.x, scale.x / 16.0f, scale.x / 256.0f, scale.x / 4096.0f};
+    for_each_nibble(unit.quants, [&](int column, int place, float nibble) {
+      out[column] = fmaf(nibble, factors[place], Scales::HAS_MINIMA ? -scale.y : 0.0f);
+    });
+  }
+
+  // WIDTH weights of `row` from `column`, a multiple of WIDTH; zeros past the end.
   __device__ static __forceinline__ void weights(const Matrix& matrix, int row, int column, float (&out)[WIDTH]) {
-    const int block = column / BLOCK;
-    const size_t index = size_t(row) * blocks_of(matrix.columns) + block;
-    unpack(load_once(static_cast<const uint4*>(matrix.quants) + index), Scales::of(matrix, row, block), out);
+    unpack(load(matrix, row, column / WIDTH), out);
   }
 
   __device__ static __forceinline__ float weight(const Matrix& matrix, int row, int column) {
     const int block = column / BLOCK, within = column % BLOCK;
     const size_t index = size_t(row) * blocks_of(matrix.columns) + block;
     const unsigned byte = static_cast<const uint8_t*>(matrix.quants)[index * (BLOCK / 2) + within % (BLOCK / 2)];
-    return dequantise(within < BLOCK / 2 ? byte & 15 : byte >> 4, Scales::of(matrix, row, block));
+    const int nibble = within < BLOCK / 2 ? byte & 15 : byte >> 4;
+    const float2 scale = Scales::of(Scales::load(matrix, row, block));
+    return fmaf(float(nibble - Scales::BIAS), scale.x, Scales::HAS_MINIMA ? -scale.y : 0.0f);
   }
 };
 
@@ -274,23 +318,29 @@ struct Nibbles {
 struct Q4_0Scales {
   static constexpr int BIAS = 8;
   static constexpr bool HAS_MINIMA = false;
-  __device__ static __forceinline__ float2 of(const Matrix& matrix, int row, int block) {
-    const size_t index = size_t(row) * blocks_of(matrix.columns) + block;
-    return {f16_to_float(static_cast<const uint16_t*>(matrix.scales)[index]), 0.0f};
+  typedef uint16_t Bits;
+  __device__ static __forceinline__ Bits load(const Matrix& matrix, int row, int block) {
+    return load_once(static_cast<const uint16_t*>(matrix.scales) + size_t(row) * blocks_of(matrix.columns) + block);
   }
+  __device__ static __forceinline__ float2 of(Bits scale) { return {f16_to_float(scale), 0.0f}; }
 };
 
 // A 6-bit scale and a 6-bit minimum per block, multiplied by the super-block's d and dmin.
 struct Q4KScales {
   static constexpr int BIAS = 0;
   static constexpr bool HAS_MINIMA = true;
-  __device__ static __forceinline__ float2 of(const Matrix& matrix, int row, int block) {
+  struct Bits {
+    unsigned both;
+    uint16_t factors;
+  };
+  __device__ static __forceinline__ Bits load(const Matrix& matrix, int row, int block) {
     const int blocks = blocks_of(matrix.columns), supers = (blocks + SUPER_BLOCK - 1) / SUPER_BLOCK;
-    const unsigned both =
-        static_cast<const unsigned*>(matrix.scales)[size_t(row) * supers + block / SUPER_BLOCK];
-    const unsigned factors = static_cast<const uint16_t*>(matrix.factors)[size_t(row) * blocks + block];
-    return {f16_to_float(uint16_t(both)) * float(factors & 0xff),
-            f16_to_float(uint16_t(both >> 16)) * float(factors >> 8)};
+    return {load_once(static_cast<const unsigned*>(matrix.scales) + size_t(row) * supers + block / SUPER_BLOCK),
+            load_once(static_cast<const uint16_t*>(matrix.factors) + size_t(row) * blocks + block)};
+  }
+  __device__ static __forceinline__ float2 of(Bits bits) {
+    return {f16_to_float(uint16_t(bits.both)) * float(bits.factors & 0xff),
+            f16_to_float(uint16_t(bits.both >> 16)) * float(bits.factors >> 8)};
   }
 };
 

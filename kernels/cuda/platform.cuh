@@ -6,10 +6,15 @@
 // Defines a kernel with one argument, a structure in constant parameter space.
 #define KERNEL(threads, name, Arguments) \
   extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Arguments a)
+// The same with registers for this many blocks per multiprocessor.
+#define KERNEL_OF_BLOCKS(threads, blocks, name, Arguments) \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Arguments a)
 typedef unsigned char uint8_t;
 typedef signed char int8_t;
 typedef unsigned short uint16_t;
 typedef unsigned long long uint64_t;
+#else
+#define KERNEL_OF_BLOCKS(threads, blocks, name, Arguments) KERNEL(threads, name, Arguments)
 #endif
 
 // Quantised weights per block; a block shares one scale.
@@ -66,16 +71,60 @@ __device__ __forceinline__ float round_to_bf16(float value) {
   return __uint_as_float((bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u);
 }
 
-// Loads 16 read-only bytes that are used once, without allocating in L1.
+// Loads of read-only numbers that are used once, without allocating in L1. Volatile, so that the compiler does not move
+// them after a branch to their use.
 __device__ __forceinline__ uint4 load_once(const uint4* address) {
 #ifdef CUDA_EMULATOR
   return *address;
 #else
   uint4 value;
-  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-      : "l"(address));
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address));
   return value;
+#endif
+}
+
+__device__ __forceinline__ unsigned load_once(const unsigned* address) {
+#ifdef CUDA_EMULATOR
+  return *address;
+#else
+  unsigned value;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(address));
+  return value;
+#endif
+}
+
+__device__ __forceinline__ uint16_t load_once(const uint16_t* address) {
+#ifdef CUDA_EMULATOR
+  return *address;
+#else
+  uint16_t value;
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(value) : "l"(address));
+  return value;
+#endif
+}
+
+// Four bytes of the eight of a and b, which are numbered from the low byte of a: one per hexadecimal digit of `numbers`.
+__device__ __forceinline__ unsigned byte_permute(unsigned a, unsigned b, unsigned numbers) {
+#ifdef CUDA_EMULATOR
+  const uint64_t bytes = uint64_t(b) << 32 | a;
+  unsigned picked = 0;
+  for (int byte = 0; byte < 4; byte++) picked |= unsigned(bytes >> 8 * (numbers >> 4 * byte & 7) & 0xff) << 8 * byte;
+  return picked;
+#else
+  return __byte_perm(a, b, numbers);
+#endif
+}
+
+// (a & b) | c in one instruction, which the compiler does not find for constants.
+__device__ __forceinline__ unsigned and_or(unsigned a, unsigned b, unsigned c) {
+#ifdef CUDA_EMULATOR
+  return (a & b) | c;
+#else
+  unsigned result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
 #endif
 }
 
@@ -120,6 +169,21 @@ __device__ __forceinline__ void copy_to_shared(void* to, const void* from) {
 __device__ __forceinline__ void wait_for_copies() {
 #ifndef CUDA_EMULATOR
   asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// Ends a group of this thread's asynchronous copies.
+__device__ __forceinline__ void commit_copies() {
+#ifndef CUDA_EMULATOR
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits for this thread's groups of copies but the latest `GROUPS`.
+template <int GROUPS>
+__device__ __forceinline__ void wait_for_copies_but() {
+#ifndef CUDA_EMULATOR
+  asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 #endif
 }
 

@@ -37,7 +37,7 @@ __device__ __forceinline__ void project(const Projection& a) {
     int index = 0, segment_row = row;
     while (segment_row >= a.segments[index].matrix.rows) segment_row -= a.segments[index++].matrix.rows;
     const Segment& segment = a.segments[index];
-    float product = Format::dot(segment.matrix, segment_row, x, int8);
+    float product = dot<Format>(segment.matrix, segment_row, x);
     if (lane_index() != 0) continue;
     if (segment.bias) product += segment.bias[segment_row];
     float* out = segment.out + size_t(token) * segment.matrix.rows + segment_row;
@@ -46,7 +46,7 @@ __device__ __forceinline__ void project(const Projection& a) {
 }
 
 #define PROJECT(name, Format) \
-  KERNEL(256, project_##name, Projection) { project<Format>(a); }
+  KERNEL_OF_BLOCKS(256, ROW_BLOCKS, project_##name, Projection) { project<Format>(a); }
 FOR_ALL_FORMATS(PROJECT)
 
 struct NormInPlace {

@@ -136,7 +136,7 @@ impl State {
             position: Buffer::new(device, 1)?,
             step: Buffer::new(device, 1)?,
             attention_partial: Buffer::new(device, partial.unwrap_or(0))?,
-            attention_counters: Buffer::new(device, tokens * kv_heads)?,
+            attention_counters: Buffer::new(device, tokens * heads)?,
             mask: Buffer::new(device, words)?,
             products: floats(wide)?,
             down: gpu.down_scratch(downs)?,

@@ -202,7 +202,7 @@ impl Bench {
                 .gpu
                 .attention_scratch_len(1, heads, kv_heads, size, self.context);
             let (mut partial, mut counters) =
-                (Buffer::new(device, words)?, Buffer::new(device, kv_heads)?);
+                (Buffer::new(device, words)?, Buffer::new(device, heads)?);
             let mut out = Buffer::new(device, heads * size)?;
             let seconds = self.seconds(|gpu| {
                 let what = Attention {

@@ -2,12 +2,18 @@
 
 use powerinfer_tensor::CacheFormat;
 
-use super::{Buffer, DeviceError, Gpu, GpuCache, GpuNorm, arguments, gpu::WARP};
+use super::{
+    Buffer, DeviceError, Gpu, GpuCache, GpuNorm, arguments, gpu::WARP, weights::element_bytes,
+};
 
 /// Threads per block.
 const ATTENTION_THREADS: usize = 128;
-/// Positions per tile, one per lane.
+/// Positions per tile, one per lane; the most splits, too.
 const TILE: usize = WARP;
+/// Query heads of a thread block, where several share a KV head.
+const QUERIES: usize = ATTENTION_THREADS / WARP;
+/// Thread blocks per multiprocessor: each has one tile of keys or values in flight.
+const BLOCKS: usize = 4;
 
 /// Norms of each head's query and key.
 #[derive(Debug)]
@@ -45,7 +51,7 @@ impl Gpu {
     /// Appends keys and values of the tokens to `cache` and computes their attention: `out` is
     /// `[tokens, heads, head_size]`.
     ///
-    /// `partial` holds [`Gpu::attention_scratch_len`] elements, `counters` `tokens * kv_heads` zeros.
+    /// `partial` holds [`Gpu::attention_scratch_len`] elements, `counters` `tokens * heads` zeros.
     ///
     /// # Errors
     ///
@@ -66,9 +72,9 @@ impl Gpu {
         let tokens = attention.tokens;
         let heads = attention.query.len() / size / tokens;
         let group = heads / kv_heads;
-        let splits = self.attention_splits(tokens, kv_heads, cache.context);
+        let splits = self.attention_splits(tokens, heads, kv_heads, cache.context);
         let words = self.attention_scratch_len(tokens, heads, kv_heads, size, cache.context);
-        assert!(partial.len() >= words && counters.len() >= tokens * kv_heads);
+        assert!(partial.len() >= words && counters.len() >= tokens * heads);
         assert!(
             attention.query.len() == tokens * heads * size && out.len() == tokens * heads * size
         );
@@ -103,22 +109,35 @@ impl Gpu {
             out: out.address(),
         };
         let floats = |count: usize| (count * 4).next_multiple_of(16);
-        let shared = 2 * floats(group * size)
-            + floats(group * TILE)
-            + 3 * floats(group)
-            + 2 * floats(TILE * (size + 4))
-            + 16;
-        let [append, attend] = match cache.format {
-            CacheFormat::F32 => ["append_kv_f32", "attention_f32"],
-            _ => ["append_kv_f16", "attention_f16"],
+        let [append, attend, grouped] = match cache.format {
+            CacheFormat::F32 => ["append_kv_f32", "attention_f32", "attention_grouped_f32"],
+            _ => ["append_kv_f16", "attention_f16", "attention_grouped_f16"],
         };
+        let (attend, queries) = match group {
+            1 => (attend, 1),
+            _ => (grouped, QUERIES),
+        };
+        let width = 16 / element_bytes(cache.format);
+        let pieces = size.div_ceil(width);
+        let fours = pieces * width / 4;
+        assert!(fours <= ATTENTION_THREADS, "a thread per four columns");
+        let tiles = 2 * TILE * (pieces | 1) * 16;
+        let sums = ATTENTION_THREADS / fours * queries * fours * 16;
+        let shared = floats(queries * pieces * width)
+            + 2 * floats(pieces * width)
+            + floats(ATTENTION_THREADS * queries)
+            + floats(queries * TILE)
+            + 2 * floats(queries)
+            + 16
+            + tiles.max(sums);
         if tokens > 1 {
             // All tokens first: their attention runs in any order.
             let grid = [kv_heads as u32, tokens as u32, 1];
             let shared = floats(size);
             self.launch(append, grid, WARP, shared, "a head", &arguments)?;
         }
-        let grid = [kv_heads as u32, splits as u32, tokens as u32];
+        let blocks = kv_heads * group.div_ceil(queries);
+        let grid = [blocks as u32, splits as u32, tokens as u32];
         self.launch(
             attend,
             grid,
@@ -138,17 +157,24 @@ impl Gpu {
         head_size: usize,
         context: usize,
     ) -> usize {
-        self.attention_splits(tokens, kv_heads, context) * tokens * heads * (head_size + 2)
+        self.attention_splits(tokens, heads, kv_heads, context) * tokens * heads * (head_size + 2)
     }
 
     /// Thread blocks that split the positions of a KV head: enough to fill the device, if the context is long enough.
-    /// Several tokens fill it without splits.
-    fn attention_splits(&self, tokens: usize, kv_heads: usize, context: usize) -> usize {
+    /// Several tokens fill it without splits. Where fewer positions are visible, the kernel uses fewer splits.
+    fn attention_splits(
+        &self,
+        tokens: usize,
+        heads: usize,
+        kv_heads: usize,
+        context: usize,
+    ) -> usize {
         if tokens > 1 {
             return 1;
         }
-        let blocks = 2 * self.device().info().multiprocessors;
-        let limit = context.div_ceil(2 * TILE);
-        blocks.div_ceil(kv_heads).clamp(1, limit.max(1))
+        let heads = kv_heads * (heads / kv_heads).div_ceil(QUERIES);
+        let blocks = BLOCKS * self.device().info().multiprocessors;
+        let limit = context.div_ceil(TILE).clamp(1, TILE);
+        blocks.div_ceil(heads).clamp(1, limit)
     }
 }

@@ -222,8 +222,8 @@ impl Gpu {
         arguments.offset = offset.map_or(0, Buffer::address);
         arguments.hidden = hidden.address();
         arguments.down_rows = counted.address();
-        let shared =
-            ROW_GROUPS * ROW_THREADS * width(format) * 4 + 2 * LIST_CAPACITY * 4 + WARP * 4;
+        let group_stride = width(format) * (ROW_THREADS + 1) + ROW_THREADS;
+        let shared = (ROW_GROUPS * group_stride + 2 * LIST_CAPACITY + WARP) * 4;
         let grid = [tiles as u32, chunks as u32, 1];
         let name = kernel("down", format);
         self.launch(&name, grid, THREADS, shared, "rows of down", &arguments)

@@ -316,7 +316,7 @@ impl GpuCache {
 }
 
 /// Bytes per element of the cache.
-fn element_bytes(format: CacheFormat) -> usize {
+pub(super) fn element_bytes(format: CacheFormat) -> usize {
     match format {
         CacheFormat::F32 => 4,
         CacheFormat::F16 => 2,

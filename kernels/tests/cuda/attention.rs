@@ -137,7 +137,7 @@ impl AttentionCase {
                 let scratch =
                     gpu.attention_scratch_len(count, self.heads, self.kv_heads, self.size, context);
                 let mut partial = zeros(device, scratch);
-                let mut counters = zeros(device, count * self.kv_heads);
+                let mut counters = zeros(device, count * self.heads);
                 let slice = |all: &[f32], heads: usize| {
                     let size = heads * self.size;
                     upload(device, &all[part.start * size..part.end * size])
@@ -207,4 +207,19 @@ fn attention_equals_its_formula() {
         ..AttentionCase::new(4, 2, 12)
     }
     .check(40, 64, 4e-3);
+}
+
+#[test]
+fn attention_splits_long_contexts_of_every_head_size() {
+    for (heads, kv_heads, size) in [(1, 1, 64), (2, 1, 80), (8, 1, 128), (6, 1, 33)] {
+        for format in [CacheFormat::F32, CacheFormat::F16] {
+            AttentionCase {
+                format,
+                pairs: size / 2,
+                window: (size == 80).then_some(70),
+                ..AttentionCase::new(heads, kv_heads, size)
+            }
+            .check(100, 260, 4e-3);
+        }
+    }
 }
