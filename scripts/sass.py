@@ -52,8 +52,8 @@ def parse(listing):
             labels[match[1]] = len(code)
         elif match := LINE.search(line):
             _, predicate, opcode, operands = match.groups()
-            label = re.search(r"`?\((\.L_x_\d+)\)", operands) if opcode.startswith("BRA") else None
-            # Diverged warps run a shuffle out of line, by BRA.DIV; that path is left out.
+            # Diverged warps run a shuffle out of line, by BRA.DIV; that path is left out. A CALL of a label is a jump.
+            label = re.search(r"\((\.L_x_\d+)\)", operands) if opcode.startswith(("BRA", "CALL")) else None
             target = label[1] if label and ".DIV" not in opcode else None
             is_predicated = bool(predicate) or ".DIV" in opcode or bool(re.match(r"!?U?P\d", operands))
             code.append(Instruction(opcode, operands, is_predicated, target))
@@ -65,7 +65,7 @@ def parse(listing):
 
 def successors(code, index):
     one = code[index]
-    ends = one.opcode.split(".")[0] in ("BRA", "EXIT", "RET", "BRX") and not one.is_predicated
+    ends = (one.opcode.startswith(("BRA", "EXIT", "RET")) or one.target is not None) and not one.is_predicated
     following = [] if ends or index + 1 >= len(code) else [index + 1]
     return following + ([one.target] if one.target is not None else [])
 
@@ -126,7 +126,8 @@ def hot_path(code, start, body):
 def main_loop(code, counted):
     """One iteration of the loop that streams data, chosen among the loops with loads that match `counted`.
 
-    Among the outermost loops it is the one with most instructions; in it, the innermost loop that loads most per iteration.
+    Among the outermost loops it is one with loads of 16 bytes if there are any, with most instructions; in it, the innermost
+    loop that loads most per iteration.
     """
     found = {
         start: body for start, body in loops(code).items()
@@ -134,7 +135,7 @@ def main_loop(code, counted):
     }
     if not found:
         return []
-    outermost = max(found.values(), key=len)
+    outermost = max(found.values(), key=lambda body: (any(code[index].loaded_bytes >= WIDE for index in body), len(body)))
     inner = {start: body for start, body in found.items() if body <= outermost}
     innermost = {
         start: body for start, body in inner.items() if not any(other < body for other in loops(code).values())
