@@ -30,9 +30,10 @@ class Instruction:
         return 4
 
     def registers(self):
-        """Registers it reads or writes. Those of a matrix product are counted as quadruples, which contain them."""
+        """Registers it reads or writes. Operands of matrix products and stores of 16 bytes
+        count as four registers, which they have at most."""
         found = set()
-        wide = 4 if self.opcode.startswith("HMMA") or "ST" in self.opcode and ".128" in self.opcode else 1
+        wide = 4 if re.match(r"HMMA|ST.*\.128", self.opcode) else 1
         for number, is_pair in REGISTER.findall(self.operands):
             found.update(range(int(number), int(number) + max(wide, 2 if is_pair else 1)))
         return found
