@@ -1,12 +1,4 @@
-"""Assembles the PTX, reads the machine code (SASS) and compares it with `sass_limits.json`. Run by `check-ptx.sh`.
-
-Per kernel and chip, of the loop that streams data:
-  registers   of a thread; spills and a stack are errors
-  loop        instructions of an iteration
-  bytes/load  mean size of its loads from global memory
-  in flight   loads a thread has issued when it first uses one of them
-  per weight  instructions of the loop per weight it reads
-"""
+"""Assembles the PTX, and compares the machine code (SASS) with `sass_limits.json`. Run by `check-ptx.sh`."""
 
 import json
 import pathlib
@@ -22,181 +14,139 @@ import sass
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIMITS = ROOT / "scripts/sass_limits.json"
 TOOLS = pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia"
-# The first chip is the one of the estimate; the chips in READ have limits.
-CHIPS = ["sm_90", "sm_89", "sm_86", "sm_80", "sm_120"]
-READ = CHIPS[:2]
-
-# Weights in 16 bytes of a format, and sizes of loads that are scales.
-FORMATS = {"f32": (4, ()), "f16": (8, ()), "bf16": (8, ()), "q8_0": (16, (2,)), "q4_k": (32, (2, 4)), "q4_0": (32, (2,)), "signs": (128, ())}
-# Kernels that stream weights, and the loads that count: in a GEMM, tokens come by asynchronous copies.
-WEIGHT_KERNELS = {"project": ".", "gate_up": ".", "down": ".", "predict": ".", "predict_by": ".", "gemm": r"LDG\.", "gemm_down": r"LDG\."}
+CHIPS = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_120"]
+# Chips with limits; the estimate is for the first.
+READ = ["sm_90", "sm_89"]
+# Weights in 16 bytes of a format, and bytes of the loads that are scales.
+FORMATS = {"f32": (4, []), "f16": (8, []), "bf16": (8, []), "q8_0": (16, [2]), "q4_k": (32, [2, 4]), "q4_0": (32, [2]), "signs": (128, [])}
+# Kernels that stream weights, and opcodes of the loads: in a GEMM, asynchronous copies bring tokens.
+WEIGHTS = {"project": ".", "gate_up": ".", "down": ".", "predict": ".", "predict_by": ".", "gemm": r"LDG\.", "gemm_down": r"LDG\."}
+# Figures of a kernel: title, whether more is better, what to do when it worsens.
+FIGURES = {
+    "registers": ("registers", False, "fewer thread blocks run at once; let variables live shorter or unroll less"),
+    "instructions": ("loop", None, None),
+    "bytes_per_load": ("bytes/load", None, None),
+    "in_flight": ("in flight", True, "memory is waited for more often; issue all loads of an iteration before the first use, without branches"),
+    "per_weight": ("per weight", False, "arithmetic may take longer than memory; move what does not change out of the loop"),
+}
 
 
 def run(*command):
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     if done.returncode != 0:
-        sys.exit(f"error: {pathlib.Path(command[0]).name}: {done.stderr}{done.stdout}")
+        sys.exit(f"error: {' '.join(map(str, command))}: {done.stderr}{done.stdout}")
     return done.stdout, done.stderr
 
 
-def resources(said):
-    """Registers of each kernel, and the functions that spill or have a stack, from what `ptxas -v` says."""
-    registers, faults, kernel, function = {}, [], None, None
-    for line in said.splitlines():
-        if match := re.search(r"Compiling entry function '(\w+)'", line):
-            kernel = match[1]
-        elif match := re.search(r"Function properties for (\w+)", line):
-            function = match[1]
-        elif match := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line):
-            if any(int(size) for size in match.groups()):
-                faults.append(f"{function}: {match[0]}")
-        elif match := re.search(r"Used (\d+) registers", line):
-            registers[kernel] = int(match[1])
-    return registers, faults
-
-
-def figures(kernel, code):
-    """Figures of the main loop of a kernel."""
-    name, form = next(((kernel[: -len(form) - 1], form) for form in FORMATS if kernel.endswith("_" + form)), (kernel, None))
-    loop = sass.main_loop(code, WEIGHT_KERNELS.get(name, "."))
-    sizes = [one.loaded_bytes for one in loop if one.loaded_bytes]
-    loads, size = sass.in_flight(loop)
-    found = {"instructions": len(loop), "bytes": sum(sizes), "bytes_per_load": round(sum(sizes) / max(1, len(sizes)), 1),
-             "in_flight": loads, "in_flight_bytes": size}
-    if name in WEIGHT_KERNELS:
+def figures(kernel, registers, code):
+    """Figures of a kernel's main loop."""
+    form = next((form for form in FORMATS if kernel.endswith("_" + form)), "")
+    name = kernel.removesuffix("_" + form)
+    loop = sass.main_loop(code, WEIGHTS.get(name, "."))
+    loads, sizes = sass.in_flight(loop), [one.loaded for one in loop if one.loaded]
+    found = {"registers": registers, "instructions": len(loop), "bytes_per_load": round(sum(sizes) / max(1, len(sizes)), 1),
+             "in_flight": loads[0], "in_flight_bytes": loads[1], "bytes": sum(sizes)}
+    if name in WEIGHTS:
         width, scales = FORMATS[form]
-        counted = [one.loaded_bytes for one in loop if re.match(WEIGHT_KERNELS[name], one.opcode)]
-        # A load below two bytes brings one weight.
-        weights = sum(max(1, size * width // 16) if size > 1 else 1 for size in counted if size and size not in scales)
-        found["per_weight"] = round(len(loop) / weights, 2)
+        counted = [one.loaded for one in loop if one.loaded not in [0, *scales] and re.match(WEIGHTS[name], one.opcode)]
+        # A load of one byte brings one weight.
+        found["per_weight"] = round(len(loop) / sum(size * width // 16 if size > 1 else 1 for size in counted), 2)
     return found
 
 
 def assemble(folder):
-    """Figures by chip and kernel."""
-    by_chip, failed = {chip: {} for chip in READ}, False
+    """Figures by chip and kernel, and what spills."""
+    by_chip, faults = {chip: {} for chip in READ}, []
     for file in sorted((ROOT / "kernels/ptx").glob("*.ptx")):
         most = []
         for chip in CHIPS:
             binary = folder / f"{file.stem}.cubin"
-            _, said = run(TOOLS / "cuda_nvcc/bin/ptxas", "-v", f"-arch={chip}", file, "-o", binary)
-            registers, faults = resources(said)
+            said = run(TOOLS / "cuda_nvcc/bin/ptxas", "-v", f"-arch={chip}", file, "-o", binary)[1]
+            registers = {kernel: int(count) for kernel, count in re.findall(r"(?s)entry function '(\w+)'.*?Used (\d+) registers", said)}
             most.append(f"{chip} {max(registers.values())}")
-            for fault in faults:
-                failed = True
-                print(f"error: {file.name} for {chip}: {fault}: use fewer registers or arrays with constant indices", file=sys.stderr)
+            for function, properties in re.findall(r"Function properties for (\S+)\n\s*(.*)", said):
+                if re.search(r"\b[1-9]", properties):
+                    faults.append(f"{function} for {chip}: {properties}: use fewer registers, and constant indices of arrays")
             if chip in READ:
-                listing, _ = run(TOOLS / "cu13/bin/nvdisasm", "-c", binary)
-                for kernel, code in sass.parse(listing).items():
-                    by_chip[chip][kernel] = {"registers": registers[kernel], **figures(kernel, code)}
-        print(f"{file.name}: no spills; registers at most: {', '.join(most)}" if not failed else file.name)
-    return by_chip, failed
+                listing = run(TOOLS / "cu13/bin/nvdisasm", "-c", binary)[0]
+                by_chip[chip].update((kernel, figures(kernel, registers[kernel], code)) for kernel, code in sass.parse(listing).items())
+        print(f"{file.name}: registers at most: {', '.join(most)}")
+    return by_chip, faults
 
 
-def limits(by_chip):
-    """Limits from what was measured: registers as they are allocated, by eight; 10 % more instructions."""
-    found = {}
-    for chip, kernels in by_chip.items():
-        for kernel, measured in sorted(kernels.items()):
-            limit = {"registers": -(-measured["registers"] // 8) * 8, "in_flight": measured["in_flight"]}
+def write_limits(by_chip):
+    """Limits from what was measured: registers as they are allocated, by eight; 10 % more instructions per weight."""
+    lines = []
+    for kernel in sorted(by_chip[READ[0]]):
+        chips = {}
+        for chip in READ:
+            measured = by_chip[chip][kernel]
+            chips[chip] = {"registers": -(-measured["registers"] // 8) * 8, "in_flight": measured["in_flight"]}
             if "per_weight" in measured:
-                limit["per_weight"] = round(1.1 * measured["per_weight"], 2)
-            found.setdefault(kernel, {})[chip] = limit
+                chips[chip]["per_weight"] = round(1.1 * measured["per_weight"], 2)
+        lines.append(f"{json.dumps(kernel)}: {json.dumps(chips)}")
+    LIMITS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def worsened(by_chip):
+    """What exceeds its limit."""
+    limits, found = json.loads(LIMITS.read_text()), []
+    for chip, kernel, measured in ((chip, *one) for chip, kernels in by_chip.items() for one in sorted(kernels.items())):
+        if chip not in limits.get(kernel, {}):
+            found.append(f"{kernel} for {chip} has no limits")
+        for figure, limit in limits.get(kernel, {}).get(chip, {}).items():
+            _, is_gain, advice = FIGURES[figure]
+            if measured[figure] < limit if is_gain else measured[figure] > limit:
+                found.append(f"{kernel} for {chip}: {figure} {measured[figure]}, limit {limit}: {advice}")
     return found
 
 
-def compare(by_chip):
-    """What is worse than its limit."""
-    known = json.loads(LIMITS.read_text())
-    advice = {
-        "registers": ("at most", "fewer thread blocks run at once; shorten the lives of variables or unroll less"),
-        "in_flight": ("at least", "memory is waited for more often; issue all loads of an iteration, without branches, before the first use"),
-        "per_weight": ("at most", "arithmetic may take longer than memory; move what does not change out of the loop"),
-    }
-    worse = []
-    for chip, kernels in by_chip.items():
-        for kernel, measured in sorted(kernels.items()):
-            if chip not in known.get(kernel, {}):
-                worse.append(f"{kernel} for {chip} has no limits: run scripts/check-ptx.sh --write")
-                continue
-            for figure, limit in known[kernel][chip].items():
-                sign = -1 if figure == "in_flight" else 1
-                if figure not in measured or sign * measured[figure] > sign * limit:
-                    bound, what = advice[figure]
-                    worse.append(f"{kernel} for {chip}: {figure} {measured.get(figure)}, limit {bound} {limit}: {what}; "
-                                 "if intended, run scripts/check-ptx.sh --write")
-    return worse
-
-
 def print_table(rows):
-    """Columns aligned, all but the first to the right."""
+    """All columns but the first aligned to the right."""
     widths = [max(len(str(row[column])) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [str(cell).rjust(width) for cell, width in zip(row, widths)]
-        print("  ".join([str(row[0]).ljust(widths[0]), *cells[1:]]).rstrip())
-
-
-def print_figures(by_chip):
-    columns = {"registers": "registers", "instructions": "loop", "bytes_per_load": "bytes/load", "in_flight": "in flight", "per_weight": "per weight"}
-    for chip, kernels in by_chip.items():
-        print()
-        rows = [[chip, *columns.values()]]
-        for kernel, measured in sorted(kernels.items()):
-            rows.append([kernel, *(measured.get(column, "-") for column in columns)])
-        print_table(rows)
+    for first, *others in rows:
+        print("  ".join([first.ljust(widths[0]), *(str(cell).rjust(width) for cell, width in zip(others, widths[1:]))]).rstrip())
 
 
 def self_test():
-    """Reads a listing whose figures are known."""
-    listing = """
-.text.project_q4_0:
-        /*0000*/                   LDC R1, c[0x0][0x28] ;
-.L_x_1:
-        /*0010*/              @!P1 BRA `(.L_x_2) ;
-        /*0020*/                   LDG.E.U16 R4, desc[UR8][R2.64] ;
-        /*0030*/                   IMAD.U32 R6, R4, 0x2, RZ ;
-        /*0040*/                   BRA `(.L_x_3) ;
-.L_x_2:
-        /*0050*/                   LDG.E.NA.128.CONSTANT R8, desc[UR8][R2.64] ;
-        /*0060*/              @!P2 LDG.E.NA.128.CONSTANT R12, desc[UR8][R2.64+0x200] ;
-        /*0070*/                   LDG.E.U16 R16, desc[UR8][R18.64] ;
-        /*0080*/                   FADD R6, R11, R6 ;
-        /*0090*/                   FADD R6, R15, R16 ;
-.L_x_3:
-        /*00a0*/                   BRA.DIV UR6, `(.L_x_4) ;
-.L_x_5:
-        /*00b0*/               @P0 BRA `(.L_x_1) ;
-        /*00c0*/                   LDG.E.STRONG.GPU R4, desc[UR8][R2.64] ;
-        /*00d0*/                   EXIT ;
-.L_x_4:
-        /*00e0*/                   BRA `(.L_x_5) ;
-"""
-    code = sass.parse(listing)["project_q4_0"]
-    assert {start: len(body) for start, body in sass.loops(code).items()} == {1: 11}, "one loop, without what is out of line"
-    measured = figures("project_q4_0", code)
-    # Eight instructions for two blocks of 32 weights; the fallback for unaligned rows is left out.
-    assert measured == {"instructions": 8, "bytes": 34, "bytes_per_load": 11.3, "in_flight": 3, "in_flight_bytes": 34, "per_weight": 0.12}, measured
+    """Reads listings whose figures are known."""
+    def listing(kernel, lines):
+        return f".text.{kernel}:\n" + "".join(f"{line}:\n" if line.startswith(".") else f"/*0000*/ {line} ;\n" for line in lines.split("; "))
+
+    # Eight instructions for two blocks of 32 weights; out of line are a fallback with small loads and the path of a diverged warp.
+    lines = ("LDC R1, c[0x0][0x28]; .L_x_1; @!P1 BRA `(.L_x_2); LDG.E.U16 R4, [R2.64]; IMAD R6, R4, 0x2, RZ; BRA `(.L_x_3); .L_x_2; "
+             "LDG.E.NA.128.CONSTANT R8, [R2.64]; @!P2 LDG.E.NA.128.CONSTANT R12, [R2.64+0x200]; LDG.E.U16 R16, [R18.64]; FADD R6, R11, R6; "
+             "FADD R6, R15, R16; .L_x_3; BRA.DIV UR6, `(.L_x_4); .L_x_5; @P0 BRA `(.L_x_1); EXIT; .L_x_4; BRA `(.L_x_5)")
+    code = sass.parse(listing("project_q4_0", lines))["project_q4_0"]
+    assert {start: len(body) for start, body in sass.loops(code).items()} == {1: 11}
+    measured = figures("project_q4_0", 40, code)
+    assert (measured["in_flight"], measured["in_flight_bytes"], measured["instructions"], measured["per_weight"]) == (3, 34, 8, 0.12), measured
+    # Asynchronous copies: while one group is waited for, another is under way.
+    lines = ".L_x_1; LDGSTS.E.BYPASS.128 [R53], [R28.64]; LDGDEPBAR; DEPBAR.LE SB0, 0x1; LDS R4, [R5]; @P0 BRA `(.L_x_1); EXIT"
+    assert figures("copy", 8, sass.parse(listing("copy", lines))["copy"])["in_flight"] == 2
 
 
 def main():
-    options = set(sys.argv[1:])
-    if options - {"--write", "--estimate"}:
-        sys.exit("usage: check-ptx.sh [--write | --estimate]")
+    options = sys.argv[1:]
+    if not set(options) <= {"--write", "--estimate"}:
+        sys.exit("usage: check-ptx.sh [--write] [--estimate]")
     self_test()
     with tempfile.TemporaryDirectory() as folder:
-        by_chip, failed = assemble(pathlib.Path(folder))
-    print_figures(by_chip)
+        by_chip, errors = assemble(pathlib.Path(folder))
+    for chip, kernels in by_chip.items():
+        print()
+        print_table([[chip, *(title for title, *_ in FIGURES.values())],
+                     *([kernel, *(measured.get(figure, "-") for figure in FIGURES)] for kernel, measured in sorted(kernels.items()))])
     if "--estimate" in options:
-        gpu_estimate.print_estimates(by_chip[CHIPS[0]], print_table)
+        gpu_estimate.print_estimates(by_chip[READ[0]], print_table)
     if "--write" in options:
-        # One line per kernel.
-        lines = [f"{json.dumps(kernel)}: {json.dumps(limit)}" for kernel, limit in sorted(limits(by_chip).items())]
-        LIMITS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-        print(f"\nwrote {LIMITS.relative_to(ROOT)}")
-    worse = compare(by_chip)
-    for line in worse:
+        write_limits(by_chip)
+    worse = worsened(by_chip)
+    for line in errors + worse:
         print(f"error: {line}", file=sys.stderr)
-    sys.exit(1 if failed or worse else 0)
+    if worse:
+        print("hint: if intended, run scripts/check-ptx.sh --write", file=sys.stderr)
+    sys.exit(1 if errors or worse else 0)
 
 
 main()

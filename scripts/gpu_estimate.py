@@ -91,10 +91,10 @@ def launches(model):
         return Launch(label, kernel, blocks, 256, input_shared(columns), rows * columns * size, ceil(rows / (8 * blocks)), columns * size / 32,
                       WARP_SUM, input_vector(columns, norm), times=times)
 
-    def attention(kernel):
+    def attention(label, kernel, positions, times=1):
         group, size = model.heads // model.kv_heads, model.head_size
         splits = max(1, min(ceil(2 * MULTIPROCESSORS / model.kv_heads), ceil(model.context / 64)))
-        tiles = ceil(model.positions / 32)
+        tiles = ceil(positions / 32)
         rounds = ceil(tiles / splits)
         elements = ceil(group * size / 128)
         # The position; query heads of a warp, and one key: load, rotate; value: load. Each step waits for its load.
@@ -105,8 +105,8 @@ def launches(model):
         # Merge: per element one load after the other: each split's maximum twice, and what the used splits hold.
         merge = elements * (2 * splits + min(splits, tiles)) * L2
         shared = (2 * group * size + group * 32 + 2 * 32 * (size + 4)) * 4
-        return Launch("attention", kernel, model.kv_heads * splits, 128, shared, 2 * 2 * model.positions * model.kv_heads * size,
-                      rounds, 2 * 32 * size * 2 / 128, round_cycles, (trips, trips * 40, trips * 40 * STEP), LAST_BLOCK + merge)
+        return Launch(label, kernel, model.kv_heads * splits, 128, shared, 2 * 2 * positions * model.kv_heads * size, rounds,
+                      2 * 32 * size * 2 / 128, round_cycles, (trips, trips * 40, trips * 40 * STEP), LAST_BLOCK + merge, times=times)
 
     def predict(kernel, size):
         # Per warp: blocks of 32 units, whose values it loads first. A lane is a neuron, and loads quant and scale of each active unit.
@@ -146,13 +146,14 @@ def launches(model):
     per_cent = f"{100 * model.active:.0f} %"
     layer = [
         project("q, k, v", "project_q4_0", rows, hidden, Q4_0, True),
-        attention("attention_f16"),
+        attention(f"attention, {model.positions} positions", "attention_f16", model.positions),
         project("output", "project_q4_0", hidden, width, Q4_0, False),
         project(f"predictor A, rank {model.rank}", "project_q8_0", model.rank, hidden, Q8_0, True),
         predict("predict_q8_0", Q8_0),
         gate_up(f"gate, up, {per_cent}", "gate_up_q4_0", model.active),
         down(f"down, {per_cent}", "down_q4_0", model.active),
-        # For comparison: not in the sum.
+        # For comparison, not in the sum.
+        attention(f"attention, {model.context} positions", "attention_f16", model.context, times=0),
         gate_up("gate, up, dense", "gate_up_q4_0", 1, times=0),
         down("down, dense", "down_q4_0", 1, times=0),
     ]
@@ -187,7 +188,7 @@ def estimate(launch, loop):
 
 def print_estimates(figures, print_table):
     """One table per model; `figures` are those of the main loops by kernel."""
-    header = ["blocks", "MB", "M instr.", "trips", "before", "memory", "issue", "latency", "after", "time", "floor"]
+    header = ["blocks", "an SM", "MB", "M instr.", "trips", "before", "memory", "issue", "latency", "after", "time", "floor"]
     for model in MODELS:
         layer, head = launches(model)
         print(f"\nEstimate, H100, {model.name} in q4_0, {model.positions} positions, microseconds:")
@@ -200,10 +201,10 @@ def print_estimates(figures, print_table):
                     continue
                 found = estimate(launch, figures[launch.kernel])
                 total = [total[0] + launch.times * found["time"], total[1] + launch.times * found["memory"]]
-                rows.append([launch.label, launch.blocks, f"{launch.bytes / 1e6:.2f}", f"{found['instructions'] / 1e6:.2f}", found["trips"],
-                             *(f"{found[term]:.1f}" for term in header[4:-1]), f"{found['memory']:.1f}"])
+                rows.append([launch.label, launch.blocks, found["resident"], f"{launch.bytes / 1e6:.2f}", f"{found['instructions'] / 1e6:.2f}", found["trips"],
+                             *(f"{found[term]:.1f}" for term in header[5:-1]), f"{found['memory']:.1f}"])
             totals.append([times * value for value in total])
-            rows.append(["sum of a layer" if times > 1 else "sum of the head", *[""] * 9, *(f"{value:.1f}" for value in total)])
+            rows.append(["sum of a layer" if times > 1 else "sum of the head", *[""] * 10, *(f"{value:.1f}" for value in total)])
         time, floor = (sum(values) for values in zip(*totals))
-        rows.append([f"token, with {HOST:.0f} of the host", *[""] * 9, f"{time + HOST:.0f}", f"{floor:.0f}"])
+        rows.append([f"token, with {HOST:.0f} of the host", *[""] * 10, f"{time + HOST:.0f}", f"{floor:.0f}"])
         print_table(rows)

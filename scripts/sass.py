@@ -1,12 +1,12 @@
-"""Figures of a kernel's machine code (SASS), from a listing of `nvdisasm`: its main loop and what that loop loads."""
+"""Main loop of a kernel and what it loads, from a listing of its machine code (SASS) by `nvdisasm`."""
 
 import dataclasses
 import re
 
-LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?(U?P\d)\s+)?([A-Z][A-Z0-9_.]*)\s*(.*?)\s*;")
-REGISTER = re.compile(r"\bR(\d+)(\.64)?")
-# Loads of the same data by several thread blocks bypass L1 (`STRONG`): flags and partial sums, not weights.
+LINE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(@!?U?P\d\s+)?([A-Z][A-Z0-9_.]*)\s*(.*?)\s*;")
+# Flags and partial sums of other thread blocks are loaded past L1 (`STRONG`); they are not streamed.
 LOAD = re.compile(r"(LDG|LDGSTS)\.(?!.*STRONG)")
+SIZES = {".128": 16, ".64": 8, ".U16": 2, ".S16": 2, ".U8": 1, ".S8": 1}
 WIDE = 16
 
 
@@ -14,33 +14,23 @@ WIDE = 16
 class Instruction:
     opcode: str
     operands: str
-    # Not always executed.
-    is_predicated: bool
-    # Label of a branch, then index of its target.
+    is_conditional: bool
+    # Index of the instruction that it may jump to.
     target: object = None
+    # Bytes a thread loads from global memory.
+    loaded: int = 0
 
-    @property
-    def loaded_bytes(self):
-        """Bytes a thread loads from global memory."""
-        if not LOAD.match(self.opcode):
-            return 0
-        for suffix, size in ((".128", 16), (".64", 8), (".U8", 1), (".S8", 1), (".U16", 2), (".S16", 2)):
-            if suffix in self.opcode:
-                return size
-        return 4
-
-    def registers(self):
-        """Registers it reads or writes. Operands of matrix products and stores of 16 bytes
-        count as four registers, which they have at most."""
-        found = set()
-        wide = 4 if re.match(r"HMMA|ST.*\.128", self.opcode) else 1
-        for number, is_pair in REGISTER.findall(self.operands):
-            found.update(range(int(number), int(number) + max(wide, 2 if is_pair else 1)))
-        return found
-
-    def loaded_registers(self):
-        first = int(REGISTER.search(self.operands).group(1))
-        return set(range(first, first + max(1, self.loaded_bytes // 4)))
+    def __post_init__(self):
+        if LOAD.match(self.opcode):
+            self.loaded = next((size for suffix, size in SIZES.items() if suffix in self.opcode), 4)
+        # Registers read or written. Operands of matrix products and stores of 16 bytes count as four, which they have at most.
+        count = 4 if re.match(r"HMMA|ST.*\.128", self.opcode) else 1
+        self.registers, first = set(), None
+        for number, is_pair in re.findall(r"\bR(\d+)(\.64)?", self.operands):
+            first = int(number) if first is None else first
+            self.registers.update(range(int(number), int(number) + max(count, 2 if is_pair else 1)))
+        is_copy = self.opcode.startswith("LDGSTS")
+        self.results = set(range(first, first + max(1, self.loaded // 4))) if self.loaded and not is_copy else set()
 
 
 def parse(listing):
@@ -52,33 +42,32 @@ def parse(listing):
         elif match := re.match(r"(\.L_x_\d+):", line):
             labels[match[1]] = len(code)
         elif match := LINE.search(line):
-            _, predicate, opcode, operands = match.groups()
+            predicate, opcode, operands = match.groups()
             # Diverged warps run a shuffle out of line, by BRA.DIV; that path is left out. A CALL of a label is a jump.
-            label = re.search(r"\((\.L_x_\d+)\)", operands) if opcode.startswith(("BRA", "CALL")) else None
-            target = label[1] if label and ".DIV" not in opcode else None
-            is_predicated = bool(predicate) or ".DIV" in opcode or bool(re.match(r"!?U?P\d", operands))
-            code.append(Instruction(opcode, operands, is_predicated, target))
-    for instructions in kernels.values():
-        for instruction in instructions:
-            instruction.target = labels.get(instruction.target)
+            is_jump = opcode.startswith(("BRA", "CALL")) and ".DIV" not in opcode
+            label = re.search(r"\((\.L_x_\d+)\)", operands) if is_jump else None
+            is_conditional = bool(predicate) or ".DIV" in opcode or bool(re.match(r"!?U?P\d", operands))
+            code.append(Instruction(opcode, operands, is_conditional, label and label[1]))
+    for instruction in (one for instructions in kernels.values() for one in instructions):
+        instruction.target = labels.get(instruction.target)
     return kernels
 
 
 def successors(code, index):
     one = code[index]
-    ends = (one.opcode.startswith(("BRA", "EXIT", "RET")) or one.target is not None) and not one.is_predicated
-    following = [] if ends or index + 1 >= len(code) else [index + 1]
-    return following + ([one.target] if one.target is not None else [])
+    ends = (one.opcode.startswith(("BRA", "EXIT", "RET")) or one.target is not None) and not one.is_conditional
+    following = [] if ends or index + 1 == len(code) else [index + 1]
+    return following + ([] if one.target is None else [one.target])
 
 
 def reachable(edges, start, without):
-    """Instructions that can be reached from `start` by `edges`, not through `without`."""
-    found, open_ends = {start}, [start]
-    while open_ends:
-        for index in edges(open_ends.pop()):
+    """What can be reached from `start` by `edges`, not through `without`."""
+    found, waiting = {start}, [start]
+    while waiting:
+        for index in edges[waiting.pop()]:
             if index not in found and index != without:
                 found.add(index)
-                open_ends.append(index)
+                waiting.append(index)
     return found
 
 
@@ -89,15 +78,13 @@ def loops(code):
     for index, following in enumerate(forwards):
         for other in following:
             backwards[other].append(index)
-    found = {}
-    live = reachable(forwards.__getitem__, 0, None)
-    for end, following in enumerate(forwards):
-        for start in following:
+    found, live = {}, reachable(forwards, 0, None)
+    for end in sorted(live):
+        for start in forwards[end]:
             # A backward branch closes a loop only if every path to it passes its target.
-            if start > end or end not in live or (start and end in reachable(forwards.__getitem__, 0, start)):
-                continue
-            body = reachable(backwards.__getitem__, end, start) if start != end else set()
-            found[start] = found.get(start, set()) | (body & live) | {start}
+            if start <= end and (start == 0 or end == start or end not in reachable(forwards, 0, start)):
+                body = reachable(backwards, end, start) & live if end != start else set()
+                found[start] = found.get(start, {start}) | body
     return found
 
 
@@ -108,15 +95,12 @@ def hot_path(code, start, body):
     """
     best, following = {}, {}
     for index in sorted(body, reverse=True):
-        size = code[index].loaded_bytes
-        own = (size if size >= WIDE else 0, size, 1)
-        after = successors(code, index)
+        size, after = code[index].loaded, successors(code, index)
         choices = [(best[other], other) for other in after if other > index and other in best]
-        if start in after:
-            choices.append(((0, 0, 0), None))
+        choices += [((0, 0, 0), None)] if start in after else []
         if choices:
             rest, following[index] = max(choices, key=lambda choice: choice[0])
-            best[index] = tuple(map(sum, zip(own, rest)))
+            best[index] = (rest[0] + size * (size >= WIDE), rest[1] + size, rest[2] + 1)
     path, index = [], start
     while index is not None:
         path.append(code[index])
@@ -125,45 +109,39 @@ def hot_path(code, start, body):
 
 
 def main_loop(code, counted):
-    """One iteration of the loop that streams data, chosen among the loops with loads that match `counted`.
+    """One iteration of the loop that streams data, among the loops with loads whose opcode matches `counted`.
 
-    Among the outermost loops it is one with loads of 16 bytes if there are any, with most instructions; in it, the innermost
-    loop that loads most per iteration.
+    Of the outermost loops it is one with loads of 16 bytes if there are any, with most instructions; in it, the innermost loop that
+    loads most per iteration.
     """
-    found = {
-        start: body for start, body in loops(code).items()
-        if any(code[index].loaded_bytes and re.match(counted, code[index].opcode) for index in body)
-    }
+    def loads(body, least):
+        return any(code[index].loaded >= least and re.match(counted, code[index].opcode) for index in body)
+
+    every = loops(code)
+    found = {start: body for start, body in every.items() if loads(body, 1)}
     if not found:
         return []
-    outermost = max(found.values(), key=lambda body: (any(code[index].loaded_bytes >= WIDE for index in body), len(body)))
+    outermost = max(found.values(), key=lambda body: (loads(body, WIDE), len(body)))
     inner = {start: body for start, body in found.items() if body <= outermost}
-    innermost = {
-        start: body for start, body in inner.items() if not any(other < body for other in loops(code).values())
-    } or inner
-    paths = [hot_path(code, start, body) for start, body in sorted(innermost.items())]
-    return max(paths, key=lambda path: [sum(one.loaded_bytes for one in path if one.loaded_bytes >= WIDE),
-                                        sum(one.loaded_bytes for one in path)])
+    innermost = {start: body for start, body in inner.items() if not any(other < body for other in every.values())}
+    paths = [hot_path(code, start, body) for start, body in sorted((innermost or inner).items())]
+    return max(paths, key=lambda path: [sum(one.loaded for one in path if one.loaded >= least) for least in (WIDE, 1)])
 
 
 def in_flight(path):
-    """Most loads, and their bytes, that a thread has issued when it first uses one of them."""
+    """Most loads, and their bytes, that a thread has issued when it first uses one of them; all if it uses none here."""
     most, pending, groups = (0, 0), [], 0
     # The second pass sees the loads that an iteration issues for the next.
     for one in path * 2:
-        size, used = one.loaded_bytes, one.registers()
-        hit = max((place for place, (wanted, *_) in enumerate(pending) if wanted and wanted & used), default=None)
-        if one.opcode == "LDGDEPBAR":
-            groups += 1
+        used = [place for place, (load, _) in enumerate(pending) if load.results & one.registers]
         if one.opcode.startswith("DEPBAR"):
-            # Waits until at most that many groups of asynchronous copies are pending.
-            kept = groups - int(one.operands.split(",")[1].strip(), 16)
-            waited = [place for place, (wanted, _, group) in enumerate(pending) if not wanted and group < kept]
-            hit = max(waited, default=None)
-        if hit is not None:
-            most = max(most, (sum(bytes for _, bytes, _ in pending), -len(pending)))
-            pending = pending[hit + 1 :]
-        if size:
-            wanted = set() if one.opcode.startswith("LDGSTS") else one.loaded_registers()
-            pending.append((wanted, size, groups))
-    return -most[1], most[0]
+            # Waits until at most so many groups of asynchronous copies are under way.
+            ended = groups - int(one.operands.split(",")[1], 16)
+            used = [place for place, (load, group) in enumerate(pending) if not load.results and group < ended]
+        if used:
+            most = max(most, (sum(load.loaded for load, _ in pending), -len(pending)))
+            pending = pending[max(used) + 1 :]
+        if one.loaded:
+            pending.append((one, groups))
+        groups += one.opcode == "LDGDEPBAR"
+    return (-most[1], most[0]) if most[0] else (len(pending) // 2, sum(load.loaded for load, _ in pending) // 2)
