@@ -67,6 +67,8 @@ class Launch:
     after_cycles: int = 0
     asked: float = 0
     times: int = 1
+    # Figures of the main loop that its instructions do not show: `bytes`, `instructions`, `in_flight_bytes`.
+    stated: dict = dataclasses.field(default_factory=dict)
 
 
 def launches(model):
@@ -199,7 +201,7 @@ def print_estimates(figures, print_table):
                 if launch.kernel not in figures:
                     print(f"left out: {launch.label}: there is no kernel {launch.kernel}")
                     continue
-                found = estimate(launch, figures[launch.kernel])
+                found = estimate(launch, {**figures[launch.kernel], **launch.stated})
                 total = [total[0] + launch.times * found["time"], total[1] + launch.times * found["memory"]]
                 rows.append([launch.label, launch.blocks, found["resident"], f"{launch.bytes / 1e6:.2f}", f"{found['instructions'] / 1e6:.2f}", found["trips"],
                              *(f"{found[term]:.1f}" for term in header[5:-1]), f"{found['memory']:.1f}"])

@@ -111,21 +111,26 @@ def hot_path(code, start, body):
 def main_loop(code, counted):
     """One iteration of the loop that streams data, among the loops with loads whose opcode matches `counted`.
 
-    Of the outermost loops it is one with loads of 16 bytes if there are any, with most instructions; in it, the innermost loop that
-    loads most per iteration.
+    Of the outermost loops it is one with loads of 16 bytes if there are any, with most instructions. In it, it is the innermost with such
+    loads, else the innermost; of several, the one that loads most. Asynchronous copies count where they are waited for.
     """
     def loads(body, least):
         return any(code[index].loaded >= least and re.match(counted, code[index].opcode) for index in body)
 
+    def wide(path):
+        waits = any(one.opcode.startswith("DEPBAR") for one in path)
+        return sum(one.loaded for one in path if one.loaded >= WIDE and (one.results or waits))
+
     every = loops(code)
-    found = {start: body for start, body in every.items() if loads(body, 1)}
+    found = {start: body for start, body in sorted(every.items()) if loads(body, 1)}
     if not found:
         return []
     outermost = max(found.values(), key=lambda body: (loads(body, WIDE), len(body)))
-    inner = {start: body for start, body in found.items() if body <= outermost}
-    innermost = {start: body for start, body in inner.items() if not any(other < body for other in every.values())}
-    paths = [hot_path(code, start, body) for start, body in sorted((innermost or inner).items())]
-    return max(paths, key=lambda path: [sum(one.loaded for one in path if one.loaded >= least) for least in (WIDE, 1)])
+    paths = {start: hot_path(code, start, body) for start, body in found.items() if body <= outermost}
+    chosen = {start: every[start] for start, path in paths.items() if wide(path)}
+    rivals = chosen or every
+    chosen = [start for start in chosen or paths if not any(other < every[start] for other in rivals.values())] or paths
+    return max((paths[start] for start in chosen), key=lambda path: (wide(path), sum(one.loaded for one in path)))
 
 
 def in_flight(path):
