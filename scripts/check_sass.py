@@ -50,7 +50,9 @@ def figures(kernel, registers, code):
         width, scales = FORMATS[form]
         counted = [one.loaded for one in loop if one.loaded not in [0, *scales] and re.match(WEIGHTS[name], one.opcode)]
         # A load of one byte brings one weight.
-        found["per_weight"] = round(len(loop) / sum(size * width // 16 if size > 1 else 1 for size in counted), 2)
+        weights = sum(size * width // 16 if size > 1 else 1 for size in counted)
+        if weights:
+            found["per_weight"] = round(len(loop) / weights, 2)
     return found
 
 
@@ -68,8 +70,8 @@ def assemble(folder):
                 if re.search(r"\b[1-9]", properties):
                     faults.append(f"{function} for {chip}: {properties}: use fewer registers, and constant indices of arrays")
             if chip in READ:
-                listing = run(TOOLS / "cu13/bin/nvdisasm", "-c", binary)[0]
-                by_chip[chip].update((kernel, figures(kernel, registers[kernel], code)) for kernel, code in sass.parse(listing).items())
+                found = sass.parse(run(TOOLS / "cu13/bin/nvdisasm", "-c", binary)[0])
+                by_chip[chip].update({kernel: figures(kernel, count, found[kernel]) for kernel, count in registers.items()})
         print(f"{file.name}: registers at most: {', '.join(most)}")
     return by_chip, faults
 
@@ -96,7 +98,7 @@ def worsened(by_chip):
             found.append(f"{kernel} for {chip} has no limits")
         for figure, limit in limits.get(kernel, {}).get(chip, {}).items():
             _, is_gain, advice = FIGURES[figure]
-            if measured[figure] < limit if is_gain else measured[figure] > limit:
+            if measured.get(figure, limit) < limit if is_gain else measured.get(figure, limit) > limit:
                 found.append(f"{kernel} for {chip}: {figure} {measured[figure]}, limit {limit}: {advice}")
     return found
 
