@@ -98,8 +98,9 @@ def worsened(by_chip):
             found.append(f"{kernel} for {chip} has no limits")
         for figure, limit in limits.get(kernel, {}).get(chip, {}).items():
             _, is_gain, advice = FIGURES[figure]
-            if measured.get(figure, limit) < limit if is_gain else measured.get(figure, limit) > limit:
-                found.append(f"{kernel} for {chip}: {figure} {measured[figure]}, limit {limit}: {advice}")
+            value = measured.get(figure)
+            if value is None or (value < limit if is_gain else value > limit):
+                found.append(f"{kernel} for {chip}: {figure} {value}, limit {limit}: {advice}")
     return found
 
 
@@ -115,7 +116,7 @@ def self_test():
     def listing(kernel, lines):
         return f".text.{kernel}:\n" + "".join(f"{line}:\n" if line.startswith(".") else f"/*0000*/ {line} ;\n" for line in lines.split("; "))
 
-    # Eight instructions for two blocks of 32 weights; out of line are a fallback with small loads and the path of a diverged warp.
+    # Eight instructions for two blocks of 32 weights; left out are a fallback with small loads and the path of a diverged warp.
     lines = ("LDC R1, c[0x0][0x28]; .L_x_1; @!P1 BRA `(.L_x_2); LDG.E.U16 R4, [R2.64]; IMAD R6, R4, 0x2, RZ; BRA `(.L_x_3); .L_x_2; "
              "LDG.E.NA.128.CONSTANT R8, [R2.64]; @!P2 LDG.E.NA.128.CONSTANT R12, [R2.64+0x200]; LDG.E.U16 R16, [R18.64]; FADD R6, R11, R6; "
              "FADD R6, R15, R16; .L_x_3; BRA.DIV UR6, `(.L_x_4); .L_x_5; @P0 BRA `(.L_x_1); EXIT; .L_x_4; BRA `(.L_x_5)")
