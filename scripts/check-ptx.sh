@@ -1,8 +1,14 @@
 #!/usr/bin/env bash
-# Assembles the PTX in kernels/ptx for every GPU generation since compute capability 8.0, with a pinned ptxas.
-# Fails on an assembler error or if a kernel spills registers.
+# Assembles the PTX in kernels/ptx for every GPU generation since compute capability 8.0, with a pinned ptxas, and reads the
+# machine code (SASS) for sm_90 and sm_89. Fails on an assembler error, if a kernel spills registers, and if a figure exceeds its
+# limit in scripts/sass_limits.json:
+#   registers   of a thread
+#   in flight   loads that a thread has issued when it first uses one of them, in the loop that streams data
+#   per weight  instructions of that loop per weight it reads; inner loops, as of a GEMM, count once
 #
-# usage: scripts/check-ptx.sh
+# usage: scripts/check-ptx.sh [--estimate] [--write]
+#   --estimate  also prints the estimated time of a token on an H100, kernel by kernel
+#   --write     takes what is measured as the new limits
 # Needs Python 3.9 or newer with pip on x86-64 Linux, and access to PyPI; no CUDA and no GPU. Exits with
 # 75 if the tools cannot be installed.
 set -euo pipefail
@@ -10,26 +16,6 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 venv=${CARGO_TARGET_DIR:-$root/target}/ptx-venv
 missing() { echo "skipped: $1" >&2; exit 75; }
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv" || missing "no Python with venv"
-"$venv/bin/pip" install --quiet --disable-pip-version-check nvidia-cuda-nvcc-cu12==12.8.93 ||
-  missing "the assembler cannot be installed"
-ptxas=$("$venv/bin/python" -c 'import pathlib, sysconfig; print(pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia/cuda_nvcc/bin/ptxas")')
-failed=0
-for file in "$root"/kernels/ptx/*.ptx; do
-  for chip in 80 86 89 90 120; do
-    if ! said=$("$ptxas" -v -arch="sm_$chip" "$file" -o /dev/null 2>&1); then
-      echo "$(basename "$file") for sm_$chip: $said" >&2
-      failed=1
-    fi
-    # Order of the lines per function: name, stack and spills, registers.
-    spilled=$(echo "$said" | awk '/Compiling entry function/ { name = $0 }
-      /bytes spill/ && !/ 0 bytes spill stores, 0 bytes spill loads/ { print name; print $0 }')
-    if [ -n "$spilled" ]; then
-      echo "$(basename "$file") for sm_$chip spills:" >&2
-      echo "$spilled" >&2
-      failed=1
-    fi
-    registers=$(echo "$said" | grep -o 'Used [0-9]* registers' | awk '{ if ($2 > most) most = $2 } END { print most + 0 }')
-    echo "$(basename "$file") for sm_$chip: at most $registers registers"
-  done
-done
-exit "$failed"
+"$venv/bin/pip" install --quiet --disable-pip-version-check nvidia-cuda-nvcc-cu12==12.8.93 nvidia-cuda-nvdisasm==13.2.51 ||
+  missing "the assembler and the disassembler cannot be installed"
+exec "$venv/bin/python" "$root/scripts/check_sass.py" "$@"
