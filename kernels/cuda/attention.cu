@@ -11,6 +11,12 @@ constexpr int ATTENTION_WARPS = ATTENTION_THREADS / WARP;
 // Blocks per multiprocessor that registers leave room for.
 constexpr int ATTENTION_BLOCKS = 6;
 
+// Where the KV cache of a layer is: [kv_heads, context, head_size] each.
+struct CachePlace {
+  void* keys;
+  void* values;
+};
+
 struct Attention {
   // query: [tokens, heads, head_size]; key, value: [tokens, kv_heads, head_size].
   const float* query;
@@ -23,9 +29,8 @@ struct Attention {
   int pairs;
   // [heads]: ALiBi slopes; null for none.
   const float* alibi_slopes;
-  // The cache: [kv_heads, context, head_size] each.
-  void* keys;
-  void* values;
+  // In device memory, so that a captured graph runs for any sequence.
+  const CachePlace* cache;
   int heads;
   int kv_heads;
   int head_size;
@@ -140,14 +145,15 @@ __device__ __forceinline__ void attention(const Attention& a) {
   // [row_groups, QUERIES, padded], once the tiles are done with.
   float* sums = reinterpret_cast<float*>(keys);
 
+  const CachePlace cache = *a.cache;
   const int position = *a.position + token, first = a.window > 0 ? max(0, position + 1 - a.window) : 0;
   // Visible positions in the cache.
   const int cached = position + a.in_cache - first;
   const int used_splits = max(1, min((cached + TILE - 1) / TILE, splits));
   if (split >= used_splits) return;
   const size_t first_row = size_t(kv_head) * a.context + first;
-  const auto copy_tile = [&](const void* cache, int tile, uint4* to) {
-    const Element* rows = static_cast<const Element*>(cache) + (first_row + tile * TILE) * size + piece * WIDTH;
+  const auto copy_tile = [&](const void* from_cache, int tile, uint4* to) {
+    const Element* rows = static_cast<const Element*>(from_cache) + (first_row + tile * TILE) * size + piece * WIDTH;
 #pragma unroll 1
     for (int row = copy_row; row < min(TILE, cached - tile * TILE); row += copy_rows) {
       const Element* from = rows + size_t(row) * size;
@@ -166,8 +172,8 @@ __device__ __forceinline__ void attention(const Attention& a) {
     if (!a.alibi_slopes) return 0.0f;
     return round_to_bf16(a.alibi_slopes[head + index] * round_to_bf16(float(key_position))) * a.scale;
   };
-  copy_tile(a.keys, split, keys);
-  copy_tile(a.values, split, values);
+  copy_tile(cache.keys, split, keys);
+  copy_tile(cache.values, split, values);
 
   // A token that is not in the cache yet begins with its own position.
   const bool begins = !a.in_cache && split == used_splits - 1;
@@ -184,8 +190,8 @@ __device__ __forceinline__ void attention(const Attention& a) {
       own_key[i] = Cache::at(elements, 0);
       own_value[i] = Cache::at(elements, 1);
       if (first_query > 0) return;
-      static_cast<Element*>(a.keys)[(first_row + cached) * size + i] = elements[0];
-      static_cast<Element*>(a.values)[(first_row + cached) * size + i] = elements[1];
+      static_cast<Element*>(cache.keys)[(first_row + cached) * size + i] = elements[0];
+      static_cast<Element*>(cache.values)[(first_row + cached) * size + i] = elements[1];
     });
     if (size + lane < padded) own_value[size + lane] = 0.0f;
   }
@@ -235,7 +241,7 @@ __device__ __forceinline__ void attention(const Attention& a) {
 #pragma unroll
     for (int index = 0; index < QUERIES; index++) scores[(warp * QUERIES + index) * TILE + lane] = score[index];
     __syncthreads();
-    copy_tile(a.keys, tile + splits, keys);
+    copy_tile(cache.keys, tile + splits, keys);
     if (warp < queries) {
       float sum = bias(warp, first + tile * TILE + lane);
 #pragma unroll
@@ -265,7 +271,7 @@ __device__ __forceinline__ void attention(const Attention& a) {
       }
     }
     __syncthreads();
-    copy_tile(a.values, tile + splits, values);
+    copy_tile(cache.values, tile + splits, values);
   }
 
   // Store this split; the last block of the queries merges all splits in order.
@@ -327,13 +333,14 @@ __device__ __forceinline__ void append_kv(const Attention& a) {
   const int kv_head = blockIdx.x, token = blockIdx.y, size = a.head_size;
   float* key = shared.allocate<float>(size);
   const size_t from = (size_t(token) * a.kv_heads + kv_head) * size;
+  const CachePlace cache = *a.cache;
   const size_t to = (size_t(kv_head) * a.context + *a.position + token) * size;
   load_head(a, token, a.key + from, a.key_norm, 1.0f, key);
   __syncwarp();
 #pragma unroll 1
   for (int i = lane_index(); i < size; i += WARP) {
-    static_cast<Element*>(a.keys)[to + i] = Cache::store(key[i]);
-    static_cast<Element*>(a.values)[to + i] = Cache::store(a.value[from + i]);
+    static_cast<Element*>(cache.keys)[to + i] = Cache::store(key[i]);
+    static_cast<Element*>(cache.values)[to + i] = Cache::store(a.value[from + i]);
   }
 }
 

@@ -71,6 +71,9 @@ fn a_model_of_the_original_goes_out_and_comes_back() {
         .run(&["export", own, "--to", "powerinfer", "out"])
         .good();
     exported.stderr_contains(&["25 tensors, matrices in f16", "0 neurons on the GPU"]);
+    let index = "out/tiny.powerinfer.f16.powerinfer.gguf.generated.gpuidx";
+    let index = sandbox.run(&["inspect", index]).good();
+    index.stdout_contains(&["layer 0      0 of 1024"]);
     // The name is the model's.
     let file = sandbox.path("out/tiny.powerinfer.f16.powerinfer.gguf");
     assert!(

@@ -50,6 +50,14 @@ pub enum ExportError {
         /// What the original cannot compute, and what to do.
         reason: String,
     },
+    /// A file is no index of neurons on the GPU.
+    #[error("`{path}` is no index of neurons on the GPU: {reason}")]
+    Index {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
     /// A checkpoint cannot be read or represented.
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -9,5 +9,6 @@ mod source;
 
 pub use error::ExportError;
 pub use gguf::{Exported, GgufOptions, to_gguf};
+pub use gpu_index::GpuIndex;
 pub use original::{OriginalFiles, index_path, to_original};
 pub use source::Source;

@@ -13,7 +13,7 @@ use powerinfer_tensor::{BLOCK, Format};
 use crate::{
     ExportError, Exported, Source,
     gguf::write,
-    gpu_index::{self, GROUP},
+    gpu_index::{GROUP, GpuIndex},
     predictor::{Converted, Predictors},
 };
 
@@ -151,12 +151,12 @@ pub fn to_original(
     let hot_count: usize = hot.iter().map(Vec::len).sum();
     let per_neuron = config.matrices_per_neuron() * quant.row_bytes(config.hidden_size);
     let index = index_path(out);
-    gpu_index::write(
-        &index,
-        config.ffn_size,
-        &hot,
-        (hot_count * per_neuron) as u64,
-    )?;
+    GpuIndex {
+        neurons: config.ffn_size,
+        hot,
+        capacity: (hot_count * per_neuron) as u64,
+    }
+    .write(&index)?;
     Ok(OriginalFiles {
         model: Exported {
             bytes,

@@ -17,7 +17,7 @@ use powerinfer_artifact::{
     tensor_writer::{TensorSource, write_tensors},
 };
 use powerinfer_bundle::{Bundle, PackInputs, pack};
-use powerinfer_export::{ExportError, OriginalFiles, index_path, to_original};
+use powerinfer_export::{ExportError, GpuIndex, OriginalFiles, index_path, to_original};
 use powerinfer_import::{OriginalPredictor, OriginalPredictors, PredictedSizes, open_checkpoint};
 use powerinfer_model::{
     Checkpoint, Files, LayerWeight, ModelConfig, Weight, container::Container, gguf::GgufFile,
@@ -383,24 +383,24 @@ fn check_index(written: &OriginalFiles, out: &Path) {
             .iter()
             .any(|note| note.starts_with("188 neurons"))
     );
-    let index = GgufFile::open(&written.index).unwrap();
-    assert_eq!(
-        index
-            .value("split.vram_capacity")
-            .unwrap()
-            .as_f64()
-            .unwrap() as usize
-            % 512,
-        0
-    );
-    let mut hot: Vec<i32> = order(0, 1280)[..512].iter().map(|id| *id as i32).collect();
+    let index = GpuIndex::read(&written.index).unwrap();
+    assert_eq!((index.neurons, index.capacity % 512), (1280, 0));
+    let mut hot = order(0, 1280)[..512].to_vec();
     hot.sort_unstable();
-    assert_eq!(index.integers("blk.0.gpu_bucket").unwrap(), hot);
-    assert_eq!(index.integers("blk.1.gpu_bucket").unwrap(), [0i32; 0]);
-    let flags = index.integers("blk.0.gpu_idx").unwrap();
+    assert_eq!(index.hot, [hot, Vec::new()]);
+    // The layout that its engine reads.
+    let file = GgufFile::open(&written.index).unwrap();
+    let flags = file.integers("blk.0.gpu_idx").unwrap();
     let flagged = (0..).zip(&flags).filter(|(_, flag)| **flag == 1);
-    assert_eq!(flagged.map(|(id, _)| id).collect::<Vec<i32>>(), hot);
-    assert_eq!(index.integers("blk.1.gpu_idx").unwrap(), [0; 1280]);
+    assert_eq!(
+        flagged.map(|(id, _)| id).collect::<Vec<u32>>(),
+        index.hot[0]
+    );
+    assert_eq!(file.integers("blk.1.gpu_idx").unwrap(), [0; 1280]);
+    assert_eq!(file.integers("blk.1.gpu_bucket").unwrap(), [0i32; 0]);
+    // A model is no index.
+    let error = GpuIndex::read(out).unwrap_err().to_string();
+    assert!(error.contains("no index of neurons"), "{error}");
 }
 
 #[test]
@@ -461,9 +461,8 @@ fn a_small_ffn_is_padded_with_neurons_of_zeros() {
             let (same, padding) = exported.fc2.split_at(network.b.len());
             assert!(same == network.b && padding.iter().all(|value| *value == 0.0));
         }
-        let index = GgufFile::open(&written.index).unwrap();
-        assert_eq!(index.integers("blk.0.gpu_idx").unwrap().len(), 1024);
-        assert_eq!(index.integers("blk.0.gpu_bucket").unwrap().len(), 256);
+        let index = GpuIndex::read(&written.index).unwrap();
+        assert_eq!((index.neurons, index.hot[0].len()), (1024, 256));
     }
 }
 

@@ -263,6 +263,8 @@ impl DeviceModel {
             alibi_slopes: attention.slopes.as_deref(),
             window: attention.window,
             position: &state.position,
+            caches: &self.caches,
+            layer: index,
         };
         let (partial, counters) = (&mut state.attention_partial, &mut state.attention_counters);
         self.gpu

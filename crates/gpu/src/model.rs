@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use powerinfer_kernels::cuda::{Device, DeviceError, Gpu, GpuCache, NeuronCounts};
+use powerinfer_kernels::cuda::{Buffer, Device, DeviceError, Gpu, GpuCache, NeuronCounts};
 use powerinfer_model::{ModelConfig, Positions};
 use powerinfer_tensor::CacheFormat;
 
@@ -62,6 +62,10 @@ pub struct DeviceModel {
     pub(crate) state: State,
     /// Buffers of a token while a prompt runs, of a prompt while a token runs; `None` without room for a prompt.
     prompt: Option<State>,
+    /// `[layers]`: addresses of the sequence's keys and values, zeros where the host has them.
+    pub(crate) caches: Buffer<[u64; 2]>,
+    /// The same on the host.
+    known_caches: Vec<[u64; 2]>,
     /// Tokens of the pass that runs.
     pub(crate) tokens: usize,
     /// The layer that runs.
@@ -86,7 +90,7 @@ impl DeviceModel {
         head: Option<DeviceHead>,
     ) -> Result<Self, DeviceError> {
         let state = State::new(&gpu, &shape, &layers, 1)?;
-        Ok(Self::with_state(gpu, shape, layers, head, state))
+        Self::with_state(gpu, shape, layers, head, state)
     }
 
     /// As [`new`](Self::new), with the buffers `state`.
@@ -96,8 +100,10 @@ impl DeviceModel {
         layers: Vec<DeviceLayer>,
         head: Option<DeviceHead>,
         state: State,
-    ) -> Self {
-        Self {
+    ) -> Result<Self, DeviceError> {
+        Ok(Self {
+            caches: Buffer::new(gpu.device(), layers.len())?,
+            known_caches: vec![[0; 2]; layers.len()],
             tokens: state.capacity(),
             state,
             prompt: None,
@@ -109,7 +115,7 @@ impl DeviceModel {
             shape,
             layers,
             head,
-        }
+        })
     }
 
     /// The device.
@@ -190,13 +196,27 @@ impl DeviceModel {
         self.prompt.as_ref().map_or(1, State::capacity)
     }
 
-    /// Begins a pass of a single token of the sequence whose KV caches are at `addresses`: what is recorded of the
-    /// sequence is replayed, unless the host is to read between kernels (`is_observed`).
-    pub fn begin_token(&mut self, addresses: Vec<u64>, is_observed: bool) {
+    /// Sets the KV caches, one per layer, of the sequence whose passes follow; `None` where the host has one.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the device fails.
+    pub fn use_caches(&mut self, caches: &[Option<GpuCache>]) -> Result<(), DeviceError> {
+        let address = |cache: &Option<GpuCache>| cache.as_ref().map_or([0; 2], GpuCache::addresses);
+        let caches: Vec<[u64; 2]> = caches.iter().map(address).collect();
+        if caches != self.known_caches {
+            self.caches.write(&caches)?;
+            self.known_caches = caches;
+        }
+        Ok(())
+    }
+
+    /// Begins a pass of a single token: captured graphs are replayed, unless the host is to read between kernels
+    /// (`is_observed`).
+    pub fn begin_token(&mut self, is_observed: bool) {
         self.is_launched_ahead = false;
         let is_retried = std::mem::take(&mut self.is_retried);
         self.segments.pause(is_observed || is_retried);
-        self.segments.start(addresses);
     }
 
     /// Switches to the buffers of a prompt, for `tokens` tokens, or back to those of a single token.

@@ -24,7 +24,7 @@ const BATCH: usize = 256;
 #[derive(Debug)]
 pub struct ObservedLayer {
     model: DeviceModel,
-    cache: GpuCache,
+    cache: [Option<GpuCache>; 1],
     counts: ActivityCounts,
     positions: Positions,
     reads: FfnInput,
@@ -96,8 +96,10 @@ impl ObservedLayer {
                 other => break other?,
             }
         };
-        let mut model = DeviceModel::with_state(gpu, shape, layers, None, state);
+        let mut model = DeviceModel::with_state(gpu, shape, layers, None, state)?;
         model.segments.pause(true);
+        let cache = [Some(cache)];
+        model.use_caches(&cache)?;
         Ok(Self {
             model,
             cache,
@@ -188,7 +190,7 @@ impl ObservedLayer {
             model.keep_residual()?;
         }
         model.project_attention(0)?;
-        model.attend(0, &mut self.cache)?;
+        model.attend(0, self.cache[0].as_mut().expect("made with the model"))?;
         model.add_attention(0)?;
         model.gate_up(0, self.reads, !wanted.is_empty())?;
         let (gpu, state) = (&model.gpu, &model.state);

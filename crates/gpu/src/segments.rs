@@ -1,7 +1,7 @@
 //! Graph segments: the launches of a token between two synchronisations with the host, captured once and replayed for
 //! every token.
 //!
-//! The launches of all tokens are equal, as position and step are in device memory. A segment costs one launch of the
+//! The launches of all tokens are equal, as position, step and the addresses of the KV caches are in device memory. A segment costs one launch of the
 //! driver instead of one per kernel. Without graph capture, kernels are launched one by one.
 #![expect(unsafe_code, reason = "launches graphs whose memory the segment holds")]
 
@@ -9,14 +9,11 @@ use std::sync::Arc;
 
 use powerinfer_kernels::cuda::{Device, DeviceError, Graph};
 
-/// Sequences whose graphs are kept.
-const MOST_SEQUENCES: usize = 64;
-
-/// The graph segments of a token, for each sequence.
+/// The graph segments of a token.
 #[derive(Debug)]
 pub(crate) struct GraphSegments {
-    /// Sequences; that of the current token is the last.
-    known: Vec<Known>,
+    /// Captured segments, in order.
+    segments: Vec<Box<dyn Graph>>,
     device: Arc<dyn Device>,
     /// Index of the open segment, or of the next one.
     next: usize,
@@ -31,21 +28,12 @@ pub(crate) struct GraphSegments {
     ends: Option<Vec<usize>>,
 }
 
-/// The graphs of a sequence.
-#[derive(Debug)]
-struct Known {
-    /// Addresses of its keys and values on the device.
-    places: Vec<u64>,
-    /// The segments of its tokens, in order.
-    segments: Vec<Box<dyn Graph>>,
-}
-
 impl GraphSegments {
     /// No graphs yet.
     pub(crate) fn new(device: &Arc<dyn Device>) -> Self {
         Self {
             device: Arc::clone(device),
-            known: Vec::new(),
+            segments: Vec::new(),
             next: 0,
             is_open: false,
             failure: None,
@@ -53,28 +41,6 @@ impl GraphSegments {
             is_paused: false,
             ends: None,
         }
-    }
-
-    /// Starts a token of the sequence whose keys and values are at `places`.
-    pub(crate) fn start(&mut self, places: Vec<u64>) {
-        self.next = 0;
-        let found = self.known.iter().position(|known| known.places == places);
-        let entry = match found {
-            Some(index) => self.known.remove(index),
-            None => Known {
-                places,
-                segments: Vec::new(),
-            },
-        };
-        if self.known.len() == MOST_SEQUENCES {
-            self.known.remove(0);
-        }
-        self.known.push(entry);
-    }
-
-    /// The segments of the current sequence.
-    fn segments(&mut self) -> &mut Vec<Box<dyn Graph>> {
-        &mut self.known.last_mut().expect("a token has begun").segments
     }
 
     /// Whether launches are captured; tries it on the first call.
@@ -126,7 +92,7 @@ impl GraphSegments {
     /// Measures the device's time of every segment from now on, or no longer.
     pub(crate) fn set_timed(&mut self, is_timed: bool) {
         // Timed tokens end their segments at other launches.
-        self.known.clear();
+        self.segments.clear();
         self.ends = is_timed.then(Vec::new);
     }
 
@@ -164,12 +130,12 @@ impl GraphSegments {
         }
         let next = self.next;
         if !self.is_open {
-            if next < self.segments().len() {
+            if next < self.segments.len() {
                 self.mark(false)?;
             }
-            if let Some(segment) = self.segments().get(next) {
-                // SAFETY: it was recorded with the vectors and weights that this executor still has, and with
-                // keys and values at the same places, of a sequence that the caller holds.
+            if let Some(segment) = self.segments.get(next) {
+                // SAFETY: it was captured with the vectors and weights that this executor still has; keys and values are those
+                // of the sequence whose addresses are on the device, which the caller holds.
                 let launched = unsafe { segment.launch() };
                 self.noted(launched)?;
             } else {
@@ -185,7 +151,7 @@ impl GraphSegments {
             }
             self.is_open = true;
         }
-        Ok(next >= self.segments().len())
+        Ok(next >= self.segments.len())
     }
 
     /// Ends the segment, as the host is about to read its results or to change what follows. `layer` is that of the
@@ -194,14 +160,14 @@ impl GraphSegments {
         if !std::mem::replace(&mut self.is_open, false) {
             return Ok(());
         }
-        if self.captures() && self.next == self.segments().len() {
+        if self.captures() && self.next == self.segments.len() {
             let captured = self.device.end_capture();
             let segment = self.noted(captured)?;
             self.mark(false)?;
             // SAFETY: as above; all of it was just borrowed for launches.
             let launched = unsafe { segment.launch() };
             self.noted(launched)?;
-            self.segments().push(segment);
+            self.segments.push(segment);
         }
         self.mark(true)?;
         if let Some(ends) = &mut self.ends {
@@ -214,7 +180,7 @@ impl GraphSegments {
     /// Drops the capture of a failed token. Returns whether the token used graphs, so that it may be tried without.
     pub(crate) fn fail(&mut self) -> bool {
         let used_graphs = !self.is_paused;
-        let is_capturing = self.captures() && self.next == self.segments().len();
+        let is_capturing = self.captures() && self.next == self.segments.len();
         if std::mem::replace(&mut self.is_open, false) && is_capturing {
             // A launch that cannot be captured fails the capture.
             let captured = self.device.end_capture();

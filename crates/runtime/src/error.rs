@@ -157,12 +157,6 @@ pub enum RuntimeError {
     /// The user has interrupted it.
     #[error(transparent)]
     Interrupted(#[from] Interrupted),
-    /// Only the CPU supports this.
-    #[error("{what} is not supported on a GPU")]
-    CpuOnly {
-        /// The operation.
-        what: &'static str,
-    },
     /// The GPU fails.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -186,9 +180,7 @@ impl RuntimeError {
             Self::NoRoom { .. } => Some(Hint::ShorterContext),
             Self::OtherPromptCache { .. } => Some(Hint::OtherPromptCache),
             Self::OverBudget { .. } => Some(Hint::MoreVramOrShorterContext),
-            Self::CpuOnly { .. } | Self::NoGpu(_) | Self::SeveralGpus { .. } => {
-                Some(Hint::RunOnCpu)
-            }
+            Self::NoGpu(_) | Self::SeveralGpus { .. } => Some(Hint::RunOnCpu),
             Self::NothingOnGpu => Some(Hint::PlaceOnGpu),
             Self::TakesMore { .. } => Some(Hint::SmallerVram),
             Self::InBatch { source, .. } => source.hint(),

@@ -8,10 +8,10 @@ use powerinfer_artifact::{
     prompt_cache::{FORMAT, LayerCache, PromptCacheFile, VERSION, write},
 };
 use powerinfer_bundle::Bundle;
-use powerinfer_tensor::BLOCK;
+use powerinfer_tensor::{BLOCK, CachePlane};
 use serde_json::{Value, json};
 
-use crate::{Runtime, RuntimeError, Sequence};
+use crate::{Runtime, RuntimeError, sequence};
 
 const WEIGHTS: &str = "weights";
 const PREDICTORS: &str = "predictors";
@@ -21,24 +21,24 @@ const DECISIONS: &str = "decisions";
 impl Runtime {
     /// Writes the current sequence, tokens with keys and values, to `path`.
     ///
-    /// Equal sequences of the same bundle give equal bytes.
+    /// Equal sequences of the same bundle give equal bytes, whether keys and values are on a device or not.
     ///
     /// # Errors
     ///
-    /// Fails where keys and values are on a device, and where the file cannot be written.
+    /// Fails where the device does, where memory is missing, and where the file cannot be written.
     pub fn save_prompt_cache(&self, path: &Path) -> Result<(), RuntimeError> {
         let sequence = self.sequence();
-        cpu_only(sequence)?;
-        let layers: Vec<LayerCache<'_>> = sequence
-            .layers
-            .iter()
+        let tokens = sequence.tokens();
+        let copies = (0..sequence.layers.len()).map(|layer| self.copy_of(layer, tokens.len()));
+        let copies = copies.collect::<Result<Vec<_>, _>>()?;
+        let layers: Vec<LayerCache<'_>> = (sequence.layers.iter().zip(&copies))
+            .map(|(layer, copy)| copy.as_ref().unwrap_or(layer))
             .map(|layer| LayerCache {
                 keys: layer.keys.as_bytes(),
                 values: layer.values.as_bytes(),
             })
             .collect();
         let format = self.bundle().plan().budget.kv_cache;
-        let tokens = sequence.tokens();
         let heads = self.heads();
         Ok(write(path, self.stamp(), tokens, format, heads, &layers)?)
     }
@@ -48,8 +48,8 @@ impl Runtime {
     ///
     /// # Errors
     ///
-    /// Fails where the file belongs to another bundle or other policies, where it is damaged, and where keys and
-    /// values are on a device.
+    /// Fails where the file belongs to another bundle or other policies, where it is damaged, where a device fails, and
+    /// where memory is missing.
     pub fn load_prompt_cache(
         &mut self,
         path: &Path,
@@ -57,7 +57,6 @@ impl Runtime {
         prompt: &[u32],
     ) -> Result<usize, RuntimeError> {
         self.check_prompt_cache(path, file)?;
-        cpu_only(self.sequence())?;
         let both = file.tokens().iter().zip(prompt);
         let common = both.take_while(|(own, other)| own == other).count();
         let kept = common
@@ -67,16 +66,64 @@ impl Runtime {
         let layers = self.bundle().config().layer_count;
         let layers = (0..layers).map(|layer| file.layer(layer, self.heads()));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
-        let sequence = &mut self.sequence;
-        for (layer, planes) in sequence.layers.iter_mut().zip(&layers) {
+        for (index, planes) in layers.iter().enumerate() {
             let planes = [planes.keys, planes.values];
-            for (plane, (numbers, scales)) in layer.planes_mut().into_iter().zip(planes) {
-                plane.read_bytes(numbers, scales, kept);
+            let read = |layer: &mut sequence::LayerCache| {
+                for (plane, (numbers, scales)) in layer.planes_mut().into_iter().zip(planes) {
+                    plane.read_bytes(numbers, scales, kept);
+                }
+            };
+            if self.sequence.on_device[index].is_none() {
+                read(&mut self.sequence.layers[index]);
+                continue;
+            }
+            let mut copy = self.empty_cache(kept)?;
+            read(&mut copy);
+            if let Some(cache) = &mut self.sequence.on_device[index] {
+                let [keys, values] = [&copy.keys, &copy.values].map(floats_of);
+                cache.write(kept, [&keys, &values])?;
             }
         }
+        let sequence = &mut self.sequence;
         sequence.tokens.clear();
         sequence.tokens.extend(&prompt[..kept]);
         Ok(kept)
+    }
+
+    /// A copy in host memory of the first `positions` keys and values of `layer`; `None` if they are there already.
+    fn copy_of(
+        &self,
+        layer: usize,
+        positions: usize,
+    ) -> Result<Option<sequence::LayerCache>, RuntimeError> {
+        let Some(cache) = &self.sequence.on_device[layer] else {
+            return Ok(None);
+        };
+        let mut copy = self.empty_cache(positions)?;
+        let planes = cache.read(positions)?;
+        for (plane, floats) in copy.planes_mut().into_iter().zip(planes) {
+            let size = plane.head_size();
+            let of_heads = floats.chunks_exact((positions * size).max(1));
+            let of_heads: Vec<&[f32]> = of_heads.collect();
+            for position in 0..positions {
+                let heads = of_heads.iter();
+                let heads = heads.flat_map(|head| &head[position * size..][..size]);
+                plane.push(&heads.copied().collect::<Vec<f32>>());
+            }
+        }
+        Ok(Some(copy))
+    }
+
+    /// An empty cache of a layer in host memory.
+    fn empty_cache(&self, positions: usize) -> Result<sequence::LayerCache, RuntimeError> {
+        let config = self.bundle().config();
+        let format = self.bundle().plan().budget.kv_cache;
+        let (heads, size) = (config.kv_head_count, config.head_size);
+        let cache = sequence::LayerCache::new(heads, size, format, positions);
+        cache.ok_or(RuntimeError::NoRoom {
+            tokens: positions,
+            bytes: (2 * format.plane_bytes(heads, size, positions)) as u64,
+        })
     }
 
     /// Heads of keys and values, and the blocks of each.
@@ -161,14 +208,16 @@ fn file_digest(bundle: &Bundle, path: &Path) -> Digest {
     *digest.expect("the manifest has every file of the bundle")
 }
 
-/// Refuses a sequence whose keys and values are on a device.
-fn cpu_only(sequence: &Sequence) -> Result<(), RuntimeError> {
-    match sequence.on_device.iter().any(Option::is_some) {
-        true => Err(RuntimeError::CpuOnly {
-            what: "a prompt cache",
-        }),
-        false => Ok(()),
+/// Numbers of a plane, `[heads, positions, head_size]`.
+fn floats_of(plane: &CachePlane) -> Vec<f32> {
+    let (heads, positions, size) = (plane.heads(), plane.positions(), plane.head_size());
+    let mut floats = Vec::with_capacity(heads * positions * size);
+    for head in 0..heads {
+        for position in 0..positions {
+            floats.extend((0..size).map(|index| plane.value(head, position, index)));
+        }
     }
+    floats
 }
 
 /// Policies, with the number of layers of each.

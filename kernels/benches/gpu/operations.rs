@@ -198,6 +198,7 @@ impl Bench {
             let rotations = Buffer::new(device, 0)?;
             let position = Buffer::from_slice(device, &[positions as u32 - 1])?;
             let mut cache = GpuCache::new(device, CacheFormat::F16, kv_heads, self.context, size)?;
+            let caches = Buffer::from_slice(device, &[cache.addresses()])?;
             let words = self
                 .gpu
                 .attention_scratch_len(1, heads, kv_heads, size, self.context);
@@ -215,6 +216,8 @@ impl Bench {
                     alibi_slopes: None,
                     window: None,
                     position: &position,
+                    caches: &caches,
+                    layer: 0,
                 };
                 Ok(gpu.attend(&what, &mut cache, &mut partial, &mut counters, &mut out)?)
             })?;

@@ -212,6 +212,7 @@ impl Device for Emulator {
             running: RunningGraph::default(),
             copies: Mutex::default(),
         };
+        self.running.count_capture();
         Ok(Box::new(EmulatedGraph {
             shared: Arc::new((device, nodes)),
             running: self.running.clone(),

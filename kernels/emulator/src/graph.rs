@@ -72,12 +72,24 @@ type GraphThread = JoinHandle<Result<(), DeviceError>>;
 pub(crate) struct RunningGraph {
     thread: Arc<Mutex<Option<GraphThread>>>,
     launches: Arc<AtomicUsize>,
+    captures: Arc<AtomicUsize>,
 }
 
 impl RunningGraph {
     /// Number of launches so far.
     pub(crate) fn launches(&self) -> usize {
         self.launches.load(Ordering::Relaxed)
+    }
+
+    /// Number of graphs captured so far.
+    pub(crate) fn captures(&self) -> usize {
+        self.captures.load(Ordering::Relaxed)
+    }
+
+    /// Counts a captured graph.
+    #[cfg_attr(not(emulated), expect(dead_code, reason = "no graph is captured"))]
+    pub(crate) fn count_capture(&self) {
+        self.captures.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether no graph runs.

@@ -163,6 +163,11 @@ impl Emulator {
         self
     }
 
+    /// Number of captured graphs.
+    pub fn graph_captures(&self) -> usize {
+        self.running.captures()
+    }
+
     /// Number of graph launches.
     pub fn graph_launches(&self) -> usize {
         self.running.launches()

@@ -45,11 +45,15 @@ pub struct Attention<'a> {
     pub window: Option<usize>,
     /// `[1]`: position of the first token.
     pub position: &'a Buffer<u32>,
+    /// `[layers]`: [addresses](GpuCache::addresses) of the sequence's caches.
+    pub caches: &'a Buffer<[u64; 2]>,
+    /// Index in `caches`.
+    pub layer: usize,
 }
 
 impl Gpu {
-    /// Appends keys and values of the tokens to `cache` and computes their attention: `out` is
-    /// `[tokens, heads, head_size]`.
+    /// Appends keys and values of the tokens to the cache at `caches[layer]`, of the shape of `cache`, and computes their
+    /// attention: `out` is `[tokens, heads, head_size]`.
     ///
     /// `partial` holds [`Gpu::attention_scratch_len`] elements, `counters` `tokens * heads` zeros.
     ///
@@ -69,7 +73,8 @@ impl Gpu {
         out: &mut Buffer<f32>,
     ) -> Result<(), DeviceError> {
         let (kv_heads, size) = (cache.kv_heads, cache.head_size);
-        let tokens = attention.tokens;
+        let (tokens, layer) = (attention.tokens, attention.layer);
+        assert!(layer < attention.caches.len());
         let heads = attention.query.len() / size / tokens;
         let group = heads / kv_heads;
         let splits = self.attention_splits(tokens, heads, kv_heads, cache.context);
@@ -93,8 +98,7 @@ impl Gpu {
             pairs: pairs as i32,
             padding: 0,
             alibi_slopes: attention.alibi_slopes.map_or(0, Buffer::address),
-            keys: cache.keys.address(),
-            values: cache.values.address(),
+            cache: attention.caches.address() + (layer * size_of::<[u64; 2]>()) as u64,
             heads: heads as i32,
             kv_heads: kv_heads as i32,
             head_size: size as i32,

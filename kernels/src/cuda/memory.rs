@@ -84,12 +84,26 @@ impl<T: Pod> Buffer<T> {
     ///
     /// `values` is longer than the buffer.
     pub fn write(&mut self, values: &[T]) -> Result<(), DeviceError> {
-        assert!(values.len() <= self.length, "values fit into the buffer");
+        self.write_at(0, values)
+    }
+
+    /// Overwrites the elements from index `from`.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// The range exceeds the buffer.
+    pub fn write_at(&mut self, from: usize, values: &[T]) -> Result<(), DeviceError> {
+        assert!(
+            from + values.len() <= self.length,
+            "values fit into the buffer"
+        );
+        let address = self.address + (from * size_of::<T>()) as u64;
         // SAFETY: the range lies within the allocation.
-        unsafe {
-            self.device
-                .write(self.address, bytemuck::cast_slice(values))
-        }
+        unsafe { self.device.write(address, bytemuck::cast_slice(values)) }
     }
 
     /// Overwrites the first elements asynchronously, through the pinned memory of `staging`, which `copy` fills.

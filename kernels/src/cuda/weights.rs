@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Buffer, Device, DeviceError, StagingStream, arguments};
-use powerinfer_tensor::{CacheFormat, Format, Matrix, MatrixData, NormKind, pack};
+use powerinfer_tensor::{CacheFormat, Format, Matrix, MatrixData, NormKind, f16, pack};
 
 /// A weight matrix on a device, in the planes of [`Matrix`].
 #[derive(Debug)]
@@ -288,9 +288,70 @@ impl GpuCache {
         self.keys.bytes() + self.values.bytes()
     }
 
-    /// Device addresses of keys and values. A graph can be launched again with any cache at the same addresses.
+    /// Device addresses of keys and values.
     pub fn addresses(&self) -> [u64; 2] {
         [self.keys.address(), self.values.address()]
+    }
+
+    /// Reads the first `positions` positions of keys and of values, `[kv_heads, positions, head_size]` each.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// The cache has fewer positions.
+    pub fn read(&self, positions: usize) -> Result<[Vec<f32>; 2], DeviceError> {
+        assert!(positions <= self.context, "positions of the cache");
+        let bytes = self.head_size * element_bytes(self.format);
+        let read = |plane: &Buffer<u8>| {
+            let mut floats = Vec::new();
+            let mut head = vec![0; positions * bytes];
+            for index in 0..self.kv_heads {
+                plane.read_at(index * self.context * bytes, &mut head)?;
+                match self.format {
+                    CacheFormat::F32 => floats
+                        .extend(head.chunks_exact(4).map(|bytes| {
+                            f32::from_le_bytes(bytes.try_into().expect("four bytes"))
+                        })),
+                    _ => floats.extend(head.chunks_exact(2).map(|bytes| {
+                        f16::from_le_bytes(bytes.try_into().expect("two bytes")).to_f32()
+                    })),
+                }
+            }
+            Ok(floats)
+        };
+        Ok([read(&self.keys)?, read(&self.values)?])
+    }
+
+    /// Overwrites the first positions with keys and values as of [`read`](Self::read).
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// The shape differs, or the cache has fewer positions.
+    pub fn write(&mut self, positions: usize, planes: [&[f32]; 2]) -> Result<(), DeviceError> {
+        assert!(positions <= self.context, "positions of the cache");
+        let bytes = self.head_size * element_bytes(self.format);
+        for (plane, floats) in [&mut self.keys, &mut self.values].into_iter().zip(planes) {
+            assert_eq!(floats.len(), self.kv_heads * positions * self.head_size);
+            let heads = floats.chunks_exact((positions * self.head_size).max(1));
+            for (index, head) in heads.enumerate() {
+                let stored: Vec<u8> = match self.format {
+                    CacheFormat::F32 => head.iter().flat_map(|x| x.to_le_bytes()).collect(),
+                    _ => head
+                        .iter()
+                        .flat_map(|x| f16::from_f32(*x).to_le_bytes())
+                        .collect(),
+                };
+                plane.write_at(index * self.context * bytes, &stored)?;
+            }
+        }
+        Ok(())
     }
 
     /// Copies the first `positions` positions of `other`.

@@ -157,6 +157,8 @@ impl AttentionCase {
                     alibi_slopes: slopes.as_ref(),
                     window: self.window,
                     position: &Buffer::from_slice(device, &[token as u32]).unwrap(),
+                    caches: &Buffer::from_slice(device, &[[0; 2], cache.addresses()]).unwrap(),
+                    layer: 1,
                 };
                 gpu.attend(
                     &attention,

@@ -143,7 +143,7 @@ fn a_client_that_goes_away_frees_its_place() {
 #[test]
 fn a_full_queue_refuses_requests_with_a_time_to_retry() {
     let server = Server::start(&["--parallel", "1", "--queue", "1"]);
-    let body = json!({ "prompt": vec!["x"; 64], "max_tokens": 200, "ignore_eos": true });
+    let body = json!({ "prompt": vec!["x"; 64], "max_tokens": 40, "ignore_eos": true });
     thread::scope(|scope| {
         let waiting = scope.spawn(|| server.complete(&body));
         while server.metric("powerinfer_texts_waiting") == 0 && !waiting.is_finished() {

@@ -17,6 +17,7 @@ use powerinfer_artifact::{
     write::write_file,
 };
 use powerinfer_bundle::{Bundle, IntegrityCheck};
+use powerinfer_export::GpuIndex;
 use powerinfer_import::open_checkpoint;
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, Files, Weight};
@@ -136,9 +137,10 @@ fn inspect(path: &Path, asked: Asked) -> Result<Report> {
             Some("safetensors") => tensors(path, asked),
             Some("json") => document(path, asked),
             Some("gguf") => model(&open_checkpoint(Files::open(path)?)?, asked),
+            Some("gpuidx") => gpu_index(path),
             _ if is_safetensors(path) => tensors(path, asked),
             _ => bail!(
-                "`{}` is no artifact of powerinfer; known are profile, predictors, bundle, plan.json, prompt caches and models",
+                "`{}` is no artifact of powerinfer; known are profile, predictors, bundle, plan.json, prompt caches, models and `.gpuidx` files",
                 path.display()
             ),
         }
@@ -244,6 +246,25 @@ fn predictors(path: &Path, asked: Asked) -> Result<Report> {
         has_details: true,
         text,
         json: json!({ "header": file.header(), "layers": file.layers() }),
+    })
+}
+
+/// Where the original PowerInfer computes each neuron.
+fn gpu_index(path: &Path) -> Result<Report> {
+    let index = GpuIndex::read(path)?;
+    let mut text = format!(
+        "  neurons on the GPU for the original PowerInfer, {}\n",
+        ByteSize(index.capacity)
+    );
+    for (layer, hot) in index.hot.iter().enumerate() {
+        text += &format!("  layer {layer:<6} {} of {}\n", hot.len(), index.neurons);
+    }
+    let hot: Vec<usize> = index.hot.iter().map(Vec::len).collect();
+    Ok(Report {
+        has_digests: false,
+        has_details: false,
+        text,
+        json: json!({ "neurons": index.neurons, "hot_counts": hot, "bytes": index.capacity }),
     })
 }
 

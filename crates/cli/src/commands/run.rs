@@ -134,10 +134,6 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
         let asked = [
             (arguments.verify_every.is_some(), "--verify-every"),
             (arguments.speculate, "--speculate"),
-            (
-                arguments.prompt_cache.prompt_cache.is_some(),
-                "--prompt-cache",
-            ),
         ];
         if let Some((_, option)) = asked.into_iter().find(|(is_asked, _)| *is_asked) {
             bail!("`{option}` works on the CPU alone yet; add `--device cpu`, or leave it out");

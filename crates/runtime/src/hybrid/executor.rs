@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use powerinfer_gpu::{ColdNeurons, DeviceModel, FfnInput};
-use powerinfer_kernels::cuda::{DeviceError, GpuCache, NeuronCounts};
+use powerinfer_kernels::cuda::{DeviceError, NeuronCounts};
 
 use super::{PassTimes, times::Stopwatch};
 use crate::{
@@ -69,12 +69,9 @@ impl LayerExecutor for HybridExecutor {
     fn begin(&mut self, pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
         let device = &mut self.device;
         self.hidden_on_device = false;
+        device.use_caches(&pass.sequences[0].on_device)?;
         match pass.tokens.len() {
-            1 => {
-                let caches = pass.sequences[0].on_device.iter().flatten();
-                let places = caches.flat_map(GpuCache::addresses).collect();
-                device.begin_token(places, pass.observers.activity.is_some());
-            }
+            1 => device.begin_token(pass.observers.activity.is_some()),
             tokens => device.use_prompt_buffers(tokens),
         }
         // Timed passes end a segment in every layer.

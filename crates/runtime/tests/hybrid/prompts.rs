@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use powerinfer_artifact::{Hint, plan::Device};
+use powerinfer_artifact::{Hint, plan::Device, prompt_cache::PromptCacheFile};
 use powerinfer_bundle::{Bundle, IntegrityCheck};
-use powerinfer_emulator::{Order, test_emulator};
+use powerinfer_emulator::{Order, test_device, test_emulator};
 use powerinfer_model::{LanguageModel, greedy_token};
 use powerinfer_runtime::{Runtime, Sampler, SamplingSettings};
+use powerinfer_tensor::CacheFormat;
 
 use crate::{
     assert_near,
@@ -44,6 +45,43 @@ fn prefill_gives_the_logits_of_its_tokens_one_by_one() {
                 prefill.abs_diff(decode) * 500 <= decode,
                 "{prefill} of {decode} neurons"
             );
+        }
+    }
+}
+
+#[test]
+fn a_prompt_cache_is_read_back_on_either_side() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache");
+    let mut case = Case::open("llama-relu-gqa");
+    for format in [CacheFormat::F32, CacheFormat::F16] {
+        case.kv_cache = format;
+        // Keys and values of some layers are on the device, of others on the host.
+        let bundle = case.pack(&PLACEMENTS[..4]);
+        let open = || Bundle::open(bundle.folder(), IntegrityCheck::Quick).unwrap();
+        let on_device = || {
+            let device = test_device(Order::Forward)?;
+            Some(Runtime::with_device(open(), case.options(), device).unwrap())
+        };
+        let Some(mut model) = on_device() else {
+            return;
+        };
+        let (before, after) = case.prompt.split_at(13);
+        model.forward(before).unwrap();
+        model.save_prompt_cache(&path).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let want = one_by_one(&mut model, &after[..2]);
+        let file = PromptCacheFile::open(&path).unwrap();
+        let mut again = on_device().unwrap();
+        let mut on_host = Runtime::new(open(), case.options()).unwrap();
+        for (model, tolerance) in [(&mut again, 0.0), (&mut on_host, 1e-4)] {
+            // Something else is there before.
+            model.forward(after).unwrap();
+            let kept = model.load_prompt_cache(&path, &file, &case.prompt);
+            assert_eq!(kept.unwrap(), 13);
+            model.save_prompt_cache(&path).unwrap();
+            assert!(std::fs::read(&path).unwrap() == bytes, "{format}");
+            assert_near(&one_by_one(model, &after[..2]), &want, tolerance, "cached");
         }
     }
 }
