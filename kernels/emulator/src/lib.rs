@@ -47,6 +47,15 @@ impl Order {
     pub const SAMPLES: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled(1)];
 }
 
+/// Whether every access of a kernel to shared and global memory is checked for races, which makes it several times slower.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Checks {
+    /// Accesses that nothing orders fail the launch.
+    On,
+    /// Accesses are not observed.
+    Off,
+}
+
 /// Behaviour of graph capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GraphCapture {
@@ -102,6 +111,7 @@ pub fn test_emulator(multiprocessors: usize, order: Order) -> Option<Emulator> {
 pub struct Emulator {
     info: DeviceInfo,
     order: Order,
+    checks: Checks,
     capture: GraphCapture,
     /// Nodes of the graph that is being captured.
     captured: Mutex<Option<Vec<Node>>>,
@@ -127,6 +137,7 @@ impl Emulator {
                 shared_bytes: 99 << 10, // as compute capability 8.6, the smallest of those supported
             },
             order,
+            checks: Checks::Off,
             capture: GraphCapture::Works,
             captured: Mutex::default(),
             events: Mutex::default(),
@@ -135,6 +146,11 @@ impl Emulator {
             running: RunningGraph::default(),
             copies: Mutex::default(),
         })
+    }
+
+    /// Sets whether accesses are checked.
+    pub fn with_checks(self, checks: Checks) -> Self {
+        Self { checks, ..self }
     }
 
     /// Sets the behaviour of graph capture.

@@ -78,7 +78,7 @@ fn errors_name_the_fault_and_its_place() {
     }
     let two = reason("two_barriers", 1);
     assert!(
-        two.contains("two different __syncthreads") || two.contains("never completes"),
+        two.contains("waits at another __syncthreads") || two.contains("never completes"),
         "{two}"
     );
     let lanes = reason("wrong_mask", 1);
