@@ -249,9 +249,7 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
   }
   // Two adjacent f16 in one register.
   const auto pair = [](const uint16_t* values) { return *reinterpret_cast<const unsigned*>(values); };
-  // Tensor cores truncate sums: they add up one stage, f32 additions the stages.
   const auto compute_stage = [&](int buffer) {
-    float stage_sums[WARP_TOKENS / MMA_TOKENS][4] = {};
     const uint16_t* rows =
         weights + buffer * terms * weight_tile + (warp_row + fragment_row) * PITCH + 2 * fragment_column;
     const uint16_t* columns =
@@ -273,19 +271,20 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
         if (warp_token + tile * MMA_TOKENS >= tokens) break;
         const uint16_t* column = columns + tile * MMA_TOKENS * PITCH + step;
         const unsigned token_fragment[2] = {pair(column), pair(column + 8)};
-        mma_m16n8k16(stage_sums[tile], weight_fragment, token_fragment);
-        if (terms > 1) {
-          // The product of both residuals is below f32 precision.
-          const unsigned token_residual[2] = {pair(column + token_tile), pair(column + token_tile + 8)};
-          mma_m16n8k16(stage_sums[tile], weight_residual, token_fragment);
-          mma_m16n8k16(stage_sums[tile], weight_fragment, token_residual);
+        if (terms == 1) {
+          mma_m16n8k16(sums[tile], weight_fragment, token_fragment);
+          continue;
         }
+        // Tensor cores truncate: over thousands of columns, sums of one sign would lose a part in ten thousand. The
+        // product of both residuals is below f32 precision.
+        const unsigned token_residual[2] = {pair(column + token_tile), pair(column + token_tile + 8)};
+        float step_sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        mma_m16n8k16(step_sums, weight_residual, token_fragment);
+        mma_m16n8k16(step_sums, weight_fragment, token_residual);
+        mma_m16n8k16(step_sums, weight_fragment, token_fragment);
+#pragma unroll
+        for (int index = 0; index < 4; index++) sums[tile][index] += step_sums[index];
       }
-    }
-#pragma unroll
-    for (int tile = 0; tile < WARP_TOKENS / MMA_TOKENS; tile++) {
-#pragma unroll
-      for (int index = 0; index < 4; index++) sums[tile][index] += stage_sums[tile][index];
     }
   };
 
