@@ -19,6 +19,8 @@ __thread Block* block = nullptr;
 
 namespace {
 
+constexpr uint32_t ALL = 0xffffffffu;
+
 // Blocks that are resident at once in shuffled orders.
 constexpr unsigned RESIDENT = 3;
 
@@ -71,6 +73,15 @@ void install_fault_handler() {
 void switch_to_scheduler() {
   Fiber* fiber = block->current;
   if (!_setjmp(fiber->resume)) _longjmp(block->scheduler, 1);
+}
+
+// Waits until the counter changes.
+void wait_for_change(const unsigned& counter) {
+  Fiber* fiber = block->current;
+  fiber->counter = &counter;
+  fiber->value = counter;
+  switch_to_scheduler();
+  fiber->counter = nullptr;
 }
 
 // Runs a fiber, for one thread after the other.
@@ -134,7 +145,7 @@ void run_round(Block& b, const std::vector<unsigned>& order) {
   block = &b;
   for (unsigned index = 0; index < order.size() && !b.failed; index++) {
     Fiber& fiber = b.fibers[order[index]];
-    if (fiber.done) continue;
+    if (fiber.done || (fiber.counter && *fiber.counter == fiber.value)) continue;
     b.current = &fiber;
     if (!_setjmp(b.scheduler)) {
       if (fiber.started) _longjmp(fiber.resume, 1);
@@ -161,6 +172,7 @@ void begin_block(Block& b, unsigned number) {
   for (unsigned i = 0; i < threads; i++) {
     Fiber& fiber = b.fibers[i];
     fiber.done = false;
+    fiber.counter = nullptr;
     fiber.index = i;
     fiber.lane = i % WARP;
     fiber.warp = i / WARP;
@@ -180,7 +192,6 @@ void wait_for_lanes(uint32_t mask, int line) {
     warp.line = line;
   }
   if (warp.mask != mask) fail("lanes of a warp disagree about the mask", line);
-  const uint32_t generation = warp.generation;
   warp.arrived |= 1u << fiber->lane;
   block->progress++;
   if (warp.arrived == mask) {
@@ -188,7 +199,7 @@ void wait_for_lanes(uint32_t mask, int line) {
     warp.generation++;
     return;
   }
-  while (warp.generation == generation) switch_to_scheduler();
+  wait_for_change(warp.generation);
 }
 
 // Lets the oldest copies land.
@@ -277,7 +288,6 @@ unsigned lane() { return block->current->lane; }
 
 void wait_for_block(int line) {
   Block& b = *block;
-  const unsigned generation = b.generation;
   if (b.waiting == 0) b.line = line;
   if (b.line != line) fail("waits at another __syncthreads than other threads of the block", line);
   b.waiting++;
@@ -287,7 +297,7 @@ void wait_for_block(int line) {
     b.generation++;
     return;
   }
-  while (b.generation == generation) switch_to_scheduler();
+  wait_for_change(b.generation);
 }
 
 void sync_warp(uint32_t mask, int line) {
@@ -300,25 +310,27 @@ void sync_warp(uint32_t mask, int line) {
 uint64_t shuffle_bits(uint32_t mask, uint64_t value, unsigned source, int line) {
   Fiber* fiber = block->current;
   Warp& warp = block->warps[fiber->warp];
-  warp.values[fiber->lane] = value;
+  uint64_t* values = warp.values[warp.generation % 2];
+  values[fiber->lane] = value;
   wait_for_lanes(mask, line);
   if (source >= WARP) source = fiber->lane;
   if (!(mask >> source & 1)) fail("shuffles from a lane outside of its mask", line);
-  value = warp.values[source];
-  wait_for_lanes(mask, line);
+  value = values[source];
+  if (mask != ALL) wait_for_lanes(mask, line);
   return value;
 }
 
 uint32_t ballot(uint32_t mask, bool predicate, int line) {
   Fiber* fiber = block->current;
   Warp& warp = block->warps[fiber->warp];
-  warp.values[fiber->lane] = predicate;
+  uint64_t* values = warp.values[warp.generation % 2];
+  values[fiber->lane] = predicate;
   wait_for_lanes(mask, line);
   uint32_t bits = 0;
   for (unsigned lane = 0; lane < WARP; lane++) {
-    if (mask >> lane & 1) bits |= uint32_t(warp.values[lane]) << lane;
+    if (mask >> lane & 1) bits |= uint32_t(values[lane]) << lane;
   }
-  wait_for_lanes(mask, line);
+  if (mask != ALL) wait_for_lanes(mask, line);
   return bits;
 }
 
@@ -326,24 +338,24 @@ void mma_m16n8k16(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[
   Fiber* fiber = block->current;
   Warp& warp = block->warps[fiber->warp];
   const unsigned lane = fiber->lane;
+  float(&fragments)[WARP][12] = warp.fragments[warp.generation % 2];
   for (unsigned word = 0; word < 6; word++) {
     const unsigned bits = word < 4 ? a[word] : b[word - 4];
-    warp.fragments[lane][2 * word] = f16_to_float(bits & 0xffff);
-    warp.fragments[lane][2 * word + 1] = f16_to_float(bits >> 16);
+    fragments[lane][2 * word] = f16_to_float(bits & 0xffff);
+    fragments[lane][2 * word + 1] = f16_to_float(bits >> 16);
   }
-  wait_for_lanes(0xffffffffu, line);
+  wait_for_lanes(ALL, line);
   for (unsigned index = 0; index < 4; index++) {
     const unsigned row = lane / 4, column = lane % 4 * 2 + index % 2, lower = index / 2;
     for (unsigned half = 0; half < 2; half++) {
       float of_a[PRODUCTS_AT_ONCE], of_b[PRODUCTS_AT_ONCE];
       for (unsigned k = 0; k < PRODUCTS_AT_ONCE; k++) {
-        of_a[k] = warp.fragments[row * 4 + k / 2][2 * (lower + 2 * half) + k % 2];
-        of_b[k] = warp.fragments[column * 4 + k / 2][2 * (4 + half) + k % 2];
+        of_a[k] = fragments[row * 4 + k / 2][2 * (lower + 2 * half) + k % 2];
+        of_b[k] = fragments[column * 4 + k / 2][2 * (4 + half) + k % 2];
       }
       sums[index] = add_products(sums[index], of_a, of_b);
     }
   }
-  wait_for_lanes(0xffffffffu, line);
 }
 
 void copy_to_shared(void* to, const void* from) {

@@ -48,9 +48,10 @@ struct Word;
 
 // State of a warp primitive: the lanes that have arrived, and their operands.
 struct Warp {
-  uint64_t values[WARP];
+  // In turns, so that a lane can write its next operand while others read.
+  uint64_t values[2][WARP];
   // Operands of mma: eight numbers of a, four of b.
-  float fragments[WARP][12];
+  float fragments[2][WARP][12];
   uint32_t mask = 0, arrived = 0, generation = 0;
   // __syncwarp calls passed. Other warp primitives do not order memory.
   uint32_t syncs = 0;
@@ -68,6 +69,9 @@ struct Fiber {
   jmp_buf resume;
   char* stack = nullptr;
   bool started = false, done = true;
+  // It waits while the counter has this value; null if it does not wait.
+  const unsigned* counter = nullptr;
+  unsigned value = 0;
   unsigned index, lane, warp;
   // Number of the thread in the launch.
   uint32_t number;
