@@ -179,7 +179,8 @@ void Checks::atomic(const void* address) {
   const uint32_t own = now.thread / threads_;
   // A fence publishes the accesses of its thread, and those of others before the last barrier.
   for (uint32_t thread = block->first_thread; thread < block->first_thread + threads_; thread++) {
-    if (is_ordered(fenced_[thread], now, true)) published_[thread] = std::max(published_[thread], fenced_[thread].fences);
+    const Access& fenced = fenced_[thread];
+    if (is_ordered(fenced, now, true)) published_[thread] = std::max(published_[thread], fenced.fences);
   }
   BlockState& state = blocks_[own];
   if (fenced_[now.thread].thread != NOBODY) state.published_barrier = fenced_[now.thread].barrier;
@@ -213,10 +214,10 @@ void observe(const void* address, size_t bytes, Kind kind) {
 
 // What the compiler calls with `-fsanitize=thread`.
 extern "C" {
-#define ACCESS(bytes)                                                                                 \
-  void __tsan_read##bytes(void* address) { emulator::observe(address, bytes, emulator::Kind::READ); } \
+#define ACCESS(bytes)                                                                                   \
+  void __tsan_read##bytes(void* address) { emulator::observe(address, bytes, emulator::Kind::READ); }   \
   void __tsan_write##bytes(void* address) { emulator::observe(address, bytes, emulator::Kind::WRITE); } \
-  void __tsan_unaligned_read##bytes(void* address) { __tsan_read##bytes(address); }                   \
+  void __tsan_unaligned_read##bytes(void* address) { __tsan_read##bytes(address); }                     \
   void __tsan_unaligned_write##bytes(void* address) { __tsan_write##bytes(address); }
 ACCESS(1)
 ACCESS(2)
@@ -226,6 +227,21 @@ ACCESS(16)
 #undef ACCESS
 void __tsan_read_range(void* address, size_t bytes) { emulator::observe(address, bytes, emulator::Kind::READ); }
 void __tsan_write_range(void* address, size_t bytes) { emulator::observe(address, bytes, emulator::Kind::WRITE); }
+// Some compilers call these for copies of memory.
+void* __tsan_memcpy(void* to, const void* from, size_t bytes) {
+  emulator::observe(from, bytes, emulator::Kind::READ);
+  emulator::observe(to, bytes, emulator::Kind::WRITE);
+  return std::memcpy(to, from, bytes);
+}
+void* __tsan_memmove(void* to, const void* from, size_t bytes) {
+  emulator::observe(from, bytes, emulator::Kind::READ);
+  emulator::observe(to, bytes, emulator::Kind::WRITE);
+  return std::memmove(to, from, bytes);
+}
+void* __tsan_memset(void* to, int value, size_t bytes) {
+  emulator::observe(to, bytes, emulator::Kind::WRITE);
+  return std::memset(to, value, bytes);
+}
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}

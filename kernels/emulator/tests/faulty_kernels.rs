@@ -117,6 +117,23 @@ fn races_within_a_block_are_reported_in_every_order() {
 }
 
 #[test]
+fn other_faults_are_reported_with_checks_too() {
+    assert_reported(
+        "out_of_bounds",
+        "correct",
+        2,
+        &["out of bounds: block (1, 0, 0)"],
+    );
+    assert_reported(
+        "out_of_shared",
+        "correct",
+        1,
+        &["out of bounds: block (0, 0, 0) thread 63"],
+    );
+    assert_reported("wrong_mask", "correct", 1, &["never completes"]);
+}
+
+#[test]
 fn a_report_names_the_place_and_both_threads() {
     if test_emulator(1, Order::Forward).is_none() {
         return;
