@@ -55,7 +55,7 @@ KERNEL(256, observe, Observe) {
     a.active_tokens[neuron] += count;
     a.magnitude[neuron] = magnitude;
     a.history[neuron] = history;
-    if (not_finite) *a.not_finite = 1;
+    if (not_finite) atomicExch(a.not_finite, 1u);
   }
 #pragma unroll
   for (int window = 0; window < WINDOWS; window++) {

@@ -28,7 +28,7 @@ constexpr unsigned ALL_LANES = 0xffffffffu;
 // The thread block's dynamic shared memory, sized by the launch.
 __device__ __forceinline__ char* shared_memory() {
 #ifdef CUDA_EMULATOR
-  return emulator::block->shared;
+  return emulator::shared_memory();
 #else
   extern __shared__ __align__(16) char memory[];
   return memory;
@@ -155,19 +155,40 @@ __device__ __forceinline__ void mma_m16n8k16(float (&sums)[4], const unsigned (&
 #endif
 }
 
-// Starts an asynchronous copy of 16 bytes to shared memory.
+// Starts an asynchronous copy of 16 bytes to shared memory, which must not be read before a wait.
 __device__ __forceinline__ void copy_to_shared(void* to, const void* from) {
 #ifdef CUDA_EMULATOR
-  std::memcpy(to, from, 16);
+  emulator::copy_to_shared(to, from);
 #else
   const unsigned address = unsigned(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 #endif
 }
 
-// Waits for this thread's asynchronous copies.
+// Makes a group of this thread's asynchronous copies since the last one; the group may be empty.
+__device__ __forceinline__ void commit_copies() {
+#ifdef CUDA_EMULATOR
+  emulator::commit_copies();
+#else
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits for all groups of this thread's asynchronous copies but the last GROUPS.
+template <int GROUPS>
+__device__ __forceinline__ void wait_for_copies_but() {
+#ifdef CUDA_EMULATOR
+  emulator::wait_for_copies_but(GROUPS);
+#else
+  asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+#endif
+}
+
+// Waits for this thread's asynchronous copies, committed or not.
 __device__ __forceinline__ void wait_for_copies() {
-#ifndef CUDA_EMULATOR
+#ifdef CUDA_EMULATOR
+  emulator::wait_for_copies();
+#else
   asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
@@ -190,7 +211,7 @@ __device__ __forceinline__ void wait_for_copies_but() {
 // Store-release in mapped host memory: the host's acquire of `flag` sees every write before this one.
 __device__ __forceinline__ void release_to_host(unsigned* flag, unsigned value) {
 #ifdef CUDA_EMULATOR
-  __atomic_store_n(flag, value, __ATOMIC_RELEASE);
+  emulator::release_to_host(flag, value);
 #else
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 #endif
@@ -199,7 +220,7 @@ __device__ __forceinline__ void release_to_host(unsigned* flag, unsigned value) 
 // Load-acquire of a flag that the host stores with release.
 __device__ __forceinline__ unsigned acquire_from_host(const unsigned* flag) {
 #ifdef CUDA_EMULATOR
-  return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
+  return emulator::acquire_from_host(flag);
 #else
   unsigned value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
@@ -210,7 +231,7 @@ __device__ __forceinline__ unsigned acquire_from_host(const unsigned* flag) {
 // Loads a float from mapped host memory at system scope, not from a cache of this device.
 __device__ __forceinline__ float load_sys_scope(const float* address) {
 #ifdef CUDA_EMULATOR
-  return *address;
+  return emulator::load_sys_scope(address);
 #else
   float value;
   asm volatile("ld.relaxed.sys.global.f32 %0, [%1];" : "=f"(value) : "l"(address) : "memory");
@@ -221,7 +242,7 @@ __device__ __forceinline__ float load_sys_scope(const float* address) {
 // Loads a float that another thread block wrote, at GPU scope, not from this multiprocessor's L1.
 __device__ __forceinline__ float load_gpu_scope(const float* address) {
 #ifdef CUDA_EMULATOR
-  return *address;
+  return emulator::load_gpu_scope(address);
 #else
   float value;
   asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(value) : "l"(address) : "memory");

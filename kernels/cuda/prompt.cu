@@ -271,13 +271,19 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
         if (warp_token + tile * MMA_TOKENS >= tokens) break;
         const uint16_t* column = columns + tile * MMA_TOKENS * PITCH + step;
         const unsigned token_fragment[2] = {pair(column), pair(column + 8)};
-        mma_m16n8k16(sums[tile], weight_fragment, token_fragment);
-        if (terms > 1) {
-          // The product of both residuals is below f32 precision.
-          const unsigned token_residual[2] = {pair(column + token_tile), pair(column + token_tile + 8)};
-          mma_m16n8k16(sums[tile], weight_residual, token_fragment);
-          mma_m16n8k16(sums[tile], weight_fragment, token_residual);
+        if (terms == 1) {
+          mma_m16n8k16(sums[tile], weight_fragment, token_fragment);
+          continue;
         }
+        // Tensor cores truncate: over thousands of columns, sums of one sign would lose a part in ten thousand. The
+        // product of both residuals is below f32 precision.
+        const unsigned token_residual[2] = {pair(column + token_tile), pair(column + token_tile + 8)};
+        float step_sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        mma_m16n8k16(step_sums, weight_residual, token_fragment);
+        mma_m16n8k16(step_sums, weight_fragment, token_residual);
+        mma_m16n8k16(step_sums, weight_fragment, token_fragment);
+#pragma unroll
+        for (int index = 0; index < 4; index++) sums[tile][index] += step_sums[index];
       }
     }
   };

@@ -23,15 +23,21 @@ fn main() {
         .filter(|path| path.extension().is_some_and(|kind| kind == "cu"))
         .collect();
     sources.sort();
-    // One translation unit: every kernel is linked, and headers are compiled once.
-    let mut all = String::from("#include \"emulator.h\"\n");
+    // One translation unit for all kernels, compiled twice: names are its own, headers are compiled once.
+    let mut all = String::from("#include \"emulator.h\"\nnamespace {\n");
+    all += "const emulator::Kernel* kernels = nullptr;\n";
     for source in &sources {
         let name = source.file_name().expect("a file").to_string_lossy();
         all += &format!("#include \"{name}\"\n");
     }
-    all += "#include \"faulty_kernels.cu\"\n#include \"emulator.cc\"\n";
-    let file = out.join("kernels.cc");
-    fs::write(&file, all).expect("a writable build folder");
+    all += "#include \"faulty_kernels.cu\"\n}\n";
+    let unit = |list: &str| {
+        let file = out.join(format!("{list}.cc"));
+        let getter =
+            format!("const emulator::Kernel* emulator::{list}() {{ return ::kernels; }}\n");
+        fs::write(&file, format!("{all}{getter}")).expect("a writable build folder");
+        file
+    };
     let compiler = || {
         let mut build = cc::Build::new();
         build
@@ -62,6 +68,20 @@ fn main() {
         );
         return;
     }
-    compiler().file(file).compile("powerinfer_emulated_kernels");
+    let plain = ["cpp/emulator.cc", "cpp/checks.cc"];
+    let mut objects = compiler()
+        .files(plain)
+        .file(unit("plain_kernels"))
+        .compile_intermediates();
+    // The callbacks of this sanitizer are in `checks.cc`; its runtime library is not linked.
+    objects.extend(
+        compiler()
+            .flag("-fsanitize=thread")
+            .file(unit("checked_kernels"))
+            .compile_intermediates(),
+    );
+    compiler()
+        .objects(objects)
+        .compile("powerinfer_emulated_kernels");
     println!("cargo:rustc-cfg=emulated");
 }

@@ -101,6 +101,56 @@ fn gemm_equals_that_of_the_cpu() {
 }
 
 #[test]
+fn long_sums_of_one_sign_keep_f32_precision() {
+    let (rows, tokens) = (3, 2);
+    for columns in [4096, 8192, 11008] {
+        let positive = |seed, count| {
+            let values = noise(seed, count).into_iter();
+            values.map(|x| x.abs() + 0.1).collect::<Vec<f32>>()
+        };
+        let (weights, x) = (positive(40, rows * columns), positive(41, tokens * columns));
+        let packed = pack(Format::F32, rows, columns, &weights);
+        let dot = |token: &[f32], row: &[f32]| {
+            let products = token
+                .iter()
+                .zip(row)
+                .map(|(x, y)| f64::from(*x) * f64::from(*y));
+            products.sum::<f64>()
+        };
+        on_every_device(|device| {
+            let gpu = Gpu::new(Arc::clone(device), Arithmetic::Float);
+            let linear = GpuLinear::upload(device, &packed.as_view(), None).unwrap();
+            let mut x_f16 = gpu.new_f16_buffer(tokens, columns).unwrap();
+            gpu.to_f16(
+                &upload(device, &x),
+                tokens,
+                None,
+                Format::F32,
+                &mut x_f16,
+                None,
+            )
+            .unwrap();
+            let mut out = zeros(device, tokens * rows);
+            gpu.gemm(&x_f16, &linear, &mut out, false).unwrap();
+            let found = out.to_vec().unwrap();
+            for (index, found) in found.iter().enumerate() {
+                let (token, row) = (index / rows, index % rows);
+                let want = dot(
+                    &x[token * columns..][..columns],
+                    &weights[row * columns..][..columns],
+                );
+                let error = (f64::from(*found) - want) / want;
+                assert!(
+                    error.abs() < 1e-5,
+                    "{columns} columns, output {index}: relative error {error:e}"
+                );
+            }
+            found
+        });
+    }
+}
+
+#[test]
 fn small_values_keep_their_precision_through_the_scale_per_token() {
     let (rows, columns) = (5, 40);
     let packed = pack(Format::F16, rows, columns, &noise(4, rows * columns));

@@ -13,7 +13,7 @@ use std::{
 use powerinfer_kernels::cuda::{Device, DeviceError, DeviceInfo, Graph, Launch};
 
 use crate::{
-    Emulator, GraphCapture, Order,
+    Checks, Emulator, GraphCapture, Order,
     graph::{EmulatedGraph, Node, RunningGraph},
     lock,
     staging::AsyncCopy,
@@ -23,15 +23,16 @@ mod native {
     use std::ffi::{c_char, c_uint, c_void};
 
     unsafe extern "C" {
-        pub(crate) fn emulator_allocate(bytes: usize) -> *mut c_void;
+        pub(crate) fn emulator_allocate(bytes: usize, is_host: bool) -> *mut c_void;
         pub(crate) fn emulator_free(memory: *mut c_void, bytes: usize);
-        pub(crate) fn emulator_find(name: *const c_char) -> *const c_void;
+        pub(crate) fn emulator_find(name: *const c_char, has_checks: bool) -> *const c_void;
         pub(crate) fn emulator_launch(
             kernel: *const c_void,
             grid: *const c_uint,
             threads: c_uint,
             shared_bytes: usize,
             order: c_uint,
+            has_checks: bool,
             arguments: *const c_void,
             argument_bytes: usize,
         ) -> *const c_char;
@@ -54,7 +55,7 @@ impl Device for Emulator {
             bytes,
         };
         taken.map_err(no_memory)?;
-        self.allocate_host(bytes).map(|(_, address)| address)
+        self.map_memory(bytes, false).map(|memory| memory as u64)
     }
 
     unsafe fn free(&self, address: u64, bytes: usize) {
@@ -66,15 +67,8 @@ impl Device for Emulator {
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<(*mut u8, u64), DeviceError> {
-        // SAFETY: any size is valid.
-        let memory = unsafe { native::emulator_allocate(bytes) };
-        match memory.is_null() {
-            true => Err(DeviceError::OutOfMemory {
-                device: self.info.name.clone(),
-                bytes,
-            }),
-            false => Ok((memory.cast(), memory as u64)),
-        }
+        let memory = self.map_memory(bytes, true)?;
+        Ok((memory, memory as u64))
     }
 
     unsafe fn free_host(&self, host: *mut u8, bytes: usize) {
@@ -148,8 +142,9 @@ impl Device for Emulator {
             reason,
         };
         let name = std::ffi::CString::new(launch.kernel).map_err(|why| failed(why.to_string()))?;
+        let has_checks = self.checks == Checks::On;
         // SAFETY: a C string.
-        let kernel = unsafe { native::emulator_find(name.as_ptr()) };
+        let kernel = unsafe { native::emulator_find(name.as_ptr(), has_checks) };
         if kernel.is_null() {
             return Err(failed("there is no such kernel".to_owned()));
         }
@@ -173,6 +168,7 @@ impl Device for Emulator {
                 launch.threads,
                 launch.shared_bytes,
                 order,
+                has_checks,
                 arguments.as_ptr().cast(),
                 launch.arguments.len(),
             )
@@ -204,6 +200,7 @@ impl Device for Emulator {
         let device = Emulator {
             info: self.info.clone(),
             order: self.order,
+            checks: self.checks,
             capture: GraphCapture::Unsupported,
             captured: Mutex::default(),
             events: Mutex::default(),
@@ -306,5 +303,20 @@ impl Device for Emulator {
 
     fn synchronise(&self) -> Result<(), DeviceError> {
         self.check_not_capturing("synchronising") // launches are synchronous
+    }
+}
+
+impl Emulator {
+    /// Allocates memory, of the device or of the host.
+    fn map_memory(&self, bytes: usize, is_host: bool) -> Result<*mut u8, DeviceError> {
+        // SAFETY: any size is valid.
+        let memory = unsafe { native::emulator_allocate(bytes, is_host) };
+        match memory.is_null() {
+            true => Err(DeviceError::OutOfMemory {
+                device: self.info.name.clone(),
+                bytes,
+            }),
+            false => Ok(memory.cast()),
+        }
     }
 }

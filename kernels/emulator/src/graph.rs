@@ -35,6 +35,7 @@ pub(crate) enum Node {
     },
 }
 
+#[cfg_attr(not(emulated), expect(dead_code, reason = "no graph is captured"))]
 impl Node {
     /// Executes the operation on `device`.
     ///

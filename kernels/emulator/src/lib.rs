@@ -2,8 +2,9 @@
 //! [`Device`] trait as a CUDA device.
 //!
 //! It finds errors rather than measures speed: out-of-bounds accesses, uninitialised reads, divergent barriers, wrong warp
-//! masks, and, since the [order](Order) of threads and blocks is a parameter, races. Memory visibility between concurrent
-//! blocks and the arithmetic of real hardware need a GPU.
+//! masks, and reads of asynchronous copies that were not waited for. The [order](Order) of threads and blocks is a parameter,
+//! so that races change results; with [checks](Checks), races are reported even where they do not. Tensor cores truncate
+//! as real ones do. Loads that return old values, and the accuracy of `exp2`, `erf` and `tanh`, need a GPU.
 
 #[cfg(emulated)]
 mod device;
@@ -13,9 +14,10 @@ mod staging;
 mod unavailable;
 
 use std::{
+    cell::OnceCell,
     io::Write,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -31,20 +33,30 @@ use self::{
     staging::AsyncCopies,
 };
 
-/// Order in which threads and blocks run.
+/// Order in which threads and blocks run. Blocks run one after the other in the first two; in a shuffled order three are
+/// resident, and take turns at barriers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     /// Ascending.
     Forward,
     /// Descending.
     Reverse,
-    /// A permutation with this seed.
+    /// A permutation, and turns of resident blocks, with this seed.
     Shuffled(u16),
 }
 
 impl Order {
     /// Three very different orders.
     pub const SAMPLES: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled(1)];
+}
+
+/// Whether every access of a kernel to shared and global memory is checked for races, which makes it several times slower.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Checks {
+    /// Accesses that nothing orders fail the launch.
+    On,
+    /// Accesses are not observed.
+    Off,
 }
 
 /// Behaviour of graph capture.
@@ -58,16 +70,20 @@ pub enum GraphCapture {
     Fails,
 }
 
-/// The device of a test: the emulator, or a GPU if `POWERINFER_TEST_DEVICE` is `gpu`. `None` as for [`test_emulator`].
+/// The device of a test: a new emulator, or, if `POWERINFER_TEST_DEVICE` is `gpu`, a GPU with a stream for each thread.
+/// `None` as for [`test_emulator`].
 ///
 /// # Panics
 ///
 /// The device does not exist and the test is not to be skipped.
 pub fn test_device(order: Order) -> Option<Arc<dyn Device>> {
-    static GPU: OnceLock<Arc<CudaDevice>> = OnceLock::new();
+    // Its own stream for each thread: a test would otherwise capture the launches of another one.
+    thread_local! {
+        static GPU: OnceCell<Arc<CudaDevice>> = const { OnceCell::new() };
+    }
     if environment::tests_on_gpu() {
         let open = || Arc::new(CudaDevice::open(0).expect("a GPU to test"));
-        return Some(Arc::clone(GPU.get_or_init(open)) as _);
+        return Some(GPU.with(|gpu| Arc::clone(gpu.get_or_init(open))) as _);
     }
     test_emulator(2, order).map(|emulator| Arc::new(emulator) as _)
 }
@@ -102,6 +118,7 @@ pub fn test_emulator(multiprocessors: usize, order: Order) -> Option<Emulator> {
 pub struct Emulator {
     info: DeviceInfo,
     order: Order,
+    checks: Checks,
     capture: GraphCapture,
     /// Nodes of the graph that is being captured.
     captured: Mutex<Option<Vec<Node>>>,
@@ -127,6 +144,7 @@ impl Emulator {
                 shared_bytes: 99 << 10, // as compute capability 8.6, the smallest of those supported
             },
             order,
+            checks: Checks::Off,
             capture: GraphCapture::Works,
             captured: Mutex::default(),
             events: Mutex::default(),
@@ -135,6 +153,11 @@ impl Emulator {
             running: RunningGraph::default(),
             copies: Mutex::default(),
         })
+    }
+
+    /// Sets whether accesses are checked.
+    pub fn with_checks(self, checks: Checks) -> Self {
+        Self { checks, ..self }
     }
 
     /// Sets the behaviour of graph capture.

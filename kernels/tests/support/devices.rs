@@ -2,12 +2,24 @@
 
 use std::sync::Arc;
 
-use powerinfer_emulator::{Order, test_device};
-use powerinfer_kernels::cuda::Device;
+use powerinfer_emulator::{Checks, Order, test_device, test_emulator};
+use powerinfer_kernels::{cuda::Device, environment};
 
-/// Runs a test on the emulator in every sample order, or several times on a GPU; its result must have the same bits each time.
+/// Multiprocessors of an H100.
+const MANY: usize = 132;
+
+/// Runs a test on the emulator in every sample order, or several times on a GPU; its result must have the same bits each
+/// time. The emulator also runs it on as many multiprocessors as a large GPU has, with checks of every access.
 #[track_caller]
 pub(crate) fn on_every_device(test: impl Fn(&Arc<dyn Device>) -> Vec<f32>) {
+    if !environment::tests_on_gpu() {
+        let Some(emulator) = test_emulator(MANY, Order::Shuffled(2)) else {
+            return;
+        };
+        let device: Arc<dyn Device> = Arc::new(emulator.with_checks(Checks::On));
+        // Sums in a grid of another size may have other bits.
+        test(&device);
+    }
     let mut first: Option<Vec<u32>> = None;
     for order in Order::SAMPLES {
         let Some(device) = test_device(order) else {
