@@ -193,21 +193,6 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-// Ends a group of this thread's asynchronous copies.
-__device__ __forceinline__ void commit_copies() {
-#ifndef CUDA_EMULATOR
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-// Waits for this thread's groups of copies but the latest `GROUPS`.
-template <int GROUPS>
-__device__ __forceinline__ void wait_for_copies_but() {
-#ifndef CUDA_EMULATOR
-  asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
-#endif
-}
-
 // Store-release in mapped host memory: the host's acquire of `flag` sees every write before this one.
 __device__ __forceinline__ void release_to_host(unsigned* flag, unsigned value) {
 #ifdef CUDA_EMULATOR
