@@ -75,6 +75,14 @@ __device__ __forceinline__ float dot(const Matrix& matrix, int row, const Input&
   return warp_sum(sum);
 }
 
+// Requests the quants of a row into L2, by one warp.
+template <class Format>
+__device__ __forceinline__ void prefetch_row(const Matrix& matrix, int row) {
+  constexpr int STEP = 128 / 16;
+  const int units = (matrix.columns + Format::WIDTH - 1) / Format::WIDTH;
+  for (int unit = lane_index() * STEP; unit < units; unit += WARP * STEP) prefetch(Format::quants_at(matrix, row, unit));
+}
+
 // 2^23: a float whose low bits are an integer below 2^23.
 constexpr unsigned TWO_23 = 0x4b000000u;
 
@@ -85,9 +93,14 @@ struct Plain {
   static constexpr int WIDTH = Element::WIDTH;
   typedef uint4 Unit;
 
+  // The 16 bytes of a unit, in aligned rows.
+  __device__ static __forceinline__ const uint4* quants_at(const Matrix& matrix, int row, int unit) {
+    return static_cast<const uint4*>(matrix.quants) + (size_t(row) * matrix.columns / WIDTH + unit);
+  }
+
   __device__ static __forceinline__ Unit load(const Matrix& matrix, int row, int unit) {
+    if (matrix.columns % WIDTH == 0) return load_once(quants_at(matrix, row, unit));
     const size_t start = size_t(row) * matrix.columns + unit * WIDTH;
-    if (matrix.columns % WIDTH == 0) return load_once(static_cast<const uint4*>(matrix.quants) + start / WIDTH);
     // The row is not 16-byte aligned.
     constexpr int PER_WORD = WIDTH / 4;
     unsigned words[4] = {};
@@ -199,9 +212,12 @@ struct Q8_0 {
     return load_once(static_cast<const uint16_t*>(matrix.scales) + block);
   }
 
+  __device__ static __forceinline__ const uint4* quants_at(const Matrix& matrix, int row, int unit) {
+    return static_cast<const uint4*>(matrix.quants) + (size_t(row) * 2 * blocks_of(matrix.columns) + unit);
+  }
+
   __device__ static __forceinline__ Unit load(const Matrix& matrix, int row, int unit) {
-    const size_t half_block = size_t(row) * 2 * blocks_of(matrix.columns) + unit;
-    return {load_once(static_cast<const uint4*>(matrix.quants) + half_block), scale_of(matrix, half_block / 2)};
+    return {load_once(quants_at(matrix, row, unit)), scale_of(matrix, size_t(row) * blocks_of(matrix.columns) + unit / 2)};
   }
 
   __device__ static __forceinline__ float dot_unit(const Unit& unit, int index, const Input& x, float sum) {
@@ -252,9 +268,12 @@ struct Nibbles {
     typename Scales::Bits scales;
   };
 
+  __device__ static __forceinline__ const uint4* quants_at(const Matrix& matrix, int row, int unit) {
+    return static_cast<const uint4*>(matrix.quants) + (size_t(row) * blocks_of(matrix.columns) + unit);
+  }
+
   __device__ static __forceinline__ Unit load(const Matrix& matrix, int row, int unit) {
-    const size_t block = size_t(row) * blocks_of(matrix.columns) + unit;
-    return {load_once(static_cast<const uint4*>(matrix.quants) + block), Scales::load(matrix, row, unit)};
+    return {load_once(quants_at(matrix, row, unit)), Scales::load(matrix, row, unit)};
   }
 
   __device__ static __forceinline__ float dot_unit(const Unit& unit, int index, const Input& x, float sum) {

@@ -96,3 +96,13 @@ pub(super) fn input_bytes(columns: usize, int8: bool) -> usize {
     };
     blocks * BLOCK * 4 + WARP * 4 + int8_bytes
 }
+
+/// Weights per 16 bytes.
+pub(super) fn width(format: Format) -> usize {
+    match format {
+        Format::F32 => 4,
+        Format::F16 | Format::Bf16 => 8,
+        Format::Q8_0 => 16,
+        Format::Q4K | Format::Q4_0 => 32,
+    }
+}
