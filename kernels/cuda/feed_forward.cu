@@ -76,7 +76,7 @@ __device__ __forceinline__ void predict(const Predict& a) {
       }
     }
   }
-  load_ahead<4>(a.units + size_t(blockIdx.y) * rank, rank, thread, PREDICT_THREADS,
+  load_ahead<4, PREDICT_THREADS>(a.units + size_t(blockIdx.y) * rank, rank, thread,
                 [&](int unit, float value) { units[unit] = fmaxf(value, 0.0f); });
   for (int unit = rank + thread; unit < blocks * BLOCK; unit += PREDICT_THREADS) units[unit] = 0.0f;
 #pragma unroll

@@ -27,6 +27,7 @@ struct Input {
 
 // Elements that a thread requests before it uses the first: a vector of 4096 takes one round trip.
 constexpr int INPUT_LOADS = 16;
+constexpr int INPUT_THREADS = 256;
 
 // Loads norm(x) into shared memory, zero-padded to whole blocks.
 __device__ __forceinline__ float* load_normed(SharedMemory& shared, const float* x, int columns, const Norm& norm) {
@@ -34,7 +35,7 @@ __device__ __forceinline__ float* load_normed(SharedMemory& shared, const float*
   float* values = shared.allocate<float>(padded);
   float* scratch = shared.allocate<float>(WARP);
   float sum = 0.0f;
-  load_ahead<INPUT_LOADS>(x, columns, threadIdx.x, blockDim.x, [&](int i, float value) {
+  load_ahead<INPUT_LOADS, INPUT_THREADS>(x, columns, threadIdx.x, [&](int i, float value) {
     values[i] = value;
     sum += value;
   });
@@ -51,11 +52,11 @@ __device__ __forceinline__ float* load_normed(SharedMemory& shared, const float*
     squares = fmaf(values[i], values[i], squares);
   }
   const float scale = 1.0f / sqrtf(block_sum(squares, scratch) / float(columns) + norm.epsilon);
-  load_ahead<INPUT_LOADS>(norm.weight, columns, threadIdx.x, blockDim.x, [&](int i, float weight) {
+  load_ahead<INPUT_LOADS, INPUT_THREADS>(norm.weight, columns, threadIdx.x, [&](int i, float weight) {
     values[i] = values[i] * scale * weight;
   });
   if (norm.bias) {
-    load_ahead<INPUT_LOADS>(norm.bias, columns, threadIdx.x, blockDim.x, [&](int i, float bias) { values[i] += bias; });
+    load_ahead<INPUT_LOADS, INPUT_THREADS>(norm.bias, columns, threadIdx.x, [&](int i, float bias) { values[i] += bias; });
   }
   __syncthreads();
   return values;

@@ -15,7 +15,7 @@ pub(super) const WARP: usize = 32;
 pub(super) const WORD: usize = 32;
 
 /// Thread blocks per multiprocessor of kernels that read rows of weights.
-const ROW_BLOCKS: usize = 4;
+const ROW_BLOCKS: usize = 3;
 
 /// The kernels of a device as methods: shapes are checked, then one kernel or two are launched asynchronously.
 #[derive(Debug, Clone)]
