@@ -9,7 +9,7 @@ constexpr int TILE = WARP;
 constexpr int ATTENTION_THREADS = 128;
 constexpr int ATTENTION_WARPS = ATTENTION_THREADS / WARP;
 // Blocks per multiprocessor that registers leave room for.
-constexpr int ATTENTION_BLOCKS = 6;
+constexpr int ATTENTION_BLOCKS = 5;
 
 struct Attention {
   // query: [tokens, heads, head_size]; key, value: [tokens, kv_heads, head_size].

@@ -47,7 +47,7 @@ constexpr int PREDICT_THREADS = 256;
 constexpr int UNITS = BLOCK / 2;
 constexpr int UNITS_IN_FLIGHT = 4;
 // Blocks per multiprocessor that registers leave room for.
-constexpr int PREDICT_BLOCKS = 3;
+constexpr int PREDICT_BLOCKS = 2;
 
 // Logits B . relu(units) + bias against the threshold. Grid: (ceil(neurons / 64), tokens), blocks of 256. A thread takes
 // WIDTH neurons and every `groups`-th half block of hidden units, of which only active ones are read.
@@ -97,15 +97,16 @@ __device__ __forceinline__ void predict(const Predict& a) {
       float coefficients[UNITS_IN_FLIGHT];
 #pragma unroll
       for (int index = 0; index < UNITS_IN_FLIGHT; index++) {
-        // Past the last active unit, row 0 counts as zero, without a branch that loads would move behind.
+        coefficients[index] = 0.0f;
+        if (!active) continue;
         const int unit = __ffs(int(active)) - 1;
-        coefficients[index] = unit < 0 ? 0.0f : values[max(unit, 0)];
-        loaded[index] = Format::load(a.b, unit < 0 ? 0 : half * UNITS + unit, column_unit);
+        coefficients[index] = values[unit];
+        loaded[index] = Format::load(a.b, half * UNITS + unit, column_unit);
         active &= active - 1;
       }
 #pragma unroll
       for (int index = 0; index < UNITS_IN_FLIGHT; index++)
-        Format::accumulate(loaded[index], coefficients[index], half_sums);
+        if (coefficients[index] != 0.0f) Format::accumulate(loaded[index], coefficients[index], half_sums);
     }
     const float* scale = scales + half / 2 * PREDICT_NEURONS + column_thread * WIDTH;
 #pragma unroll
@@ -374,13 +375,14 @@ __device__ __forceinline__ void down(const Down& a) {
       for (int first = group; first < pending; first += ROWS_IN_FLIGHT * ROW_GROUPS) {
         typename Format::Unit loaded[ROWS_IN_FLIGHT];
 #pragma unroll
-        for (int index = 0; index < ROWS_IN_FLIGHT; index++)
-          loaded[index] = Format::load(a.down, rows[min(first + index * ROW_GROUPS, pending - 1)], column / WIDTH);
+        for (int index = 0; index < ROWS_IN_FLIGHT; index++) {
+          const int slot = first + index * ROW_GROUPS;
+          if (slot < pending) loaded[index] = Format::load(a.down, rows[slot], column / WIDTH);
+        }
 #pragma unroll
         for (int index = 0; index < ROWS_IN_FLIGHT; index++) {
-          // Rows past the end count as zero, without a branch that loads would move behind.
           const int slot = first + index * ROW_GROUPS;
-          Format::accumulate(loaded[index], slot < pending ? coefficients[slot] : 0.0f, sum);
+          if (slot < pending) Format::accumulate(loaded[index], coefficients[slot], sum);
         }
       }
     }

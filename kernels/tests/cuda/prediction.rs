@@ -18,8 +18,7 @@ fn predictors_select_the_neurons_of_their_formula() {
             (64, 70, 200, 200),
             (33, 300, 65, 0),
             (32, 1100, 160, 100),
-        ]
-        {
+        ] {
             let a = pack(format, rank, hidden, &noise(11, rank * hidden));
             let b = pack(format, rank, neurons, &noise(12, rank * neurons));
             let blocks = rank.div_ceil(32);
