@@ -172,25 +172,25 @@ __device__ __forceinline__ void copy_to_shared(void* to, const void* from) {
 #endif
 }
 
-// Waits for this thread's asynchronous copies.
-__device__ __forceinline__ void wait_for_copies() {
-#ifndef CUDA_EMULATOR
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
-// Ends a group of this thread's asynchronous copies.
+// Makes a group of this thread's asynchronous copies since the last one; the group may be empty.
 __device__ __forceinline__ void commit_copies() {
 #ifndef CUDA_EMULATOR
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-// Waits for this thread's groups of copies but the latest `GROUPS`.
+// Waits for all groups of this thread's asynchronous copies but the last GROUPS.
 template <int GROUPS>
 __device__ __forceinline__ void wait_for_copies_but() {
 #ifndef CUDA_EMULATOR
   asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+#endif
+}
+
+// Waits for this thread's asynchronous copies.
+__device__ __forceinline__ void wait_for_copies() {
+#ifndef CUDA_EMULATOR
+  asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 
