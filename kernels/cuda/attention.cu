@@ -9,7 +9,7 @@ constexpr int TILE = WARP;
 constexpr int ATTENTION_THREADS = 128;
 constexpr int ATTENTION_WARPS = ATTENTION_THREADS / WARP;
 // Blocks per multiprocessor that registers leave room for.
-constexpr int ATTENTION_BLOCKS = 6;
+constexpr int ATTENTION_BLOCKS = 5;
 
 // Where the KV cache of a layer is: [kv_heads, context, head_size] each.
 struct CachePlace {
@@ -80,7 +80,7 @@ __device__ __forceinline__ void load_head(const Attention& a, int token, const f
                                           float scale, float* out) {
   const int lane = lane_index(), size = a.head_size;
   float sum = 0.0f, squares = 0.0f;
-  load_ahead<4>(x, size, lane, WARP, [&](int i, float value) {
+  load_ahead<4, WARP>(x, size, lane, [&](int i, float value) {
     out[i] = value;
     sum += value;
   });
@@ -92,12 +92,12 @@ __device__ __forceinline__ void load_head(const Attention& a, int token, const f
       squares = fmaf(out[i], out[i], squares);
     }
     const float inverse_norm = 1.0f / sqrtf(warp_sum(squares) / float(size) + norm.epsilon);
-    load_ahead<4>(norm.weight, size, lane, WARP, [&](int i, float weight) {
+    load_ahead<4, WARP>(norm.weight, size, lane, [&](int i, float weight) {
       out[i] = out[i] * inverse_norm * weight + (norm.bias ? norm.bias[i] : 0.0f);
     });
   }
   __syncwarp();
-  load_ahead<2>(a.sin_cos + size_t(token) * a.pairs, a.pairs, lane, WARP, [&](int pair, float2 rotation) {
+  load_ahead<2, WARP>(a.sin_cos + size_t(token) * a.pairs, a.pairs, lane, [&](int pair, float2 rotation) {
     const float first = out[pair], second = out[pair + a.pairs];
     out[pair] = first * rotation.y - second * rotation.x;
     out[pair + a.pairs] = first * rotation.x + second * rotation.y;
@@ -185,7 +185,7 @@ __device__ __forceinline__ void attention(const Attention& a) {
     load_head(a, token, x, is_query ? a.query_norm : a.key_norm, is_query ? a.scale : 1.0f, to);
     if (size + lane < padded) to[size + lane] = 0.0f;
     if (is_query) continue;
-    load_ahead<4>(a.value + kv_head * size, size, lane, WARP, [&](int i, float value) {
+    load_ahead<4, WARP>(a.value + kv_head * size, size, lane, [&](int i, float value) {
       const Element elements[2] = {Cache::store(own_key[i]), Cache::store(value)};
       own_key[i] = Cache::at(elements, 0);
       own_value[i] = Cache::at(elements, 1);

@@ -19,17 +19,27 @@ struct SharedMemory {
   }
 };
 
-// Calls `use(i, x[i])` for i = first, first + step, ... below `count`, with LOADS loads in flight.
-template <int LOADS, class T, class Use>
-__device__ __forceinline__ void load_ahead(const T* x, int count, int first, int step, Use use) {
+// Calls `use(i, x[i])` for i = first, first + STEP, ... below `count`, with LOADS loads in flight, or four of the last.
+template <int LOADS, int STEP, class T, class Use>
+__device__ __forceinline__ void load_ahead(const T* x, int count, int first, Use use) {
+  int start = first;
 #pragma unroll 1
-  for (int start = first; start < count; start += LOADS * step) {
+  for (; LOADS > 4 && start + (LOADS - 1) * STEP < count; start += LOADS * STEP) {
     T loaded[LOADS];
 #pragma unroll
-    for (int index = 0; index < LOADS; index++) loaded[index] = x[min(start + index * step, count - 1)];
+    for (int index = 0; index < LOADS; index++) loaded[index] = x[start + index * STEP];
 #pragma unroll
-    for (int index = 0; index < LOADS; index++)
-      if (start + index * step < count) use(start + index * step, loaded[index]);
+    for (int index = 0; index < LOADS; index++) use(start + index * STEP, loaded[index]);
+  }
+#pragma unroll 1
+  for (; start < count; start += 4 * STEP) {
+    T loaded[4];
+#pragma unroll
+    for (int index = 0; index < 4; index++)
+      if (start + index * STEP < count) loaded[index] = x[start + index * STEP];
+#pragma unroll
+    for (int index = 0; index < 4; index++)
+      if (start + index * STEP < count) use(start + index * STEP, loaded[index]);
   }
 }
 

@@ -40,47 +40,98 @@ struct Predict {
   Masks masks;
 };
 
-// Rows of B that a warp loads before it uses the first.
+// Neurons per block, hidden units that a thread adds up before their sum is scaled, and rows of B that it requests before
+// it uses the first.
+constexpr int PREDICT_NEURONS = 64;
+constexpr int PREDICT_THREADS = 256;
+constexpr int UNITS = BLOCK / 2;
 constexpr int UNITS_IN_FLIGHT = 4;
+// Blocks per multiprocessor that registers leave room for.
+constexpr int PREDICT_BLOCKS = 2;
 
-// Logits B . relu(units) + bias against the threshold. Grid: (ceil(neurons / 32), tokens), blocks of 256; a lane is a
-// neuron, warps share the active hidden units.
+// Logits B . relu(units) + bias against the threshold. Grid: (ceil(neurons / 64), tokens), blocks of 256. A thread takes
+// WIDTH neurons and every `groups`-th half block of hidden units, of which only active ones are read.
 template <class Format>
 __device__ __forceinline__ void predict(const Predict& a) {
+  constexpr int WIDTH = Format::WIDTH, ROW_THREADS = PREDICT_NEURONS / WIDTH, GROUPS = PREDICT_THREADS / ROW_THREADS;
+  constexpr int PARTS = PREDICT_THREADS / PREDICT_NEURONS, PITCH = PREDICT_THREADS + 1;
   SharedMemory shared;
-  float* sums = shared.allocate<float>(warp_count() * WORD);
-  const int lane = lane_index(), neurons = a.b.columns, rank = a.b.rows;
-  const int neuron = min(int(blockIdx.x) * WORD + lane, neurons - 1);
-  const float* units = a.units + size_t(blockIdx.y) * rank;
-  float sum = 0.0f;
-  for (int first = warp_index() * BLOCK; first < rank; first += warp_count() * BLOCK) {
-    const float own = first + lane < rank ? units[first + lane] : 0.0f;
-    unsigned active = __ballot_sync(ALL_LANES, own > 0.0f);
-    float block_sum = 0.0f;
+  const int thread = threadIdx.x, group = thread / ROW_THREADS, neurons = a.b.columns, rank = a.b.rows;
+  const int blocks = blocks_of(rank), first_neuron = blockIdx.x * PREDICT_NEURONS;
+  // [WIDTH, threads]: logits of a thread's neurons; then [PARTS, neurons].
+  float* sums = shared.allocate<float>(WIDTH * PITCH);
+  float* parts = shared.allocate<float>(PREDICT_THREADS);
+  float* units = shared.allocate<float>(blocks * BLOCK);
+  float* scales = shared.allocate<float>(a.b_scales ? blocks * PREDICT_NEURONS : 0);
+  if (a.b_scales) {
+    const float* from = a.b_scales + first_neuron;
+    for (int i = thread; i < blocks * PREDICT_NEURONS / 4; i += PREDICT_THREADS) {
+      const int block = i / (PREDICT_NEURONS / 4), column = i % (PREDICT_NEURONS / 4) * 4;
+      if (neurons % 4 == 0) {
+        if (first_neuron + column < neurons) copy_to_shared(scales + 4 * i, from + size_t(block) * neurons + column);
+      } else {  // rows are not 16-byte aligned
+#pragma unroll 1
+        for (int index = 0; index < 4 && first_neuron + column + index < neurons; index++)
+          scales[4 * i + index] = from[size_t(block) * neurons + column + index];
+      }
+    }
+  }
+  load_ahead<4, PREDICT_THREADS>(a.units + size_t(blockIdx.y) * rank, rank, thread,
+                [&](int unit, float value) { units[unit] = fmaxf(value, 0.0f); });
+  for (int unit = rank + thread; unit < blocks * BLOCK; unit += PREDICT_THREADS) units[unit] = 0.0f;
+#pragma unroll
+  for (int index = 0; index < WIDTH; index++) sums[index * PITCH + thread] = 0.0f;
+  wait_for_copies();
+  __syncthreads();
+  const int column_thread = thread % ROW_THREADS;
+  const int column_unit = min(first_neuron / WIDTH + column_thread, (neurons - 1) / WIDTH);
+#pragma unroll 1
+  for (int half = group; half < 2 * blocks; half += GROUPS) {
+    const float* values = units + half * UNITS;
+    unsigned active = 0;
+    for (int unit = 0; unit < UNITS; unit++) active |= unsigned(values[unit] > 0.0f) << unit;
+    float half_sums[WIDTH] = {};
+#pragma unroll 1
     while (active) {
-      float weights[UNITS_IN_FLIGHT], values[UNITS_IN_FLIGHT];
+      typename Format::Unit loaded[UNITS_IN_FLIGHT];
+      float coefficients[UNITS_IN_FLIGHT];
 #pragma unroll
       for (int index = 0; index < UNITS_IN_FLIGHT; index++) {
+        coefficients[index] = 0.0f;
+        if (!active) continue;
         const int unit = __ffs(int(active)) - 1;
-        values[index] = __shfl_sync(ALL_LANES, own, max(unit, 0));
-        weights[index] = unit < 0 ? 0.0f : Format::weight(a.b, first + unit, neuron);
+        coefficients[index] = values[unit];
+        loaded[index] = Format::load(a.b, half * UNITS + unit, column_unit);
         active &= active - 1;
       }
 #pragma unroll
-      for (int index = 0; index < UNITS_IN_FLIGHT; index++) block_sum = fmaf(values[index], weights[index], block_sum);
+      for (int index = 0; index < UNITS_IN_FLIGHT; index++)
+        if (coefficients[index] != 0.0f) Format::accumulate(loaded[index], coefficients[index], half_sums);
     }
-    sum += a.b_scales ? block_sum * a.b_scales[size_t(first / BLOCK) * neurons + neuron] : block_sum;
+    const float* scale = scales + half / 2 * PREDICT_NEURONS + column_thread * WIDTH;
+#pragma unroll
+    for (int index = 0; index < WIDTH; index++)
+      sums[index * PITCH + thread] += a.b_scales ? half_sums[index] * scale[index] : half_sums[index];
   }
-  sums[warp_index() * WORD + lane] = sum;
   __syncthreads();
-  if (warp_index() != 0) return;
-  float logit = a.bias[neuron];
-  for (int warp = 0; warp < warp_count(); warp++) logit += sums[warp * WORD + lane];
-  write_mask(a.masks, blockIdx.y, blockIdx.x, neurons, logit >= a.threshold);
+  const int within = thread % PREDICT_NEURONS;
+  const float* sums_of_neuron = sums + within % WIDTH * PITCH + within / WIDTH;
+  float part = 0.0f;
+#pragma unroll 4
+  for (int other = thread / PREDICT_NEURONS; other < GROUPS; other += PARTS) part += sums_of_neuron[other * ROW_THREADS];
+  parts[thread] = part;
+  __syncthreads();
+  if (thread >= PREDICT_NEURONS) return;
+  const int neuron = first_neuron + thread, word = neuron / WORD;
+  if (word * WORD >= neurons) return;
+  float logit = a.bias[min(neuron, neurons - 1)];
+#pragma unroll
+  for (int index = 0; index < PARTS; index++) logit += parts[index * PREDICT_NEURONS + thread];
+  write_mask(a.masks, blockIdx.y, word, neurons, logit >= a.threshold);
 }
 
 #define PREDICT(name, Format) \
-  KERNEL(256, predict_##name, Predict) { predict<Format>(a); }
+  KERNEL_OF_BLOCKS(PREDICT_THREADS, PREDICT_BLOCKS, predict_##name, Predict) { predict<Format>(a); }
 FOR_ALL_FORMATS(PREDICT)
 
 struct PredictBySigns {
@@ -96,30 +147,44 @@ struct PredictBySigns {
 };
 
 // Predicts the neurons whose gate row agrees in sign with the input in at least `min_agreements` columns
-// (SparseInfer, Shin et al. 2024). Grid: (any, tokens), blocks of 256; a warp takes 32 neurons at a time.
-KERNEL(256, predict_by_signs, PredictBySigns) {
+// (SparseInfer, Shin et al. 2024). Grid: (any, tokens), blocks of 256, which take a word of 32 neurons at a time: four
+// per warp.
+KERNEL_OF_BLOCKS(256, ROW_BLOCKS, predict_by_signs, PredictBySigns) {
+  constexpr int LANES = 8, PAIRS_IN_FLIGHT = 8;
   SharedMemory shared;
-  const int lane = lane_index(), words = (a.columns + 2 * WORD - 1) / (2 * WORD) * 2;
+  const int lane = lane_index(), pairs = (a.columns + 2 * WORD - 1) / (2 * WORD);
   const float* x = load_normed(shared, a.x + size_t(blockIdx.y) * a.columns, a.columns, a.norm);
-  unsigned* signs = shared.allocate<unsigned>(words);
-  for (int word = warp_index(); word < words; word += warp_count()) {
+  uint2* signs = shared.allocate<uint2>(pairs);
+  int* predicted = shared.allocate<int>(WORD);
+  for (int word = warp_index(); word < 2 * pairs; word += warp_count()) {
     const int column = word * WORD + lane;
     const bool negative = column < a.columns && __float_as_uint(x[min(column, a.columns - 1)]) >> 31;
     const unsigned bits = __ballot_sync(ALL_LANES, negative);
-    if (lane == 0) signs[word] = bits;
+    if (lane == 0) reinterpret_cast<unsigned*>(signs)[word] = bits;
   }
   __syncthreads();
-  const int groups = (a.neurons + WORD - 1) / WORD;
-  for (int group = blockIdx.x * warp_count() + warp_index(); group < groups; group += gridDim.x * warp_count()) {
-    bool predicted = false;
-    for (int index = 0; index < WORD && group * WORD + index < a.neurons; index++) {
-      const unsigned* row = a.signs + size_t(group * WORD + index) * words;
-      int differ = 0;
-      for (int word = lane; word < words; word += WARP) differ += __popc(row[word] ^ signs[word]);
-      differ = warp_sum(differ);
-      if (lane == index) predicted = a.columns - differ >= a.min_agreements;
+  const int within = warp_index() * (WARP / LANES) + lane / LANES;
+  for (int word = blockIdx.x; word * WORD < a.neurons; word += gridDim.x) {
+    const uint2* row = reinterpret_cast<const uint2*>(a.signs) + size_t(min(word * WORD + within, a.neurons - 1)) * pairs;
+    int differ = 0;
+#pragma unroll 1
+    for (int first = lane % LANES; first < pairs; first += LANES * PAIRS_IN_FLIGHT) {
+      uint2 loaded[PAIRS_IN_FLIGHT];
+#pragma unroll
+      for (int index = 0; index < PAIRS_IN_FLIGHT; index++) loaded[index] = row[min(first + index * LANES, pairs - 1)];
+#pragma unroll
+      for (int index = 0; index < PAIRS_IN_FLIGHT; index++) {
+        const uint2 own = signs[min(first + index * LANES, pairs - 1)];
+        const int different = __popc(loaded[index].x ^ own.x) + __popc(loaded[index].y ^ own.y);
+        differ += first + index * LANES < pairs ? different : 0;
+      }
     }
-    write_mask(a.masks, blockIdx.y, group, a.neurons, predicted);
+#pragma unroll
+    for (int distance = LANES / 2; distance > 0; distance /= 2) differ += __shfl_xor_sync(ALL_LANES, differ, distance);
+    if (lane % LANES == 0) predicted[within] = a.columns - differ >= a.min_agreements;
+    __syncthreads();
+    if (warp_index() == 0) write_mask(a.masks, blockIdx.y, word, a.neurons, predicted[lane]);
+    __syncthreads();
   }
 }
 
@@ -169,13 +234,6 @@ __device__ __forceinline__ int find_bit(const unsigned* mask, const int* before,
 template <class Format>
 __device__ __forceinline__ void gate_up(const GateUp& a) {
   SharedMemory shared;
-  const bool int8 = Format::QUANTISED && a.int8;
-  const Input x = load_input(shared, a.x, a.gate.columns, a.norm, int8);
-  if (a.host_input && blockIdx.x == 0) {
-    for (int i = threadIdx.x; i < a.gate.columns; i += blockDim.x) a.host_input[i] = x.values[i];
-    __syncthreads();
-    if (threadIdx.x == 0) release_to_host(a.flag, *a.step);
-  }
   // Every block compacts the mask for itself: its words, and the number of set bits before each.
   int count = a.hot_count;
   const int words = (a.hot_count + WORD - 1) / WORD;
@@ -202,9 +260,19 @@ __device__ __forceinline__ void gate_up(const GateUp& a) {
     __syncthreads();
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) atomicAdd(a.gate_rows, unsigned(count));
-  const int step = gridDim.x * warp_count();
-  for (int index = blockIdx.x * warp_count() + warp_index(); index < count; index += step) {
-    const int neuron = a.mask ? find_bit(mask, before, words, index) : index;
+  const auto neuron_at = [&](int index) { return a.mask ? find_bit(mask, before, words, index) : index; };
+  const int step = gridDim.x * warp_count(), first = blockIdx.x * warp_count() + warp_index();
+  if (first < count) prefetch_row<Format>(a.gate, neuron_at(first));
+  Input x = {};
+  x.values = load_normed(shared, a.x, a.gate.columns, a.norm);
+  if (a.host_input && blockIdx.x == 0) {
+    for (int i = threadIdx.x; i < a.gate.columns; i += blockDim.x) a.host_input[i] = x.values[i];
+    __syncthreads();
+    if (threadIdx.x == 0) release_to_host(a.flag, *a.step);
+  }
+  if (Format::QUANTISED && a.int8) quantise(shared, x, a.gate.columns);
+  for (int index = first; index < count; index += step) {
+    const int neuron = neuron_at(index);
     float h = 0.0f;
     // Gate first: up is not read for neurons which the gate leaves inactive.
 #pragma unroll 1
@@ -307,13 +375,14 @@ __device__ __forceinline__ void down(const Down& a) {
       for (int first = group; first < pending; first += ROWS_IN_FLIGHT * ROW_GROUPS) {
         typename Format::Unit loaded[ROWS_IN_FLIGHT];
 #pragma unroll
-        for (int index = 0; index < ROWS_IN_FLIGHT; index++)
-          loaded[index] = Format::load(a.down, rows[min(first + index * ROW_GROUPS, pending - 1)], column / WIDTH);
+        for (int index = 0; index < ROWS_IN_FLIGHT; index++) {
+          const int slot = first + index * ROW_GROUPS;
+          if (slot < pending) loaded[index] = Format::load(a.down, rows[slot], column / WIDTH);
+        }
 #pragma unroll
         for (int index = 0; index < ROWS_IN_FLIGHT; index++) {
-          // Rows past the end count as zero, without a branch that loads would move behind.
           const int slot = first + index * ROW_GROUPS;
-          Format::accumulate(loaded[index], slot < pending ? coefficients[slot] : 0.0f, sum);
+          if (slot < pending) Format::accumulate(loaded[index], coefficients[slot], sum);
         }
       }
     }

@@ -1,5 +1,5 @@
 // The input vector of a GEMV, normalised and, for quantised rows, quantised to int8. Every thread block repeats
-// this for itself: reading the vector again costs less than another kernel launch.
+// this for itself: with all loads in flight it takes less than another kernel launch.
 #pragma once
 #include "block.cuh"
 
@@ -25,74 +25,87 @@ struct Input {
   int* sums;
 };
 
+// Elements that a thread requests before it uses the first: a vector of 4096 takes one round trip.
+constexpr int INPUT_LOADS = 16;
+constexpr int INPUT_THREADS = 256;
+
 // Loads norm(x) into shared memory, zero-padded to whole blocks.
 __device__ __forceinline__ float* load_normed(SharedMemory& shared, const float* x, int columns, const Norm& norm) {
   const int padded = (columns + BLOCK - 1) / BLOCK * BLOCK;
   float* values = shared.allocate<float>(padded);
   float* scratch = shared.allocate<float>(WARP);
-  for (int i = threadIdx.x; i < padded; i += blockDim.x) values[i] = i < columns ? x[i] : 0.0f;
+  float sum = 0.0f;
+  load_ahead<INPUT_LOADS, INPUT_THREADS>(x, columns, threadIdx.x, [&](int i, float value) {
+    values[i] = value;
+    sum += value;
+  });
+  for (int i = columns + threadIdx.x; i < padded; i += blockDim.x) values[i] = 0.0f;
   if (norm.kind == NO_NORM) {
     __syncthreads();
     return values;
   }
-  float mean = 0.0f;
-  if (norm.kind == LAYER_NORM) {
-    float sum = 0.0f;
-    for (int i = threadIdx.x; i < columns; i += blockDim.x) sum += values[i];
-    mean = block_sum(sum, scratch) / float(columns);
-  }
+  const float mean = norm.kind == LAYER_NORM ? block_sum(sum, scratch) / float(columns) : 0.0f;
   float squares = 0.0f;
+#pragma unroll 4
   for (int i = threadIdx.x; i < columns; i += blockDim.x) {
     values[i] -= mean;
     squares = fmaf(values[i], values[i], squares);
   }
   const float scale = 1.0f / sqrtf(block_sum(squares, scratch) / float(columns) + norm.epsilon);
-  for (int i = threadIdx.x; i < columns; i += blockDim.x) {
-    values[i] = values[i] * scale * norm.weight[i] + (norm.bias ? norm.bias[i] : 0.0f);
+  load_ahead<INPUT_LOADS, INPUT_THREADS>(norm.weight, columns, threadIdx.x, [&](int i, float weight) {
+    values[i] = values[i] * scale * weight;
+  });
+  if (norm.bias) {
+    load_ahead<INPUT_LOADS, INPUT_THREADS>(norm.bias, columns, threadIdx.x, [&](int i, float bias) { values[i] += bias; });
   }
   __syncthreads();
   return values;
 }
 
-// Quantises `values` to int8 with one scale per block of 32, one warp per block; the same bits as `Isa::quantise`
+// Quantises the values to int8 with one scale per block of 32, four lanes per block; the same bits as `Isa::quantise`
 // on the CPU.
-__device__ __forceinline__ void quantise_blocks(Input& input, int blocks) {
-  const int lane = lane_index();
-  for (int block = warp_index(); block < blocks; block += warp_count()) {
-    const float value = input.values[block * BLOCK + lane];
+__device__ __forceinline__ void quantise(SharedMemory& shared, Input& input, int columns) {
+  constexpr int LANES = 4, WIDTH = BLOCK / LANES;
+  const int blocks = (columns + BLOCK - 1) / BLOCK, part = threadIdx.x % LANES;
+  input.low = shared.allocate<uint4>(blocks);
+  input.high = shared.allocate<uint4>(blocks);
+  input.scales = shared.allocate<float>(blocks);
+  input.sums = shared.allocate<int>(blocks);
+#pragma unroll 1
+  for (int first = warp_index() * (WARP / LANES); first < blocks; first += warp_count() * (WARP / LANES)) {
+    const int block = first + lane_index() / LANES;
+    const float4* fours = reinterpret_cast<const float4*>(input.values + min(block, blocks - 1) * BLOCK + part * WIDTH);
+    const float4 four = fours[0], next = fours[1];
+    const float values[WIDTH] = {four.x, four.y, four.z, four.w, next.x, next.y, next.z, next.w};
     // The bits of magnitudes sort like the magnitudes, NaN last.
-    const unsigned bits = warp_max(__float_as_uint(value) & 0x7fffffffu);
+    unsigned bits = 0;
+#pragma unroll
+    for (int index = 0; index < WIDTH; index++) bits = max(bits, __float_as_uint(values[index]) & 0x7fffffffu);
+#pragma unroll
+    for (int distance = 1; distance < LANES; distance *= 2) bits = max(bits, __shfl_xor_sync(ALL_LANES, bits, distance));
     const float largest = __uint_as_float(bits);
     const bool finite = bits < 0x7f800000u;
     const bool some = finite && largest >= 1e-30f;
-    const float scale = some ? largest / 127.0f : finite ? 0.0f : __uint_as_float(0x7fc00000u);
     const float inverse = some ? 127.0f / largest : 0.0f;
-    // Adding 1.5 * 2^23 leaves the nearest integer, ties to even, in the low byte.
-    const float scaled = some ? value * inverse : 0.0f;
-    const int8_t quant = int8_t(__float_as_uint(scaled + 12582912.0f) & 0xff);
-    int8_t* half = reinterpret_cast<int8_t*>(lane < BLOCK / 2 ? input.low : input.high);
-    half[block * (BLOCK / 2) + lane % (BLOCK / 2)] = quant;
-    const int sum = warp_sum(int(quant));
-    if (lane == 0) {
-      input.scales[block] = scale;
+    unsigned words[2] = {};
+    int sum = 0;
+#pragma unroll
+    for (int index = 0; index < WIDTH; index++) {
+      // Adding 1.5 * 2^23 leaves the nearest integer, ties to even, in the low byte.
+      const float scaled = some ? values[index] * inverse : 0.0f;
+      const unsigned quant = __float_as_uint(scaled + 12582912.0f) & 0xff;
+      words[index / 4] |= quant << index % 4 * 8;
+      sum += int(int8_t(quant));
+    }
+#pragma unroll
+    for (int distance = 1; distance < LANES; distance *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
+    if (block >= blocks) continue;
+    uint4* half = part < LANES / 2 ? input.low : input.high;
+    reinterpret_cast<uint2*>(half + block)[part % (LANES / 2)] = {words[0], words[1]};
+    if (part == 0) {
+      input.scales[block] = some ? largest / 127.0f : finite ? 0.0f : __uint_as_float(0x7fc00000u);
       input.sums[block] = sum;
     }
   }
   __syncthreads();
-}
-
-// Loads norm(x) into shared memory, and its int8 values if `int8`.
-__device__ __forceinline__ Input load_input(SharedMemory& shared, const float* x, int columns, const Norm& norm,
-                                            bool int8) {
-  Input input = {};
-  input.values = load_normed(shared, x, columns, norm);
-  if (int8) {
-    const int blocks = (columns + BLOCK - 1) / BLOCK;
-    input.low = shared.allocate<uint4>(blocks);
-    input.high = shared.allocate<uint4>(blocks);
-    input.scales = shared.allocate<float>(blocks);
-    input.sums = shared.allocate<int>(blocks);
-    quantise_blocks(input, blocks);
-  }
-  return input;
 }

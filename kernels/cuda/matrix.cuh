@@ -37,8 +37,8 @@ __device__ __forceinline__ int dot_nibbles(uint4 quants, uint4 low, uint4 high) 
   return dot16(second, high, dot16(first, low, 0));
 }
 
-// Blocks of 256 threads per multiprocessor that registers leave room for: 64 per thread.
-constexpr int ROW_BLOCKS = 4;
+// Blocks of 256 threads per multiprocessor that registers leave room for: 80 per thread.
+constexpr int ROW_BLOCKS = 3;
 // Units that a lane requests before it uses the first.
 constexpr int LOADS_IN_FLIGHT = 4;
 
@@ -60,19 +60,23 @@ __device__ __forceinline__ float dot(const Matrix& matrix, int row, const Input&
   float sum = 0.0f;
 #pragma unroll 1
   for (int first = lane_index(); first < units; first += LOADS_IN_FLIGHT * WARP) {
-    // No branch depends on the end of the row: the assembler would move loads behind it, to their use.
     typename Format::Unit loaded[LOADS_IN_FLIGHT];
 #pragma unroll
     for (int index = 0; index < LOADS_IN_FLIGHT; index++)
-      loaded[index] = Format::load(matrix, row, min(first + index * WARP, units - 1));
+      if (first + index * WARP < units) loaded[index] = Format::template load<true>(matrix, row, first + index * WARP);
 #pragma unroll
-    for (int index = 0; index < LOADS_IN_FLIGHT; index++) {
-      const int unit = first + index * WARP;
-      const float with = Format::dot_unit(loaded[index], min(unit, units - 1), x, sum);
-      sum = unit < units ? with : sum;
-    }
+    for (int index = 0; index < LOADS_IN_FLIGHT; index++)
+      if (first + index * WARP < units) sum = Format::dot_unit(loaded[index], first + index * WARP, x, sum);
   }
   return warp_sum(sum);
+}
+
+// Requests the quants of a row into L2, by one warp.
+template <class Format>
+__device__ __forceinline__ void prefetch_row(const Matrix& matrix, int row) {
+  constexpr int STEP = 128 / 16;
+  const int units = (matrix.columns + Format::WIDTH - 1) / Format::WIDTH;
+  for (int unit = lane_index() * STEP; unit < units; unit += WARP * STEP) prefetch(Format::quants_at(matrix, row, unit));
 }
 
 // 2^23: a float whose low bits are an integer below 2^23.
@@ -85,9 +89,15 @@ struct Plain {
   static constexpr int WIDTH = Element::WIDTH;
   typedef uint4 Unit;
 
+  // The 16 bytes of a unit, in aligned rows.
+  __device__ static __forceinline__ const uint4* quants_at(const Matrix& matrix, int row, int unit) {
+    return static_cast<const uint4*>(matrix.quants) + (size_t(row) * matrix.columns / WIDTH + unit);
+  }
+
+  template <bool ALIGNED = false>
   __device__ static __forceinline__ Unit load(const Matrix& matrix, int row, int unit) {
+    if (ALIGNED || matrix.columns % WIDTH == 0) return load_once(quants_at(matrix, row, unit));
     const size_t start = size_t(row) * matrix.columns + unit * WIDTH;
-    if (matrix.columns % WIDTH == 0) return load_once(static_cast<const uint4*>(matrix.quants) + start / WIDTH);
     // The row is not 16-byte aligned.
     constexpr int PER_WORD = WIDTH / 4;
     unsigned words[4] = {};
@@ -199,9 +209,13 @@ struct Q8_0 {
     return load_once(static_cast<const uint16_t*>(matrix.scales) + block);
   }
 
+  __device__ static __forceinline__ const uint4* quants_at(const Matrix& matrix, int row, int unit) {
+    return static_cast<const uint4*>(matrix.quants) + (size_t(row) * 2 * blocks_of(matrix.columns) + unit);
+  }
+
+  template <bool ALIGNED = false>
   __device__ static __forceinline__ Unit load(const Matrix& matrix, int row, int unit) {
-    const size_t half_block = size_t(row) * 2 * blocks_of(matrix.columns) + unit;
-    return {load_once(static_cast<const uint4*>(matrix.quants) + half_block), scale_of(matrix, half_block / 2)};
+    return {load_once(quants_at(matrix, row, unit)), scale_of(matrix, size_t(row) * blocks_of(matrix.columns) + unit / 2)};
   }
 
   __device__ static __forceinline__ float dot_unit(const Unit& unit, int index, const Input& x, float sum) {
@@ -252,9 +266,13 @@ struct Nibbles {
     typename Scales::Bits scales;
   };
 
+  __device__ static __forceinline__ const uint4* quants_at(const Matrix& matrix, int row, int unit) {
+    return static_cast<const uint4*>(matrix.quants) + (size_t(row) * blocks_of(matrix.columns) + unit);
+  }
+
+  template <bool ALIGNED = false>
   __device__ static __forceinline__ Unit load(const Matrix& matrix, int row, int unit) {
-    const size_t block = size_t(row) * blocks_of(matrix.columns) + unit;
-    return {load_once(static_cast<const uint4*>(matrix.quants) + block), Scales::load(matrix, row, unit)};
+    return {load_once(quants_at(matrix, row, unit)), Scales::load(matrix, row, unit)};
   }
 
   __device__ static __forceinline__ float dot_unit(const Unit& unit, int index, const Input& x, float sum) {

@@ -105,6 +105,13 @@ __device__ __forceinline__ uint16_t load_once(const uint16_t* address) {
 #endif
 }
 
+// Requests the 128 bytes around an address into L2.
+__device__ __forceinline__ void prefetch(const void* address) {
+#ifndef CUDA_EMULATOR
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#endif
+}
+
 // Four bytes of the eight of a and b, which are numbered from the low byte of a: one per hexadecimal digit of `numbers`.
 __device__ __forceinline__ unsigned byte_permute(unsigned a, unsigned b, unsigned numbers) {
 #ifdef CUDA_EMULATOR

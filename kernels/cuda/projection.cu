@@ -26,21 +26,32 @@ struct Projection {
 // Grid: (any, tokens), blocks of 256; a warp computes one row at a time.
 template <class Format>
 __device__ __forceinline__ void project(const Projection& a) {
-  SharedMemory shared;
   const int columns = a.segments[0].matrix.columns, token = blockIdx.y;
-  const bool int8 = Format::QUANTISED && a.int8;
-  const Input x = load_input(shared, a.x + size_t(token) * columns, columns, a.norm, int8);
   int rows = 0;
   for (int index = 0; index < a.segment_count; index++) rows += a.segments[index].matrix.rows;
-  const int step = gridDim.x * warp_count();
-  for (int row = blockIdx.x * warp_count() + warp_index(); row < rows; row += step) {
-    int index = 0, segment_row = row;
-    while (segment_row >= a.segments[index].matrix.rows) segment_row -= a.segments[index++].matrix.rows;
-    const Segment& segment = a.segments[index];
-    float product = dot<Format>(segment.matrix, segment_row, x);
+  const int step = gridDim.x * warp_count(), first_row = blockIdx.x * warp_count() + warp_index();
+  // Index of the segment of `row`, which becomes the row within it.
+  const auto find_segment = [&](int& row) {
+    int index = 0;
+    while (row >= a.segments[index].matrix.rows) row -= a.segments[index++].matrix.rows;
+    return index;
+  };
+  if (first_row < rows) {
+    int row = first_row;
+    const int index = find_segment(row);
+    prefetch_row<Format>(a.segments[index].matrix, row);
+  }
+  SharedMemory shared;
+  Input x = {};
+  x.values = load_normed(shared, a.x + size_t(token) * columns, columns, a.norm);
+  if (Format::QUANTISED && a.int8) quantise(shared, x, columns);
+  for (int number = first_row; number < rows; number += step) {
+    int row = number;
+    const Segment& segment = a.segments[find_segment(row)];
+    float product = dot<Format>(segment.matrix, row, x);
     if (lane_index() != 0) continue;
-    if (segment.bias) product += segment.bias[segment_row];
-    float* out = segment.out + size_t(token) * segment.matrix.rows + segment_row;
+    if (segment.bias) product += segment.bias[row];
+    float* out = segment.out + size_t(token) * segment.matrix.rows + row;
     *out = a.accumulate ? *out + product : product;
   }
 }

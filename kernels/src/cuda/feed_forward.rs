@@ -6,7 +6,7 @@ use powerinfer_tensor::{FfnKind, Format};
 use super::{
     Buffer, DeviceError, Ffn, Gpu, GpuMatrix, GpuNorm, HostBuffer, NeuronFilter, arguments,
     ffn::neurons,
-    gpu::{THREADS, WARP, WORD, input_bytes, kernel},
+    gpu::{THREADS, WARP, WORD, input_bytes, kernel, width},
 };
 use crate::Arithmetic;
 
@@ -270,15 +270,5 @@ impl Gpu {
         let blocks = 2 * self.device().info().multiprocessors;
         let limit = matrix.rows().div_ceil(WORD).max(1);
         blocks.div_ceil(Self::down_tiles(matrix)).clamp(1, limit)
-    }
-}
-
-/// Weights per 16 bytes.
-fn width(format: Format) -> usize {
-    match format {
-        Format::F32 => 4,
-        Format::F16 | Format::Bf16 => 8,
-        Format::Q8_0 => 16,
-        Format::Q4K | Format::Q4_0 => 32,
     }
 }

@@ -15,7 +15,7 @@ pub(super) const WARP: usize = 32;
 pub(super) const WORD: usize = 32;
 
 /// Thread blocks per multiprocessor of kernels that read rows of weights.
-const ROW_BLOCKS: usize = 4;
+const ROW_BLOCKS: usize = 3;
 
 /// The kernels of a device as methods: shapes are checked, then one kernel or two are launched asynchronously.
 #[derive(Debug, Clone)]
@@ -95,4 +95,14 @@ pub(super) fn input_bytes(columns: usize, int8: bool) -> usize {
         false => 0,
     };
     blocks * BLOCK * 4 + WARP * 4 + int8_bytes
+}
+
+/// Weights per 16 bytes.
+pub(super) fn width(format: Format) -> usize {
+    match format {
+        Format::F32 => 4,
+        Format::F16 | Format::Bf16 => 8,
+        Format::Q8_0 => 16,
+        Format::Q4K | Format::Q4_0 => 32,
+    }
 }

@@ -4,8 +4,11 @@ use powerinfer_tensor::BLOCK;
 
 use super::{
     Buffer, DeviceError, Gpu, GpuLinear, GpuMatrix, GpuNorm, HostBuffer, arguments,
-    gpu::{THREADS, WARP, WORD, input_bytes, kernel},
+    gpu::{THREADS, WARP, WORD, input_bytes, kernel, width},
 };
+
+/// Neurons of a thread block that predicts by an MLP.
+const NEURONS: usize = 64;
 
 /// A layer's MLP predictor on a device: `logits = B · relu(A · x) + bias`.
 #[derive(Debug)]
@@ -89,8 +92,13 @@ impl Gpu {
             padding: 0,
             masks: masks(predicted, neurons, tokens),
         };
-        let grid = [neurons.div_ceil(WORD) as u32, tokens as u32, 1];
-        let shared = THREADS / WARP * WORD * 4;
+        let grid = [neurons.div_ceil(NEURONS) as u32, tokens as u32, 1];
+        let floats = |count: usize| (count * 4).next_multiple_of(16);
+        let scales = predictor.b_scales.as_ref().map_or(0, |_| blocks * NEURONS);
+        let shared = floats(width(b.format()) * (THREADS + 1))
+            + floats(THREADS)
+            + floats(blocks * BLOCK)
+            + floats(scales);
         let name = kernel("predict", b.format());
         self.launch(&name, grid, THREADS, shared, "a predictor", &arguments)
     }
@@ -126,8 +134,10 @@ impl Gpu {
             padding: 0,
             masks: masks(predicted, signs.neurons, tokens),
         };
-        let blocks = self.row_blocks(signs.neurons.div_ceil(WORD));
-        let shared = input_bytes(signs.columns, false) + (2 * words * 4).next_multiple_of(16);
+        // A block per word of the mask.
+        let blocks = self.row_blocks(signs.neurons.div_ceil(WORD) * (THREADS / WARP));
+        let signs_bytes = (2 * words * 4).next_multiple_of(16);
+        let shared = input_bytes(signs.columns, false) + signs_bytes + WORD * 4;
         self.launch(
             "predict_by_signs",
             [blocks, tokens as u32, 1],

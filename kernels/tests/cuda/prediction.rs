@@ -12,15 +12,13 @@ use crate::{devices::on_every_device, noise::noise, product, upload, zeros};
 
 #[test]
 fn predictors_select_the_neurons_of_their_formula() {
-    for format in [
-        Format::F32,
-        Format::Bf16,
-        Format::Q8_0,
-        Format::Q4_0,
-        Format::Q4K,
-    ] {
-        for (hidden, rank, neurons, hot) in [(40, 7, 33, 20), (64, 70, 200, 200), (33, 300, 65, 0)]
-        {
+    for format in Format::ALL {
+        for (hidden, rank, neurons, hot) in [
+            (40, 7, 33, 20),
+            (64, 70, 200, 200),
+            (33, 300, 65, 0),
+            (32, 1100, 160, 100),
+        ] {
             let a = pack(format, rank, hidden, &noise(11, rank * hidden));
             let b = pack(format, rank, neurons, &noise(12, rank * neurons));
             let blocks = rank.div_ceil(32);
@@ -101,7 +99,7 @@ fn predictors_select_the_neurons_of_their_formula() {
 
 #[test]
 fn sign_bits_select_the_neurons_with_enough_agreements() {
-    for (columns, neurons) in [(1, 1), (63, 40), (64, 31), (200, 300)] {
+    for (columns, neurons) in [(1, 1), (63, 40), (64, 31), (200, 300), (1030, 70)] {
         let (gate, x) = (noise(16, columns * neurons), noise(17, columns));
         let agreements = columns as u32 / 2 + 1;
         let want: Vec<bool> = gate
