@@ -58,7 +58,9 @@ __device__ __forceinline__ void predict(const Predict& a) {
   SharedMemory shared;
   const int thread = threadIdx.x, group = thread / ROW_THREADS, neurons = a.b.columns, rank = a.b.rows;
   const int blocks = blocks_of(rank), first_neuron = blockIdx.x * PREDICT_NEURONS;
-  // [WIDTH, threads]: logits of a thread's neurons; then [PARTS, neurons].
+  const int within = thread % PREDICT_NEURONS;
+  float logit = a.bias[min(first_neuron + within, neurons - 1)];
+  // [WIDTH, threads]: sums of a thread's neurons; [PARTS, neurons]: sums of every PARTS-th group.
   float* sums = shared.allocate<float>(WIDTH * PITCH);
   float* parts = shared.allocate<float>(PREDICT_THREADS);
   float* units = shared.allocate<float>(blocks * BLOCK);
@@ -77,7 +79,7 @@ __device__ __forceinline__ void predict(const Predict& a) {
     }
   }
   load_ahead<4, PREDICT_THREADS>(a.units + size_t(blockIdx.y) * rank, rank, thread,
-                [&](int unit, float value) { units[unit] = fmaxf(value, 0.0f); });
+                                 [&](int unit, float value) { units[unit] = fmaxf(value, 0.0f); });
   for (int unit = rank + thread; unit < blocks * BLOCK; unit += PREDICT_THREADS) units[unit] = 0.0f;
 #pragma unroll
   for (int index = 0; index < WIDTH; index++) sums[index * PITCH + thread] = 0.0f;
@@ -114,7 +116,6 @@ __device__ __forceinline__ void predict(const Predict& a) {
       sums[index * PITCH + thread] += a.b_scales ? half_sums[index] * scale[index] : half_sums[index];
   }
   __syncthreads();
-  const int within = thread % PREDICT_NEURONS;
   const float* sums_of_neuron = sums + within % WIDTH * PITCH + within / WIDTH;
   float part = 0.0f;
 #pragma unroll 4
@@ -124,7 +125,6 @@ __device__ __forceinline__ void predict(const Predict& a) {
   if (thread >= PREDICT_NEURONS) return;
   const int neuron = first_neuron + thread, word = neuron / WORD;
   if (word * WORD >= neurons) return;
-  float logit = a.bias[min(neuron, neurons - 1)];
 #pragma unroll
   for (int index = 0; index < PARTS; index++) logit += parts[index * PREDICT_NEURONS + thread];
   write_mask(a.masks, blockIdx.y, word, neurons, logit >= a.threshold);
@@ -262,7 +262,11 @@ __device__ __forceinline__ void gate_up(const GateUp& a) {
   if (blockIdx.x == 0 && threadIdx.x == 0) atomicAdd(a.gate_rows, unsigned(count));
   const auto neuron_at = [&](int index) { return a.mask ? find_bit(mask, before, words, index) : index; };
   const int step = gridDim.x * warp_count(), first = blockIdx.x * warp_count() + warp_index();
-  if (first < count) prefetch_row<Format>(a.gate, neuron_at(first));
+  if (first < count) {
+    const int neuron = neuron_at(first);
+    prefetch_row<Format>(a.gate, neuron);
+    if (a.ffn.kind != UNGATED && a.ffn.filter == ALL_NEURONS) prefetch_row<Format>(a.up, neuron);
+  }
   Input x = {};
   x.values = load_normed(shared, a.x, a.gate.columns, a.norm);
   if (a.host_input && blockIdx.x == 0) {

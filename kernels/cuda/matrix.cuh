@@ -71,12 +71,12 @@ __device__ __forceinline__ float dot(const Matrix& matrix, int row, const Input&
   return warp_sum(sum);
 }
 
-// Requests the quants of a row into L2, by one warp.
+// Requests a row into L2, by one warp.
 template <class Format>
 __device__ __forceinline__ void prefetch_row(const Matrix& matrix, int row) {
   constexpr int STEP = 128 / 16;
   const int units = (matrix.columns + Format::WIDTH - 1) / Format::WIDTH;
-  for (int unit = lane_index() * STEP; unit < units; unit += WARP * STEP) prefetch(Format::quants_at(matrix, row, unit));
+  for (int unit = lane_index() * STEP; unit < units; unit += WARP * STEP) Format::prefetch_unit(matrix, row, unit);
 }
 
 // 2^23: a float whose low bits are an integer below 2^23.
@@ -92,6 +92,10 @@ struct Plain {
   // The 16 bytes of a unit, in aligned rows.
   __device__ static __forceinline__ const uint4* quants_at(const Matrix& matrix, int row, int unit) {
     return static_cast<const uint4*>(matrix.quants) + (size_t(row) * matrix.columns / WIDTH + unit);
+  }
+
+  __device__ static __forceinline__ void prefetch_unit(const Matrix& matrix, int row, int unit) {
+    prefetch(quants_at(matrix, row, unit));
   }
 
   template <bool ALIGNED = false>
@@ -205,8 +209,8 @@ struct Q8_0 {
     uint16_t scale;
   };
 
-  __device__ static __forceinline__ uint16_t scale_of(const Matrix& matrix, size_t block) {
-    return load_once(static_cast<const uint16_t*>(matrix.scales) + block);
+  __device__ static __forceinline__ const uint16_t* scale_at(const Matrix& matrix, int row, int block) {
+    return static_cast<const uint16_t*>(matrix.scales) + (size_t(row) * blocks_of(matrix.columns) + block);
   }
 
   __device__ static __forceinline__ const uint4* quants_at(const Matrix& matrix, int row, int unit) {
@@ -215,7 +219,12 @@ struct Q8_0 {
 
   template <bool ALIGNED = false>
   __device__ static __forceinline__ Unit load(const Matrix& matrix, int row, int unit) {
-    return {load_once(quants_at(matrix, row, unit)), scale_of(matrix, size_t(row) * blocks_of(matrix.columns) + unit / 2)};
+    return {load_once(quants_at(matrix, row, unit)), load_once(scale_at(matrix, row, unit / 2))};
+  }
+
+  __device__ static __forceinline__ void prefetch_unit(const Matrix& matrix, int row, int unit) {
+    prefetch(quants_at(matrix, row, unit));
+    prefetch(scale_at(matrix, row, unit / 2));
   }
 
   __device__ static __forceinline__ float dot_unit(const Unit& unit, int index, const Input& x, float sum) {
@@ -250,7 +259,7 @@ struct Q8_0 {
   __device__ static __forceinline__ float weight(const Matrix& matrix, int row, int column) {
     const size_t block = size_t(row) * blocks_of(matrix.columns) + column / BLOCK;
     const int8_t quant = static_cast<const int8_t*>(matrix.quants)[block * BLOCK + column % BLOCK];
-    return float(quant) * f16_to_float(scale_of(matrix, block));
+    return float(quant) * f16_to_float(*scale_at(matrix, row, column / BLOCK));
   }
 };
 
@@ -273,6 +282,11 @@ struct Nibbles {
   template <bool ALIGNED = false>
   __device__ static __forceinline__ Unit load(const Matrix& matrix, int row, int unit) {
     return {load_once(quants_at(matrix, row, unit)), Scales::load(matrix, row, unit)};
+  }
+
+  __device__ static __forceinline__ void prefetch_unit(const Matrix& matrix, int row, int unit) {
+    prefetch(quants_at(matrix, row, unit));
+    Scales::prefetch_block(matrix, row, unit);
   }
 
   __device__ static __forceinline__ float dot_unit(const Unit& unit, int index, const Input& x, float sum) {
@@ -338,7 +352,10 @@ struct Q4_0Scales {
   static constexpr bool HAS_MINIMA = false;
   typedef uint16_t Bits;
   __device__ static __forceinline__ Bits load(const Matrix& matrix, int row, int block) {
-    return load_once(static_cast<const uint16_t*>(matrix.scales) + size_t(row) * blocks_of(matrix.columns) + block);
+    return load_once(Q8_0::scale_at(matrix, row, block));
+  }
+  __device__ static __forceinline__ void prefetch_block(const Matrix& matrix, int row, int block) {
+    prefetch(Q8_0::scale_at(matrix, row, block));
   }
   __device__ static __forceinline__ float2 of(Bits scale) { return {f16_to_float(scale), 0.0f}; }
 };
@@ -351,10 +368,19 @@ struct Q4KScales {
     unsigned both;
     uint16_t factors;
   };
+  __device__ static __forceinline__ const unsigned* scales_at(const Matrix& matrix, int row, int block) {
+    const int supers = (blocks_of(matrix.columns) + SUPER_BLOCK - 1) / SUPER_BLOCK;
+    return static_cast<const unsigned*>(matrix.scales) + (size_t(row) * supers + block / SUPER_BLOCK);
+  }
+  __device__ static __forceinline__ const uint16_t* factors_at(const Matrix& matrix, int row, int block) {
+    return static_cast<const uint16_t*>(matrix.factors) + (size_t(row) * blocks_of(matrix.columns) + block);
+  }
   __device__ static __forceinline__ Bits load(const Matrix& matrix, int row, int block) {
-    const int blocks = blocks_of(matrix.columns), supers = (blocks + SUPER_BLOCK - 1) / SUPER_BLOCK;
-    return {load_once(static_cast<const unsigned*>(matrix.scales) + size_t(row) * supers + block / SUPER_BLOCK),
-            load_once(static_cast<const uint16_t*>(matrix.factors) + size_t(row) * blocks + block)};
+    return {load_once(scales_at(matrix, row, block)), load_once(factors_at(matrix, row, block))};
+  }
+  __device__ static __forceinline__ void prefetch_block(const Matrix& matrix, int row, int block) {
+    prefetch(scales_at(matrix, row, block));
+    prefetch(factors_at(matrix, row, block));
   }
   __device__ static __forceinline__ float2 of(Bits bits) {
     return {f16_to_float(uint16_t(bits.both)) * float(bits.factors & 0xff),
