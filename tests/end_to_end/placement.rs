@@ -133,7 +133,7 @@ fn several_gpus_get_contiguous_ranges_of_layers() {
         "the plan is for 2 GPUs, and a bundle runs on one",
         "`--device cpu`",
     ];
-    run("auto").bad(1, &words);
+    run("gpu").bad(1, &words);
     run("cpu").good();
     dry_run(&sandbox, &["--vram", "514M,515M", "--objective", "impact"]).bad(
         1,
