@@ -1,7 +1,7 @@
 //! The FFN of one token over the hot neurons: the kernels `gate_up` and `down` of `feed_forward.cu`.
 
 use bytemuck::Zeroable;
-use powerinfer_tensor::{FfnKind, Format};
+use powerinfer_tensor::FfnKind;
 
 use super::{
     Buffer, DeviceError, Ffn, Gpu, GpuMatrix, GpuNorm, HostBuffer, NeuronFilter, arguments,
