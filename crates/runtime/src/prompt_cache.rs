@@ -73,15 +73,14 @@ impl Runtime {
                     plane.read_bytes(numbers, scales, kept);
                 }
             };
-            if self.sequence.on_device[index].is_none() {
-                read(&mut self.sequence.layers[index]);
-                continue;
-            }
             let mut copy = self.empty_cache(kept)?;
-            read(&mut copy);
-            if let Some(cache) = &mut self.sequence.on_device[index] {
-                let [keys, values] = [&copy.keys, &copy.values].map(floats_of);
-                cache.write(kept, [&keys, &values])?;
+            match self.sequence.on_device.get_mut(index) {
+                Some(Some(cache)) => {
+                    read(&mut copy);
+                    let [keys, values] = [&copy.keys, &copy.values].map(floats_of);
+                    cache.write(kept, [&keys, &values])?;
+                }
+                _ => read(&mut self.sequence.layers[index]),
             }
         }
         let sequence = &mut self.sequence;
@@ -96,7 +95,7 @@ impl Runtime {
         layer: usize,
         positions: usize,
     ) -> Result<Option<sequence::LayerCache>, RuntimeError> {
-        let Some(cache) = &self.sequence.on_device[layer] else {
+        let Some(Some(cache)) = self.sequence.on_device.get(layer) else {
             return Ok(None);
         };
         let mut copy = self.empty_cache(positions)?;
