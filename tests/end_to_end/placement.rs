@@ -123,18 +123,6 @@ fn several_gpus_get_contiguous_ranges_of_layers() {
         let used: u64 = here.map(|line| line["bytes"].as_u64().unwrap()).sum();
         assert!(used <= (514 + gpu) << 20);
     }
-    let place = ["place", "demo", "--vram", "514M,515M", "--policy", "dense"];
-    sandbox.run(&place).good();
-    let run = |device: &str| {
-        let run = ["run", "demo.powerinfer/bundle", "--prompt", "a", "-n", "1"];
-        sandbox.run(&[&run[..], &["--device", device]].concat())
-    };
-    let words = [
-        "the plan is for 2 GPUs, and a bundle runs on one",
-        "`--device cpu`",
-    ];
-    run("gpu").bad(1, &words);
-    run("cpu").good();
     dry_run(&sandbox, &["--vram", "514M,515M", "--objective", "impact"]).bad(
         1,
         &[
@@ -152,10 +140,16 @@ fn several_gpus_get_contiguous_ranges_of_layers() {
         ])
         .good();
     placed.stdout_contains(&["total, of 515.0 MiB"]);
-    let run = sandbox
-        .run(&["run", "demo", "-p", "1 + 1", "-n", "2", "--device", "cpu"])
-        .good();
-    run.stderr_contains(&["the plan is for 2 GPUs"]);
+    let run =
+        |device: &str| sandbox.run(&["run", "demo", "-p", "1 + 1", "-n", "2", "--device", device]);
+    run("gpu").bad(
+        1,
+        &[
+            "the plan is for 2 GPUs, and a bundle runs on one",
+            "`--device cpu`",
+        ],
+    );
+    run("cpu").good();
 }
 
 #[test]

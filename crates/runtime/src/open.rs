@@ -56,7 +56,7 @@ impl Execution {
 
 /// An open device.
 enum Opened {
-    Cuda(CudaDevice),
+    Cuda(Arc<CudaDevice>),
     Given(Arc<dyn Gpu>),
 }
 
@@ -71,7 +71,7 @@ impl DeviceChoice {
         missing: impl FnOnce(&CudaUnavailable),
     ) -> Result<Option<Arc<dyn Gpu>>, RuntimeError> {
         Ok(self.opened(missing)?.map(|opened| match opened {
-            Opened::Cuda(card) => Arc::new(card) as Arc<dyn Gpu>,
+            Opened::Cuda(card) => card as Arc<dyn Gpu>,
             Opened::Given(device) => device,
         }))
     }
@@ -86,7 +86,7 @@ impl DeviceChoice {
             Self::Auto | Self::Gpu => {}
         }
         match CudaDevice::open(0) {
-            Ok(card) => Ok(Some(Opened::Cuda(card))),
+            Ok(card) => Ok(Some(Opened::Cuda(Arc::new(card)))),
             Err(reason) if matches!(self, Self::Gpu) => Err(RuntimeError::NoGpu(reason)),
             Err(reason) => {
                 missing(&reason);
@@ -187,14 +187,13 @@ fn device(
 ///
 /// Fails where more of the card's memory is in use than the plan's budget.
 fn run_on(
-    card: CudaDevice,
+    card: Arc<CudaDevice>,
     bundle: Bundle,
     options: Options,
     progress: &dyn Progress,
 ) -> Result<Runtime, RuntimeError> {
     let budget = bundle.plan().budget.vram_bytes;
     let (what, planned) = (describe(bundle.plan()), bundle.plan().totals.gpu_bytes);
-    let card = Arc::new(card);
     let (free, _) = card.memory()?;
     let runtime = Runtime::with_device(bundle, options, Arc::clone(&card) as _)?;
     card.synchronise()?;
