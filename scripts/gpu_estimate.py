@@ -1,13 +1,14 @@
 """Estimated time of a token, kernel by kernel, from the machine code (SASS) and a model's shapes. Nothing here is measured.
 
 time = gap + before + max(memory, issue, latency) + after
-  memory   bytes / bandwidth: the floor
+  memory   bytes / bandwidth, without what arrives before the main loop; then the first trip and the last iteration
   issue    instructions of the main loop / what the schedulers of the busy multiprocessors issue
   latency  of the busiest warp: trips to memory, each for as many bytes as are in flight, and its instructions
-  before   of a block's main loop: the longer of what a warp waits for and what all warps issue
+  before   of a block's main loop: the input from L2, then the longer of what a warp waits for and what all warps issue
   after    the main loop: sums across blocks
+  floor    bytes / bandwidth
 The main loop's bytes, loads in flight and instructions are read from the machine code; grids are those of `kernels/src/cuda`.
-What surrounds the loop is stated in `launches`, as read in the sources: a change of a kernel changes it too.
+What surrounds the loop is stated in `launches`, as read in the sources and the machine code: a change of a kernel changes it too.
 """
 
 import dataclasses
@@ -15,12 +16,17 @@ from math import ceil, log2
 
 # H100: cycles per microsecond, bytes per microsecond, cycles of a load from memory and from L2.
 MULTIPROCESSORS, SCHEDULERS, CLOCK, BANDWIDTH, MEMORY, L2 = 132, 4, 1750, 3.0e6, 480, 260
+# Bytes per cycle from L2: of all multiprocessors (5.5 TB/s), and of one.
+L2_BANDWIDTH, L2_PORT = 3140, 64
 # Of a multiprocessor: threads, registers, bytes of shared memory.
 THREADS, REGISTERS, SHARED = 2048, 65536, 227 * 1024
 # Microseconds between two kernels of a graph; of the host per token: graph launch, copies, sampling.
 GAP, HOST = 1.0, 80.0
-# Cycles: between two instructions of a lone warp, a shuffle, a sum over the lanes, a barrier, `is_last_block`.
-STEP, SHUFFLE, WARP_SUM, BARRIER, LAST_BLOCK = 2, 29, 145, 30, 1000
+# Cycles: between two instructions of a lone warp, a shuffle, a sum over the lanes, a barrier, a load from shared memory, a division,
+# `is_last_block`.
+STEP, SHUFFLE, WARP_SUM, BARRIER, SHARED_LOAD, DIVISION, LAST_BLOCK = 2, 29, 145, 30, 30, 60, 1000
+# Of a prefetched line of 128 bytes, what is taken to arrive: L2 may be filled by 64 bytes.
+PREFETCHED = 0.5
 # Share of a predictor's hidden units above zero.
 ACTIVE_UNITS = 0.5
 # Bytes per weight.
@@ -51,6 +57,7 @@ MODELS = [Model("7B", 4096, 32, 11008, 32, 32), Model("70B", 8192, 80, 28672, 64
 class Launch:
     label: str
     kernel: str
+    # Blocks that have work.
     blocks: int
     threads: int
     # Bytes of shared memory of a block; bytes read from memory.
@@ -60,12 +67,16 @@ class Launch:
     rounds: int
     lane_bytes: float
     round_cycles: int = 0
-    # Loads from L2 one after the other, instructions of a warp, further cycles.
+    # Cycles that a warp waits, instructions of a warp, bytes of the input.
     before: tuple = (0, 0, 0)
     after_cycles: int = 0
     # Bytes that all lanes load, where they share some.
     loaded: float = 0
-    # Figures of the main loop that its instructions do not show, such as `in_flight_bytes` of copies in inner loops.
+    # Bytes requested at the start of `before`.
+    early: float = 0
+    # Trips to memory, where they are not `lane_bytes` by bytes in flight.
+    trips: object = None
+    # Figures of the main loop that its instructions do not show, as inner loops count once.
     stated: dict = dataclasses.field(default_factory=dict)
 
 
@@ -74,81 +85,122 @@ def launches(model):
     hidden, ffn, size, width = model.hidden, model.ffn, model.head_size, model.heads * model.head_size
 
     def row_blocks(rows):
-        return min(ceil(rows / 8), 4 * MULTIPROCESSORS)
+        return min(ceil(rows / 8), 3 * MULTIPROCESSORS)
 
     def input_vector(columns, norm):
-        # Every block loads the whole vector from L2, one element a thread at a time, then the norm's weights alike. Each warp then
-        # rounds blocks of 32 to int8: 80 instructions, among them ten shuffles and two divisions, in 500 cycles.
-        steps, instructions = columns / 256, 42 if norm else 17
-        return steps * (2 if norm else 1), steps * (instructions + 80), steps * (instructions * STEP + 500)
+        # Per 4096 columns 16 loads at once: 59 instructions. Rounding: 137 per 2048 columns; waits: shared memory, four shuffles, two
+        # divisions, two chains of eight. Around them 230 instructions: segments, prefetches, addresses.
+        loads, rounds = ceil(columns / 4096), columns / 2048
+        waits = loads * L2 + rounds * (2 * SHARED_LOAD + 4 * SHUFFLE + 2 * DIVISION + 16 * STEP) + 2 * BARRIER
+        instructions, read = 230 + loads * 59 + rounds * 137, 4 * columns
+        if norm:
+            # Squares: 32 instructions per 1024 columns, a sum over the block, square root and two divisions; then the weights,
+            # which come from memory: 86 instructions per 4096.
+            waits += columns / 1024 * (SHARED_LOAD + 8 * STEP) + WARP_SUM + 2 * BARRIER + 3 * SHARED_LOAD + 3 * DIVISION
+            waits += loads * (MEMORY + SHARED_LOAD) + BARRIER
+            instructions, read = instructions + columns / 1024 * 32 + loads * 86 + 130, 2 * read
+        return waits, instructions, read
 
-    def project(label, kernel, rows, columns, bytes_per_weight, norm):
+    def project(label, kernel, rows, columns, bytes_per_weight, norm, accumulate=False):
         blocks = row_blocks(rows)
+        # Per row: 83 instructions for the segment and the result, a sum over the lanes; a sum in place loads it.
+        cycles = WARP_SUM + 83 * STEP + accumulate * L2
         return Launch(label, kernel, blocks, 256, columns * 21 // 4 + 128, rows * columns * bytes_per_weight,
-                      ceil(rows / (8 * blocks)), columns * bytes_per_weight / 32, WARP_SUM, input_vector(columns, norm))
+                      ceil(rows / (8 * blocks)), columns * bytes_per_weight / 32, cycles, input_vector(columns, norm),
+                      early=PREFETCHED * min(rows, 8 * blocks) * columns * bytes_per_weight)
 
-    def attention(label, kernel, positions):
-        group, tiles = model.heads // model.kv_heads, ceil(positions / 32)
-        splits = max(1, min(ceil(2 * MULTIPROCESSORS / model.kv_heads), ceil(model.context / 64)))
-        queries, elements = ceil(group / 4), ceil(group * size / 128)
-        # The position; a warp's queries and the key: load and rotate; the value. Each step waits for its load.
-        trips = 1 + (queries + 1) * (size // 32 + size // 64) + size // 32
-        # Per tile and query a dot product of scalar loads from shared memory and two reductions; per element a sum of 32 values.
-        round_cycles = queries * 1200 + elements * 350 + 4 * BARRIER
-        # Per element, one load after the other: each split's maximum twice, and what the used splits hold.
-        merge = elements * (2 * splits + min(splits, tiles)) * L2
-        return Launch(label, kernel, model.kv_heads * splits, 128, 4 * (2 * group * size + group * 32 + 64 * (size + 4)),
-                      4 * positions * model.kv_heads * size, ceil(tiles / splits), size, round_cycles,
-                      (trips, trips * 40, trips * 40 * STEP), LAST_BLOCK + merge)
+    def attention(label, positions):
+        group, tiles = model.heads // model.kv_heads, ceil((positions - 1) / 32)
+        queries, kernel = (1, "attention_f16") if group == 1 else (4, "attention_grouped_f16")
+        chunks = ceil(group / queries)
+        heads = model.kv_heads * chunks
+        used = min(tiles, 32, ceil(4 * MULTIPROCESSORS / heads), ceil(model.context / 32))
+        # The first tile of keys and values is requested after one trip: cache and position. Meanwhile warps load query, key and
+        # rotation, then the value, one head after the other; the split with the new position scores it.
+        items = ceil((queries + 1) / 4)
+        trips = 1 + 2 * items + 1
+        waits = trips * L2 + items * 5 * SHARED_LOAD + 2 * BARRIER + 4 * SHARED_LOAD + WARP_SUM
+        # A tile: a thread copies 8 pieces of 16 bytes in two loops, scores 4 pieces and adds 8 rows. Instructions around and in
+        # these loops, then waits: four barriers, a maximum over the lanes, two exponentials, shared memory 13 times.
+        around, copy, score, add = (137, 26, 27, 17) if queries == 1 else (151, 26, 68, 38)
+        pieces = size * 2 / 16
+        copies, scores, adds = 2 * 32 * pieces / 128, pieces / 4, 32 / (128 / (size / 4))
+        tile = {"instructions": around + copies * copy + scores * score + adds * add, "bytes": copies * 16, "in_flight_bytes": copies * 16}
+        round_cycles = 4 * BARRIER + WARP_SUM + 2 * DIVISION + (scores + adds + 1) * SHARED_LOAD
+        # Sums of 4 row groups; then maxima of the splits, and their values: eight at once, the rest as 4, 2, 1.
+        merge = used // 8 + bin(used % 8).count("1")
+        after = queries * (54 * STEP + 2 * SHARED_LOAD) + WARP_SUM + BARRIER + LAST_BLOCK
+        after += L2 + 2 * WARP_SUM + 2 * DIVISION + BARRIER + queries * (merge * L2 + (30 + used * 5) * STEP)
+        read = 4 * positions * model.kv_heads * size
+        rounds = ceil(tiles / used)
+        # Copies of the next tile have half of this one's time: not counted.
+        return Launch(label, kernel, heads * used, 128, 4 * (4 * queries * 32 + 2 * queries * size + 2 * size) + 64 * 17 * 16, read,
+                      rounds, copies * 16, round_cycles, (waits, 250 + items * 300 + 40, 0), after, read * chunks,
+                      read * min(1, used / tiles), rounds - 1, tile)
 
     def predict(label, kernel):
-        # A warp takes 32 units and loads their values. A lane is a neuron and loads quant and scale of each active unit.
-        units = model.rank * ACTIVE_UNITS * ffn
-        return Launch(label, kernel, ceil(ffn / 32), 256, 1024, units * Q8_0, ceil(model.rank / 256), 32 * ACTIVE_UNITS * 3, L2,
-                      (0, 40, 80), L2 + 2 * BARRIER + 8 * 30, units * 3)
+        # A thread takes half a block of hidden units and 16 neurons, and loads the rows of active units, four at once; the busiest
+        # of the 8 threads that share a warp with its neurons has 11 of 16.
+        units, halves = model.rank * ACTIVE_UNITS * ffn, ceil(model.rank / 16 / 64)
+        iterations = ceil(11 / 4)
+        # Before: scales of the units' blocks from memory. Around the loads: which units are active, sums in shared memory.
+        return Launch(label, kernel, ceil(ffn / 64), 256, 4 * (16 * 257 + 256 + 3 * model.rank), units * Q8_0 + model.rank / 32 * ffn * 4,
+                      halves, iterations * 72, 154 * STEP + iterations * 2 * SHARED_LOAD + 8 * SHARED_LOAD,
+                      (MEMORY + BARRIER, 200, 4 * model.rank), 2 * BARRIER + 4 * (2 * SHARED_LOAD + 12 * STEP) + 2 * SHARED_LOAD + 80,
+                      units * Q8_0)
 
     def gate_up(label, kernel, active):
         blocks, neurons = row_blocks(ffn), ffn * active
-        trips, instructions, cycles = input_vector(hidden, True)
+        waits, instructions, read = input_vector(hidden, True)
         if active < 1:
-            # Every block counts the mask's bits, 256 words at a time, by a prefix sum; each warp searches its neuron's bit.
+            # Every block counts the mask's bits, 256 words at a time, by a prefix sum; each warp searches its neuron's bit: once for
+            # the prefetch, once for the loop.
             steps = ceil(ffn / 32 / 256)
-            trips, instructions = trips + steps, instructions + steps * 100
-            cycles += steps * 2 * (WARP_SUM + BARRIER) + log2(ffn / 32) * 40
-        # Gate, then up, each with its sum over the lanes and the activation function.
-        return Launch(label, kernel, blocks, 256, hidden * 21 // 4 + 128, 2 * neurons * hidden * Q4_0,
-                      2 * ceil(neurons / (8 * blocks)), hidden * Q4_0 / 32, WARP_SUM + 150, (trips, instructions, cycles))
+            search = ceil(log2(ffn / 32))
+            waits += steps * (L2 + 6 * SHUFFLE + 2 * BARRIER + 3 * SHARED_LOAD) + 2 * search * SHARED_LOAD
+            instructions += steps * 140 + 2 * (search * 10 + 40)
+        # Gate, then up, each with its sum over the lanes and the activation function; the gate's first rows are prefetched.
+        return Launch(label, kernel, blocks, 256, hidden * 21 // 4 + 128 + (active < 1) * ffn // 4, 2 * neurons * hidden * Q4_0,
+                      2 * ceil(neurons / (8 * blocks)), hidden * Q4_0 / 32, WARP_SUM + 120 * STEP, (waits, instructions, read),
+                      early=PREFETCHED * min(neurons, 8 * blocks) * hidden * Q4_0)
 
     def down(label, kernel, active):
         tiles = ceil(hidden / 512)
         chunks = ceil(2 * MULTIPROCESSORS / tiles)
         words = ceil(ffn / 32 / chunks)
-        # Eight words at a time: load h, list the active neurons by a prefix sum over the block.
+        # Eight words at a time: load h, list the active neurons by a prefix sum over the block. All are listed before rows are read,
+        # unless they exceed the list.
         steps = ceil(words / 8)
-        # Sums of 16 row groups meet in shared memory: per warp eight stores, 32 cycles each as lanes hit the same banks. The last
-        # block adds two columns a thread over the chunks, 16 loads at a time.
-        stores = ceil(tiles * chunks / MULTIPROCESSORS) * 8 * 8 * 32
-        return Launch(label, kernel, tiles * chunks, 256, 37 * 1024, ffn * active * hidden * Q4_0, ceil(words * 32 * active / 16),
-                      18, 0, (steps, steps * 100, steps * (WARP_SUM + 3 * BARRIER + 120)),
-                      stores + 200 + LAST_BLOCK + 2 * (ceil(chunks / 16) + 1) * L2)
+        waits = steps * (L2 + 6 * SHUFFLE + 3 * BARRIER + 3 * SHARED_LOAD)
+        # A thread takes every 16th row, four at once.
+        rounds = ceil(words * 32 * active / 64)
+        # 32 sums to shared memory, by all warps of the multiprocessor; 16 parts of two columns; then the last block adds two columns a
+        # thread over the chunks, 16 loads at once, the rest as 8, 4, 2, 1, and loads the residual.
+        resident = ceil(tiles * chunks / MULTIPROCESSORS)
+        merge = chunks // 16 + bin(chunks % 16).count("1") + 1
+        after = resident * 8 * 32 + BARRIER + 2 * (52 * STEP + 2 * SHARED_LOAD) + LAST_BLOCK
+        after += 2 * (merge * L2 + (100 + chunks * 10) * STEP)
+        return Launch(label, kernel, tiles * chunks, 256, 4 * (16 * (32 * 17 + 16) + 2 * 512 + 32), ffn * active * hidden * Q4_0, rounds,
+                      72, 2 * SHARED_LOAD, (waits, 80 + steps * 140, 4 * words * 32), after)
 
     qkv_rows, logits, share = width + 2 * model.kv_heads * size, model.vocabulary, f"{100 * model.active:.0f} %"
     return [
         project("q, k, v", "project_q4_0", qkv_rows, hidden, Q4_0, True),
-        attention(f"attention, {model.positions} positions", "attention_f16", model.positions),
-        project("output", "project_q4_0", hidden, width, Q4_0, False),
+        attention(f"attention, {model.positions} positions", model.positions),
+        project("output", "project_q4_0", hidden, width, Q4_0, False, True),
         project(f"predictor A, rank {model.rank}", "project_q8_0", model.rank, hidden, Q8_0, True),
         predict(f"predictor B, rank {model.rank}", "predict_q8_0"),
         gate_up(f"gate, up, {share}", "gate_up_q4_0", model.active),
         down(f"down, {share}", "down_q4_0", model.active),
     ], [
-        attention(f"attention, {model.context} positions", "attention_f16", model.context),
+        attention(f"attention, {model.context} positions", model.context),
         gate_up("gate, up, dense", "gate_up_q4_0", 1),
         down("down, dense", "down_q4_0", 1),
     ], [
         project("head", "project_q4_0", logits, hidden, Q4_0, True),
-        # A logit a thread at a time, then two reductions in shared memory.
-        Launch("arg max", "arg_max", 32, 256, 2064, 4 * logits, 1, 4 * logits / 8192, 0, (0, 0, 0), 32 * BARRIER + LAST_BLOCK + L2),
+        # A logit a thread at a time, then two reductions in shared memory of eight steps each.
+        Launch("arg max", "arg_max", 32, 256, 2064, 4 * logits, 1, 4 * logits / 8192, 0, (0, 0, 0),
+               16 * (BARRIER + 2 * SHARED_LOAD + 20 * STEP) + LAST_BLOCK + L2),
     ]
 
 
@@ -159,20 +211,25 @@ def estimate(launch, loop):
     resident = min(THREADS // launch.threads, REGISTERS // registers, SHARED // (launch.shared + 1024))
     waves = ceil(launch.blocks / (MULTIPROCESSORS * resident))
     instructions = (launch.loaded or launch.bytes) / (32 * loop["bytes"]) * loop["instructions"]
-    trips = launch.rounds * ceil(launch.lane_bytes / loop["in_flight_bytes"])
+    trips = launch.rounds * ceil(launch.lane_bytes / loop["in_flight_bytes"]) if launch.trips is None else launch.trips
     own = ceil(launch.lane_bytes / loop["bytes"]) * loop["instructions"] * STEP + launch.round_cycles
-    before_trips, before_instructions, before_cycles = launch.before
-    issued_before = ceil(launch.blocks / MULTIPROCESSORS) * warps / SCHEDULERS * before_instructions
+    waits, instructions_before, input_bytes = launch.before
+    issued = ceil(launch.blocks / MULTIPROCESSORS) * warps / SCHEDULERS * instructions_before
+    # Blocks of a multiprocessor share the input in its L1.
+    before = max(waves * (waits + instructions_before * STEP), issued) + waves * input_bytes / min(L2_PORT, L2_BANDWIDTH / busy)
+    per_cycle = BANDWIDTH / CLOCK
+    arrived = min(launch.early, max(0, before - MEMORY) * per_cycle)
     cycles = {
-        "before": max(waves * (before_trips * L2 + before_cycles), issued_before),
-        "memory": launch.bytes / BANDWIDTH * CLOCK,
+        "before": before,
+        "memory": (launch.bytes - arrived) / per_cycle + MEMORY + own / max(1, launch.lane_bytes / loop["bytes"]),
         "issue": instructions / (busy * SCHEDULERS),
         "latency": waves * (trips * MEMORY + launch.rounds * own),
         "after": launch.after_cycles,
+        "floor": launch.bytes / per_cycle,
     }
     terms = {term: value / CLOCK for term, value in cycles.items()}
     time = GAP + terms["before"] + max(terms["memory"], terms["issue"], terms["latency"]) + terms["after"]
-    return {"resident": resident, "instructions": instructions, "trips": trips, **terms, "time": time, "floor": terms["memory"]}
+    return {"resident": resident, "instructions": instructions, "trips": trips, **terms, "time": time}
 
 
 def print_estimates(figures, print_table):
