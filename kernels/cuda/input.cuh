@@ -1,5 +1,5 @@
 // The input vector of a GEMV, normalised and, for quantised rows, quantised to int8. Every thread block repeats
-// this for itself: with all loads in flight it takes less than another kernel launch.
+// this for itself, which saves a kernel launch and a round trip.
 #pragma once
 #include "block.cuh"
 
