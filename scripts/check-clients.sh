@@ -12,7 +12,7 @@ venv=$(realpath -m "${CARGO_TARGET_DIR:-target}")/clients-venv
 missing() { echo "skipped the check of clients: $1" >&2; exit 75; }
 command -v curl > /dev/null || missing "curl not found"
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv" || missing "no Python with venv"
-"$venv/bin/pip" install --quiet --disable-pip-version-check \
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
   "lm_eval[api]==0.4.13" openai==3.54.0 transformers==5.23.0 jsonschema==4.26.0 ||
   missing "the clients cannot be installed"
 if [ -z "${POWERINFER:-}" ]; then
