@@ -141,11 +141,11 @@ def launches(model):
     def predict(label, kernel):
         # A thread takes half a block of hidden units and 16 neurons, and loads the rows of active units, four at once; the busiest
         # of the 8 threads that share a warp with its neurons has 11 of 16.
-        units, halves = model.rank * ACTIVE_UNITS * ffn, ceil(model.rank / 16 / 64)
+        units, rounds = model.rank * ACTIVE_UNITS * ffn, ceil(model.rank / 16 / 64)
         iterations = ceil(11 / 4)
         # Before: scales of the units' blocks from memory. Around the loads: which units are active, sums in shared memory.
         return Launch(label, kernel, ceil(ffn / 64), 256, 4 * (16 * 257 + 256 + 3 * model.rank), units * Q8_0 + model.rank / 32 * ffn * 4,
-                      halves, iterations * 72, 154 * STEP + iterations * 2 * SHARED_LOAD + 8 * SHARED_LOAD,
+                      rounds, iterations * 72, 154 * STEP + iterations * 2 * SHARED_LOAD + 8 * SHARED_LOAD,
                       (MEMORY + BARRIER, 200, 4 * model.rank), 2 * BARRIER + 4 * (2 * SHARED_LOAD + 12 * STEP) + 2 * SHARED_LOAD + 80,
                       units * Q8_0)
 

@@ -350,5 +350,5 @@ struct Empty {
   uint64_t unused;
 };
 
-// Does nothing: what is measured is the launch.
+// An empty kernel, to measure launches.
 KERNEL(WARP, empty, Empty) {}

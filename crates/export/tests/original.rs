@@ -274,6 +274,28 @@ fn agreement(
 
 const PREDICTED: [Policy; 2] = [Policy::Predicted; 2];
 
+/// Exports a checkpoint in f16 with predictors of the residual, and `hot` neurons of the first layer on the GPU.
+fn export_f16(
+    checkpoint: &Checkpoint,
+    networks: &[Network],
+    hot: usize,
+    folder: &Path,
+) -> (OriginalFiles, PathBuf) {
+    let file = predictors(checkpoint, networks, Format::F16, "residual", folder);
+    let packed = folder.join("bundle");
+    let bundle = bundle(
+        checkpoint,
+        Some(&file),
+        &PREDICTED,
+        hot,
+        Format::F16,
+        &packed,
+    );
+    let out = folder.join("out.gguf");
+    let written = to_original(&bundle, None, &out, &Silent).unwrap();
+    (written, out)
+}
+
 #[test]
 fn files_of_the_original_come_out_as_they_went_in() {
     for (quant, other) in [(Format::F16, ""), (Format::Q4_0, "output.weight")] {
@@ -332,24 +354,7 @@ fn models_are_read_back_in_the_order_of_the_checkpoint() {
         let networks: Vec<Network> = (0..2)
             .map(|seed| Network::random(config, 0.0, 0.25, seed))
             .collect();
-        let file = predictors(
-            &checkpoint,
-            &networks,
-            Format::F16,
-            "residual",
-            folder.path(),
-        );
-        let packed = folder.path().join("bundle");
-        let bundle = bundle(
-            &checkpoint,
-            Some(&file),
-            &PREDICTED,
-            700,
-            Format::F16,
-            &packed,
-        );
-        let out = folder.path().join("out.gguf");
-        let written = to_original(&bundle, None, &out, &Silent).unwrap();
+        let (written, out) = export_f16(&checkpoint, &networks, 700, folder.path());
         let back = open(&out);
         for weight in config.weights() {
             assert!(
@@ -416,24 +421,7 @@ fn a_small_ffn_is_padded_with_neurons_of_zeros() {
         let checkpoint = checkpoint(&config, &folder.path().join("model"));
         let config = checkpoint.config();
         let networks = [0, 1].map(|seed| Network::random(config, 0.0, 0.25, seed));
-        let file = predictors(
-            &checkpoint,
-            &networks,
-            Format::F16,
-            "residual",
-            folder.path(),
-        );
-        let packed = folder.path().join("bundle");
-        let bundle = bundle(
-            &checkpoint,
-            Some(&file),
-            &PREDICTED,
-            300,
-            Format::F16,
-            &packed,
-        );
-        let out = folder.path().join("out.gguf");
-        let written = to_original(&bundle, None, &out, &Silent).unwrap();
+        let (written, out) = export_f16(&checkpoint, &networks, 300, folder.path());
         let notes = &written.model.notes;
         assert!(notes.iter().any(|note| note.contains("32 more neurons")));
         let back = open(&out);

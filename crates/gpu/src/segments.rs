@@ -1,8 +1,8 @@
 //! Graph segments: the launches of a token between two synchronisations with the host, captured once and replayed for
 //! every token.
 //!
-//! The launches of all tokens are equal, as position, step and the addresses of the KV caches are in device memory. A segment costs one launch of the
-//! driver instead of one per kernel. Without graph capture, kernels are launched one by one.
+//! The launches of all tokens are equal, as position, step and the addresses of the KV caches are in device memory. A
+//! segment costs one launch of the driver instead of one per kernel. Without graph capture, kernels are launched one by one.
 #![expect(unsafe_code, reason = "launches graphs whose memory the segment holds")]
 
 use std::sync::Arc;

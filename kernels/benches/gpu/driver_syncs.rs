@@ -49,7 +49,7 @@ pub(crate) fn syncs(repeats: usize) -> Outcome<Vec<(&'static str, f64)>> {
             for index in 0..COUNT {
                 while words[index].load(Ordering::Acquire) != round {
                     if started.elapsed() > TIMEOUT {
-                        // What still waits in the stream is let go, so that it can be freed.
+                        // Releases what still waits in the stream, so that it can be freed.
                         for word in &words[COUNT..] {
                             word.store(round, Ordering::Release);
                         }

@@ -59,7 +59,7 @@ fn a_late_host_costs_a_token_its_graph_and_no_other() {
     let Some(device) = test_emulator(2, Order::Forward) else {
         return;
     };
-    // No kernel waits for the host longer than it takes to look at the clock twice.
+    // No kernel waits for the host for more than a nanosecond.
     let device = Arc::new(device.with_patience(Duration::from_nanos(1)));
     let mut model = case.with(Arc::clone(&device) as _, &PLACEMENTS[1..2]);
     for (token, want) in tokens.iter().zip(want.chunks_exact(want.len() / 6)) {

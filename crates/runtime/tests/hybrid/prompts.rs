@@ -75,7 +75,7 @@ fn a_prompt_cache_is_read_back_on_either_side() {
         let mut again = on_device().unwrap();
         let mut on_host = Runtime::new(open(), case.options()).unwrap();
         for (model, tolerance) in [(&mut again, 0.0), (&mut on_host, 1e-4)] {
-            // Something else is there before.
+            // Another sequence is in the caches before.
             model.forward(after).unwrap();
             let kept = model.load_prompt_cache(&path, &file, &case.prompt);
             assert_eq!(kept.unwrap(), 13);
