@@ -84,10 +84,21 @@ impl IntegerGemv<'_> {
         for index in 0..PREFETCH_ROWS.min(last) {
             rows.prefetch(simd, row(index));
         }
-        for index in 0..outputs {
+        let own_and_next = |index| {
             let (own, ahead) = (row(index), row(last.min(index + PREFETCH_ROWS)));
             let is_stream = R::IS_STREAM && ahead == own + PREFETCH_ROWS;
-            let mut next = (!is_stream).then_some(ahead);
+            (own, (!is_stream).then_some(ahead))
+        };
+        if tokens == 1 {
+            // Apart, since short rows take less time than the choice of a tile.
+            for (index, out) in out.iter_mut().enumerate() {
+                let (own, next) = own_and_next(index);
+                [*out] = rows.dot(simd, own, next, [x]);
+            }
+            return;
+        }
+        for index in 0..outputs {
+            let (own, mut next) = own_and_next(index);
             for first in (0..tokens).step_by(R::tile_tokens::<S>()) {
                 let (x, out) = (&x[first * spans..], &mut out[first * outputs + index..]);
                 match R::tile_tokens::<S>().min(tokens - first) {

@@ -44,6 +44,31 @@ impl<const VNNI: bool> Avx512<VNNI> {
         }
     }
 
+    /// Products of the bytes of at most `2 R` blocks with those of each vector, four added in each lane, 64 bytes a register.
+    #[inline(always)]
+    fn dot_byte_blocks<const R: usize, const T: usize>(
+        self,
+        blocks: &[[i8; BLOCK]],
+        x: [&ActivationSpan; T],
+    ) -> [[__m512i; 8]; T] {
+        // SAFETY: the token proves the features; x is 8 registers long.
+        unsafe {
+            let mut products = [[_mm512_setzero_si512(); 8]; T];
+            for index in 0..R {
+                let weights = match blocks.get(2 * index..2 * index + 2) {
+                    Some(whole) => _mm512_loadu_si512(whole.as_ptr().cast()),
+                    None => load_bytes(blocks.get(2 * index..).unwrap_or_default()),
+                };
+                for (products, x) in products.iter_mut().zip(x) {
+                    let x = x.quants.as_chunks::<64>().0;
+                    let x = _mm512_loadu_si512(x[index].as_ptr().cast());
+                    products[index] = self.dot_signed(products[index], weights, x);
+                }
+            }
+            products
+        }
+    }
+
     /// Sums the lanes of each 128-bit quarter of four registers: quarter q of register r becomes lane `4 q + r`.
     #[inline(always)]
     fn sum_quarters(self, r: [__m512i; 4]) -> __m512i {
@@ -100,27 +125,21 @@ impl<const VNNI: bool> SpanOps for Avx512<VNNI> {
         blocks: &[[i8; BLOCK]],
         x: [&ActivationSpan; T],
     ) -> [__m512; T] {
-        // SAFETY: the token proves the features; x is 8 registers long.
+        // Half a span needs half the registers; rows of small models are that short.
+        let products = match blocks.len() > SPAN / 2 {
+            true => self.dot_byte_blocks::<8, T>(blocks, x),
+            false => self.dot_byte_blocks::<4, T>(blocks, x),
+        };
+        // SAFETY: the token proves the features; the load takes the 16 sums.
         unsafe {
-            let mut products = [[_mm512_setzero_si512(); 8]; T];
-            for index in 0..8 {
-                let weights = match blocks.get(2 * index..2 * index + 2) {
-                    Some(whole) => _mm512_loadu_si512(whole.as_ptr().cast()),
-                    None => load_bytes(blocks.get(2 * index..).unwrap_or_default()),
-                };
-                for (products, x) in products.iter_mut().zip(x) {
-                    let x = x.quants.as_chunks::<64>().0;
-                    let x = _mm512_loadu_si512(x[index].as_ptr().cast());
-                    products[index] = self.dot_signed(products[index], weights, x);
-                }
-            }
             let mut lanes = [_mm512_setzero_ps(); T];
             for token in 0..T {
                 let [a, b, c, d, e, f, g, h] = products[token];
-                let (low, high) = (
-                    self.sum_quarters([a, b, c, d]),
-                    self.sum_quarters([e, f, g, h]),
-                );
+                let low = self.sum_quarters([a, b, c, d]);
+                let high = match blocks.len() > SPAN / 2 {
+                    true => self.sum_quarters([e, f, g, h]),
+                    false => _mm512_setzero_si512(),
+                };
                 // A block has two quarters.
                 let sums = _mm512_add_epi32(
                     _mm512_shuffle_i32x4(low, high, 0b10_00_10_00),
