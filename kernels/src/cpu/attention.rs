@@ -129,7 +129,7 @@ impl Scores<'_> {
     /// The generic implementation for one element type; no scales mean 1.
     #[inline(always)]
     fn run<S: Simd, T: Element>(self, simd: S, blocks: &[CacheBlock<T>], scales: &[[f16; BLOCK]]) {
-        let mut view = Tile::new(self.keys, self.head, blocks, scales, self.tiles.len());
+        let mut view = Tile::new(self.keys, self.head, blocks, scales, &self.tiles);
         let count = self.queries.len() / view.width;
         self.out.fill(0.0);
         for (position, tile) in self.tiles.enumerate() {
@@ -156,8 +156,10 @@ struct Tile<'a, T> {
     position: usize,
     /// Positions that the tile has.
     count: usize,
-    /// Index of the block that is read after the tile's last one.
+    /// Index of the first block of the tile that is read next.
     next_block: usize,
+    /// First tile of the call.
+    first_tile: usize,
     /// Number of positions of all tiles.
     length: usize,
     /// `head_size` padded to whole blocks.
@@ -171,7 +173,7 @@ impl<'a, T: Element> Tile<'a, T> {
         head: usize,
         blocks: &'a [CacheBlock<T>],
         scales: &'a [[f16; BLOCK]],
-        tiles: usize,
+        tiles: &Range<usize>,
     ) -> Self {
         Tile {
             plane,
@@ -182,7 +184,8 @@ impl<'a, T: Element> Tile<'a, T> {
             position: 0,
             count: 0,
             next_block: 0,
-            length: tiles * BLOCK,
+            first_tile: tiles.start,
+            length: tiles.len() * BLOCK,
             width: plane.width(),
         }
     }
@@ -193,20 +196,17 @@ impl<'a, T: Element> Tile<'a, T> {
         self.first_block = self.plane.block(self.head, tile);
         self.position = index * BLOCK;
         self.count = BLOCK.min(self.plane.positions() - tile * BLOCK);
-        let next = match self.position + BLOCK < self.length {
+        // The next tile, or the first one of the next head.
+        self.next_block = match self.position + BLOCK < self.length {
             true => self.plane.block(self.head, tile + 1),
-            false => self.first_block + self.width / BLOCK,
+            false => self.plane.block(self.head + 1, self.first_tile),
         };
-        self.next_block = next.min(self.blocks.len() - 1);
     }
 
-    /// The block that is read after block `block` of the tile, which is prefetched meanwhile.
+    /// The block to prefetch while block `block` is read, a tile ahead: in less time memory does not deliver it.
     #[inline(always)]
-    fn after(&self, block: usize) -> &'a CacheBlock<T> {
-        match (block + 1) * BLOCK < self.width {
-            true => &self.blocks[self.first_block + block + 1],
-            false => &self.blocks[self.next_block],
-        }
+    fn ahead(&self, block: usize) -> &'a CacheBlock<T> {
+        &self.blocks[(self.next_block + block).min(self.blocks.len() - 1)]
     }
 
     /// Scales of cache block `index`; 1 without scales.
@@ -237,7 +237,7 @@ impl<'a, T: Element> Tile<'a, T> {
                 padded = first_groups(groups, used);
                 groups = &padded;
             }
-            let next = self.after(block);
+            let next = self.ahead(block);
             let [a, b, c, d] = groups;
             let rows = (self.plane.head_size() - block * BLOCK).min(BLOCK);
             let mut factors = [&[0.0; BLOCK]; Q];
@@ -276,7 +276,7 @@ impl<'a, T: Element> Tile<'a, T> {
         for block in 0..self.width / BLOCK {
             let index = self.first_block + block;
             let cache_block = &self.blocks[index];
-            let next = self.after(block);
+            let next = self.ahead(block);
             let mut scaled = [[0.0; BLOCK]; Q];
             let mut factors = [&[0.0; BLOCK]; Q];
             let mut sums = [simd.splat(0.0); Q];
@@ -357,7 +357,7 @@ impl WeightedValues<'_> {
     /// The generic implementation for one element type; no scales mean 1.
     #[inline(always)]
     fn run<S: Simd, T: Element>(self, simd: S, blocks: &[CacheBlock<T>], scales: &[[f16; BLOCK]]) {
-        let mut view = Tile::new(self.values, self.head, blocks, scales, self.tiles.len());
+        let mut view = Tile::new(self.values, self.head, blocks, scales, &self.tiles);
         let count = self.out.len() / view.width;
         for (position, tile) in self.tiles.enumerate() {
             view.move_to(tile, position);
