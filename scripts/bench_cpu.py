@@ -49,6 +49,8 @@ SPARSE_GOALS = {
 }
 PROMPT_GOALS = {"f16": 0.95, "bf16": 0.95}
 PROMPT_GOAL, HAND_OVER_GOAL, THREADS_GOAL = 1.0, 3.0, 1.6
+# Speedup of a stage on several threads, relative to that of what memory allows it.
+SCALING_GOAL = 0.9
 # Most seconds to the first token, for bundles of at most `START_BYTES` in the page cache.
 START_GOAL, START_BYTES = 1.0, 4 << 30
 BATCHES = [1, 2, 4, 8, 16, 32]
@@ -330,7 +332,7 @@ class Report:
         self.path, self.folder = path, folder
         self.dense, self.prompts, self.sparse, self.stages, self.densities = [], [], [], [], []
         self.starts, self.batches, self.busy, self.speculation, self.passes = [], [], [], [], []
-        self.speeds, self.syncs, self.raw = {}, [], []
+        self.speeds, self.decodes, self.syncs, self.raw = {}, {}, [], []
         self.disturbed, self.count, self.versions = 0, 0, set()
         # Results of another program or other settings are not reused.
         program = hashlib.sha256(pathlib.Path(POWERINFER).read_bytes()).hexdigest()
@@ -430,6 +432,8 @@ class Report:
                 f"{100 * decode['ffn_neurons_computed']:.1f} %", f"{100 * predictors:.1f} %",
                 *over_dense, figure(ceiling), *over_llama,
             ])
+            if policy == "predicted":
+                self.decodes[model.shape, threads] = middle(found.ours)["decode"][0]["stages"]
             if policy == "predicted" or "**not met**" in (*over_dense, *over_llama):
                 title = f"`{policy}`, {name_of(model.shape, model.layers)}, {SPARSE_QUANT}, {threads} thread{'s' * (threads > 1)}"
                 self.stages.append(where_time_goes(title, middle(found.ours)))
@@ -584,6 +588,15 @@ real one has a lower limit, because its head takes a larger share.\n"
                 rows.append([shape, quant, threads, *verdict(ratio(speed, one), THREADS_GOAL)])
         if rows:
             text += "\n## Threads\n\n" + table(["model", "format", "threads", "speedup over one thread", *goals], rows)
+        rows = []
+        for (shape, threads), stages in self.decodes.items():
+            for one, many in zip(self.decodes.get((shape, 1), []) if threads > 1 else [], stages):
+                if one["bytes"] >= 1 << 20:
+                    faster, allowed = (many[speed] / one[speed] for speed in ("bytes_per_second", "ceiling_bytes_per_second"))
+                    rows.append([shape, one["stage"], threads, *map(figure, (faster, allowed)), *verdict(faster / allowed, SCALING_GOAL)])
+        if rows:
+            text += "\nStages of `predicted`, and how much more memory allows:\n\n" + table(
+                ["model", "stage", "threads", "speedup over one thread", "memory", "ratio", *goals], rows)
         if self.busy:
             text += "\nWith one other CPU-bound process running:\n\n" + table(
                 ["program", "model", "format", f"{THREADS[0]} thread, tokens/s", "threads", "tokens/s", "speedup over one thread", *goals],

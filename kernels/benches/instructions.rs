@@ -31,7 +31,7 @@ mod linux {
     /// Rows per panel of a batched kernel.
     const BATCH_ROWS: usize = 16;
     /// Vectors of a batch.
-    const BATCH_TOKENS: usize = 16;
+    const BATCH_TOKENS: usize = 32;
     /// Rows of the other kernels.
     const ROWS: usize = 4;
 
@@ -46,7 +46,7 @@ mod linux {
         Sum,
         /// The previous kernel with integer arithmetic.
         IntegerAxpy,
-        /// GEMM with eight tokens, integer, per token.
+        /// GEMM with 32 tokens, integer, per token.
         IntegerBatch,
     }
 
@@ -57,7 +57,7 @@ mod linux {
     const MOST: [(&str, Format, Kernel, u64); 18] = [
         ("avx2", Format::F16, Arithmetic, 1830),
         ("avx2", Format::Q8_0, IntegerProduct, 1270),
-        ("avx2", Format::Q8_0, IntegerBatch, 1110),
+        ("avx2", Format::Q8_0, IntegerBatch, 1040),
         ("avx2", Format::Q8_0, Sum, 3440),
         ("avx2", Format::Q4_0, IntegerProduct, 995),
         ("avx2", Format::Q4_0, IntegerAxpy, 2650),
@@ -69,10 +69,10 @@ mod linux {
         ("avx512-vnni", Format::Bf16, Arithmetic, 1540),
         ("avx512-vnni", Format::Q8_0, IntegerProduct, 670),
         ("avx512-vnni", Format::Q8_0, Sum, 2160),
-        ("avx512-vnni", Format::Q8_0, IntegerBatch, 335),
+        ("avx512-vnni", Format::Q8_0, IntegerBatch, 260),
         ("avx512-vnni", Format::Q4_0, IntegerProduct, 635),
         ("avx512-vnni", Format::Q4_0, IntegerAxpy, 1850),
-        ("avx512-vnni", Format::Q4_0, IntegerBatch, 285),
+        ("avx512-vnni", Format::Q4_0, IntegerBatch, 240),
     ];
 
     pub(super) fn main() {

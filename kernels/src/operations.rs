@@ -416,8 +416,8 @@ pub enum Arithmetic {
     Integer,
 }
 
-/// Cost of a GEMM with `tokens` tokens, relative to one GEMV per token: few tokens share the unpacking of each row, many that of
-/// a panel of rows.
+/// Cost of a GEMM with `tokens` tokens, relative to one GEMV per token: up to four tokens share the unpacking of each row, many
+/// that of a panel of rows.
 ///
 /// The model's constants: the share of a GEMV that is unpacking; for panels, nanoseconds for 16 rows of 4096 columns, measured
 /// with AVX-512 on a Zen 4 core at 3.6 GHz:
@@ -442,7 +442,7 @@ pub fn relative_gemm_cost(format: Format, tokens: usize, arithmetic: Arithmetic)
         (Arithmetic::Float, _) => (0.4, [8000.0, 11000.0, 2000.0, 3300.0]),
     };
     if tokens < panel_tokens {
-        return share / tokens.max(1) as f64 + (1.0 - share);
+        return share / tokens.clamp(1, 4) as f64 + (1.0 - share);
     }
     let (tiles, rest) = ((tokens / 8) as f64, (tokens % 8) as f64);
     (unpacking + tiles * tile + rest * token) / (gemv * tokens as f64)

@@ -9,6 +9,9 @@ use crate::activations::ActivationSpan;
 use powerinfer_tensor::BLOCK;
 use powerinfer_tensor::{Matrix, MatrixData};
 
+/// Rows that are multiplied with up to four vectors before the next four, which are more than L1 holds beside.
+const NEAR_ROWS: usize = 16;
+
 /// `out[t, i] = matrix[rows[i]] · x[t]`, with `out` `[tokens, rows]`; without a list, all rows.
 pub(crate) struct IntegerGemv<'a> {
     pub(crate) matrix: &'a Matrix<'a>,
@@ -97,33 +100,32 @@ impl IntegerGemv<'_> {
             }
             return;
         }
-        for index in 0..outputs {
-            let (own, mut next) = own_and_next(index);
-            for first in (0..tokens).step_by(R::tile_tokens::<S>()) {
-                let (x, out) = (&x[first * spans..], &mut out[first * outputs + index..]);
-                match R::tile_tokens::<S>().min(tokens - first) {
-                    1 => store(
-                        rows.dot(simd, own, next, vectors::<_, 1>(x, spans)),
-                        out,
-                        outputs,
-                    ),
-                    2 => store(
-                        rows.dot(simd, own, next, vectors::<_, 2>(x, spans)),
-                        out,
-                        outputs,
-                    ),
-                    3 => store(
-                        rows.dot(simd, own, next, vectors::<_, 3>(x, spans)),
-                        out,
-                        outputs,
-                    ),
-                    _ => store(
-                        rows.dot(simd, own, next, vectors::<_, 4>(x, spans)),
-                        out,
-                        outputs,
-                    ),
+        let tile = R::tile_tokens::<S>();
+        for start in (0..outputs).step_by(NEAR_ROWS) {
+            for first in (0..tokens).step_by(tile) {
+                for index in start..outputs.min(start + NEAR_ROWS) {
+                    let (own, next) = own_and_next(index);
+                    let next = next.filter(|_| first == 0);
+                    let (x, out) = (&x[first * spans..], &mut out[first * outputs + index..]);
+                    match tile.min(tokens - first) {
+                        1 => {
+                            let products = rows.dot(simd, own, next, vectors::<_, 1>(x, spans));
+                            store(products, out, outputs);
+                        }
+                        2 => {
+                            let products = rows.dot(simd, own, next, vectors::<_, 2>(x, spans));
+                            store(products, out, outputs);
+                        }
+                        3 => {
+                            let products = rows.dot(simd, own, next, vectors::<_, 3>(x, spans));
+                            store(products, out, outputs);
+                        }
+                        _ => {
+                            let products = rows.dot(simd, own, next, vectors::<_, 4>(x, spans));
+                            store(products, out, outputs);
+                        }
+                    }
                 }
-                next = None;
             }
         }
     }

@@ -29,6 +29,9 @@ const TOKENS: usize = 8;
 /// Columns per word.
 const WORD: usize = 4;
 
+/// Four vectors and a row of at most so many bytes stay in L1, where multiplying row by row is as fast as with a panel.
+const NEAR_BYTES: usize = 40 << 10;
+
 /// `out[t, r] = matrix[r] · x[t]`, with `out` `[tokens, rows]`.
 pub(crate) struct IntegerGemm<'a> {
     pub(crate) matrix: &'a Matrix<'a>,
@@ -140,7 +143,7 @@ impl Operation for IntegerGemm<'_> {
 
     #[inline(always)]
     fn run_simd<S: Simd>(self, simd: S) {
-        if self.x.tokens() < panel_tokens::<S>() {
+        if self.x.tokens() < panel_tokens::<S>(self.matrix) {
             return self.by_rows().run_simd(simd);
         }
         let (rows, blocks) = (self.matrix.rows(), self.matrix.blocks());
@@ -177,17 +180,18 @@ impl Operation for IntegerGemm<'_> {
     }
 }
 
-/// Tokens from which interleaving rows pays.
-const fn panel_tokens<S: Simd>() -> usize {
+/// Tokens from which interleaving the rows of `matrix` pays.
+fn panel_tokens<S: Simd>(matrix: &Matrix<'_>) -> usize {
     match S::TILE_ROWS {
-        6 => IntegerGemm::PANEL_TOKENS,
+        6 if 4 * matrix.columns() + matrix.row_bytes() <= NEAR_BYTES => IntegerGemm::PANEL_TOKENS,
+        6 => 12,
         _ => 5,
     }
 }
 
 impl<'a> IntegerGemm<'a> {
-    /// Tokens from which interleaving rows pays, where registers hold the products of four tokens.
-    pub(crate) const PANEL_TOKENS: usize = 12;
+    /// Tokens from which interleaving rows pays, where registers hold the products of four tokens and L1 their vectors.
+    pub(crate) const PANEL_TOKENS: usize = 32;
 
     /// The same, row by row.
     #[inline(always)]

@@ -163,10 +163,12 @@ fn extreme_scales_and_minima_do_not_overflow() {
             let mut out = [0.0];
             isa.gemv_integer(&matrix, vector.vector(0), &mut out);
             assert_same(&out, &scalar, isa.name());
-            let mut many = [0.0; 9];
-            let nine = quantise(isa, &x.repeat(9), columns);
-            isa.gemm_integer(&matrix, &nine, &mut many);
-            assert_same(&many, &[scalar[0]; 9], isa.name());
+            for tokens in [9, 33] {
+                let mut many = vec![0.0; tokens];
+                let repeated = quantise(isa, &x.repeat(tokens), columns);
+                isa.gemm_integer(&matrix, &repeated, &mut many);
+                assert_same(&many, &vec![scalar[0]; tokens], isa.name());
+            }
         }
     }
 }
@@ -217,6 +219,9 @@ fn integer_gemm_has_the_bits_of_gemv() {
             (17, 544, 9),
             (33, 1056, 16),
             (49, 257, 21),
+            // From 32 tokens on rows are interleaved, whatever the instruction set.
+            (16, 512, 32),
+            (49, 257, 45),
         ] {
             let matrix = matrix(format, rows, columns);
             let x = noise(24, columns * tokens);
