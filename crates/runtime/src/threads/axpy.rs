@@ -48,9 +48,10 @@ impl Threads {
         let stripe = columns
             .div_ceil(self.count())
             .next_multiple_of(STRIPE_COLUMNS);
-        // Sums of floats are bound by memory, which reads whole rows faster.
-        let by_columns =
-            self.sum_product(matrix) == Arithmetic::Integer && stripe >= LEAST_STRIPE_COLUMNS;
+        // Sums of floats and of most rows are bound by memory, which reads whole rows faster.
+        let by_columns = self.sum_product(matrix) == Arithmetic::Integer
+            && stripe >= LEAST_STRIPE_COLUMNS
+            && rows.len() < matrix.rows() / 2;
         if self.count() == 1 || by_columns {
             let work = Work {
                 out,
