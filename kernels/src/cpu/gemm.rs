@@ -6,8 +6,8 @@
 //! products fit into the registers. Panel and `x` are stored in the order in which tiles read them:
 //!
 //! ```text
-//! for 64 tokens:                         x        [panel, register, 4 tokens, block, token, lane]
-//!   for 24 rows:                         sums     [register, group of rows, 4 tokens, row, token, lane]
+//! for 128 tokens:                        x        [panel, register, 4 tokens, block, token, lane]
+//!   for 12 rows:                         sums     [register, group of rows, 4 tokens, row, token, lane]
 //!     for up to 64 blocks of columns:    panel    [register, group of rows, block, row, lane]
 //!       for a register, 6 rows:
 //!         for 4 tokens, a group of rows: tile     [row, token], one register each
@@ -20,12 +20,12 @@ use super::rows::{Row, Scales, Weights, with_weights};
 use super::{Gemv, Operation, SPAN, Simd, padded};
 use crate::PackedActivations;
 use powerinfer_tensor::BLOCK;
-use powerinfer_tensor::Matrix;
+use powerinfer_tensor::{Matrix, MatrixData};
 
 /// Tokens that share a dequantised row.
-const BATCH_TOKENS: usize = 64;
+const BATCH_TOKENS: usize = 128;
 /// Rows per batch of sums, a multiple of [`NEAR_ROWS`].
-const BATCH_ROWS: usize = 24;
+const BATCH_ROWS: usize = 12;
 /// Rows that stay in L1 while all tokens pass, a multiple of every `TILE_ROWS`.
 const NEAR_ROWS: usize = 6;
 /// Tokens per tile.
@@ -214,7 +214,13 @@ fn products<S: Simd, const R: usize>(simd: S, gemm: Gemm<'_>, buffers: &mut Buff
                     dequantise::<S, _, R>(simd, weights, part.clone(), columns / BLOCK, &mut panel[start..], stride);
                 });
                 let x = &x[first * BLOCK * batch_tokens..][..part.len() * BLOCK * batch_tokens];
-                multiply_panel::<S, R>(simd, panel, x, part, batch_tokens, sums);
+                let mut next =
+                    Next::after::<S>(matrix, &part, first_row..first_row + batch_rows);
+                let tiles = (groups * R).div_ceil(NEAR_ROWS) * batch_tokens.div_ceil(TILE_TOKENS);
+                let pieces = next.pieces().div_ceil(tiles * BLOCK / S::LANES);
+                multiply_panel::<S, R>(simd, panel, x, part, batch_tokens, sums, || {
+                    next.prefetch(simd, pieces);
+                });
             }
             for first in (0..batch_tokens).step_by(TILE_TOKENS) {
                 for row in 0..batch_rows {
@@ -225,6 +231,66 @@ fn products<S: Simd, const R: usize>(simd: S, gemm: Gemm<'_>, buffers: &mut Buff
                 }
             }
         }
+    }
+}
+
+/// Float weights of the panel that follows, which are prefetched between tiles: a panel is a part of many rows, at each of which
+/// hardware prefetchers start anew.
+struct Next<'a> {
+    weights: &'a [u8],
+    row_bytes: usize,
+    rows: Range<usize>,
+    /// Bytes of a row.
+    part: Range<usize>,
+    /// Pieces that have been prefetched.
+    done: usize,
+}
+
+impl<'a> Next<'a> {
+    /// Bytes of a row that are prefetched at a time.
+    const PIECE: usize = 512;
+
+    /// What follows the blocks `part` of the rows `batch`; after the last one the first one, for the next tokens.
+    #[inline(always)]
+    fn after<S: Simd>(matrix: &'a Matrix<'_>, part: &Range<usize>, batch: Range<usize>) -> Self {
+        let (weights, size): (&[u8], _) = match matrix.data() {
+            MatrixData::F32(values) => (bytemuck::cast_slice(values), 4),
+            MatrixData::F16(values) => (bytemuck::cast_slice(values), 2),
+            MatrixData::Bf16(values) => (bytemuck::cast_slice(values), 2),
+            _ => (&[], 0),
+        };
+        let rows = matrix.rows();
+        let (row, first) = match (part.end < matrix.blocks(), batch.end < rows) {
+            (true, _) => (batch.start, part.end),
+            (false, true) => (batch.end, 0),
+            (false, false) => (0, 0),
+        };
+        let end = matrix.columns().min((first + panel_blocks::<S>()) * BLOCK);
+        Self {
+            weights,
+            row_bytes: matrix.columns() * size,
+            rows: row..rows.min(row + BATCH_ROWS),
+            part: first * BLOCK * size..end * size,
+            done: 0,
+        }
+    }
+
+    #[inline(always)]
+    fn pieces(&self) -> usize {
+        self.rows.len() * self.part.len().div_ceil(Self::PIECE)
+    }
+
+    /// Prefetches the next `count` pieces.
+    #[inline(always)]
+    fn prefetch<S: Simd>(&mut self, simd: S, count: usize) {
+        let end = self.pieces().min(self.done + count);
+        for piece in self.done..end {
+            let row = self.rows.start + piece % self.rows.len();
+            let start = self.part.start + piece / self.rows.len() * Self::PIECE;
+            let row = &self.weights[row * self.row_bytes..][..self.row_bytes];
+            simd.prefetch(&row[start..self.part.end.min(start + Self::PIECE)]);
+        }
+        self.done = end;
     }
 }
 
@@ -276,6 +342,7 @@ fn multiply_panel<S: Simd, const R: usize>(
     part: Range<usize>,
     tokens: usize,
     sums: &mut [f32],
+    mut between_tiles: impl FnMut(),
 ) {
     let values = part.len() * S::LANES;
     let groups = panel.len() / (part.len() * BLOCK * R);
@@ -286,6 +353,7 @@ fn multiply_panel<S: Simd, const R: usize>(
     {
         for (near, panel) in panel.chunks(NEAR_ROWS * values).enumerate() {
             for (tile, x) in x.chunks(TILE_TOKENS * values).enumerate() {
+                between_tiles();
                 for (group, panel) in panel.chunks_exact(R * values).enumerate() {
                     let start = tile_start::<S, R>(register, near * (NEAR_ROWS / R) + group, tile);
                     let sums = &mut sums[start..][..R * TILE_TOKENS * S::LANES];
