@@ -337,15 +337,15 @@ impl Ffn<'_> {
             }
         });
         active.resize_with(tokens, Active::default);
-        for (token, active) in active.iter_mut().enumerate() {
-            let groups = slots.chunks(GROUP * tokens);
-            let computed = groups.flat_map(|slots| {
+        let bytes = size_of_val(slots);
+        threads.by_chunks(active, 1, bytes, |token, active| {
+            let computed = slots.chunks(GROUP * tokens).flat_map(|slots| {
                 let width = slots.len() / tokens;
                 let slots = slots[token * width..][..width].iter();
                 slots.take_while(|slot| slot.0 != NONE.0)
             });
-            active.fill(computed.clone(), computed.count());
-        }
+            active[0].fill(computed, neurons.len());
+        });
         self.bytes_of(&read)
     }
 

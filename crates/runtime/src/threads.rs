@@ -129,12 +129,12 @@ impl Threads {
 
     /// Calls `act` with the index and the values of every chunk of `chunk` values of `out`, on all threads where
     /// `bytes` of work are worth sharing; at most [`BATCH_THREADS`] chunks at a time.
-    pub(crate) fn by_chunks(
+    pub(crate) fn by_chunks<T: Send>(
         &self,
-        out: &mut [f32],
+        out: &mut [T],
         chunk: usize,
         bytes: usize,
-        act: impl Fn(usize, &mut [f32]) + Sync,
+        act: impl Fn(usize, &mut [T]) + Sync,
     ) {
         let work = Work {
             bytes,
@@ -256,13 +256,13 @@ impl Threads {
                 x.gemm(self.isa, &group, out);
             }
         });
-        let starts = (0..rows).step_by(GEMM_ROWS);
-        for (start, group) in starts.zip(groups.chunks(GEMM_ROWS * tokens)) {
-            let width = group.len() / tokens;
-            for (out, group) in out.chunks_exact_mut(rows).zip(group.chunks_exact(width)) {
-                out[start..start + width].copy_from_slice(group);
+        let bytes = size_of_val(out);
+        self.by_chunks(out, rows, bytes, |token, out| {
+            for (start, out) in (0..rows).step_by(GEMM_ROWS).zip(out.chunks_mut(GEMM_ROWS)) {
+                let group = &groups[start * tokens + token * out.len()..];
+                out.copy_from_slice(&group[..out.len()]);
             }
-        }
+        });
     }
 }
 

@@ -214,8 +214,7 @@ fn products<S: Simd, const R: usize>(simd: S, gemm: Gemm<'_>, buffers: &mut Buff
                     dequantise::<S, _, R>(simd, weights, part.clone(), columns / BLOCK, &mut panel[start..], stride);
                 });
                 let x = &x[first * BLOCK * batch_tokens..][..part.len() * BLOCK * batch_tokens];
-                let mut next =
-                    Next::after::<S>(matrix, &part, first_row..first_row + batch_rows);
+                let mut next = Next::after::<S>(matrix, &part, first_row..first_row + batch_rows);
                 let tiles = (groups * R).div_ceil(NEAR_ROWS) * batch_tokens.div_ceil(TILE_TOKENS);
                 let pieces = next.pieces().div_ceil(tiles * BLOCK / S::LANES);
                 multiply_panel::<S, R>(simd, panel, x, part, batch_tokens, sums, || {

@@ -146,40 +146,29 @@ impl Threads {
             self.axpy_rows(matrix, &one.rows, &one.coefficients, out);
             return one.rows.len();
         }
-        let part_rows = part_rows(matrix);
-        let parts = matrix.rows().div_ceil(part_rows);
-        let mut needed = 0;
-        for part in 0..parts {
-            let listed = active.iter().map(|active| {
-                let part = of_part(&active.rows, part, part_rows);
-                Listed {
-                    rows: &active.rows[part.clone()],
-                    coefficients: &active.coefficients[part],
-                }
-            });
-            let listed: Vec<Listed<'_>> = listed.collect();
-            needed += self.axpy_part_batch(matrix, &listed, parts == 1, out);
+        let (product, part_rows) = (self.sum_product(matrix), part_rows(matrix));
+        let starts = (0..matrix.rows()).step_by(part_rows);
+        let parts =
+            starts.map(|start| Part::new(active, start..matrix.rows().min(start + part_rows)));
+        let mut parts: Vec<Part<'_>> = parts.collect();
+        let listed: usize = parts.iter().map(|part| part.listed).sum();
+        self.by_chunks(&mut parts, 1, listed * size_of::<f32>(), |_, parts| {
+            parts[0].prepare(matrix, product);
+        });
+        let is_only = parts.len() == 1;
+        parts.retain(|part| part.listed > 0);
+        for parts in parts.chunk_by(|a, b| a.is_dense == b.is_dense) {
+            self.add_parts(matrix, parts, is_only, out);
         }
-        needed
+        parts.iter().map(|part| part.union.len()).sum()
     }
 
-    /// [`Self::axpy_rows_batch`] for one part of the rows, which is summed by itself unless `is_only`.
-    fn axpy_part_batch(
-        &self,
-        matrix: &Matrix<'_>,
-        active: &[Listed<'_>],
-        is_only: bool,
-        out: &mut [f32],
-    ) -> usize {
-        let (tokens, columns) = (active.len(), matrix.columns());
-        let union = union(active, matrix.rows());
-        let listed: usize = active.iter().map(|active| active.rows.len()).sum();
-        // Where tokens share most rows, all rows are added for every token, with coefficient 0 where a token lacks
-        // one.
-        let product = self.sum_product(matrix);
-        let share = relative_axpy_cost(matrix.format(), tokens, product);
-        let is_dense = listed as f64 >= share * (tokens * union.len()) as f64;
-        let most = match is_dense {
+    /// Adds the sums of `parts`, which are all dense or none, to `out [tokens, columns]`; each part is summed by itself
+    /// unless it `is_only`.
+    fn add_parts(&self, matrix: &Matrix<'_>, parts: &[Part<'_>], is_only: bool, out: &mut [f32]) {
+        let columns = matrix.columns();
+        let tokens = out.len() / columns.max(1);
+        let most = match parts[0].is_dense {
             // The sums of a stripe stay in the cache: the fewer tokens, the longer the stripe.
             true => STRIPE_COLUMNS * (PREFILL_BATCH / tokens).max(1),
             false => LONG_STRIPE_COLUMNS,
@@ -188,101 +177,177 @@ impl Threads {
             .div_ceil(self.count())
             .next_multiple_of(STRIPE_COLUMNS)
             .min(most);
-        let coefficients = match is_dense {
-            true => spread(active, &union),
-            false => Vec::new(),
-        };
+        let listed: usize = parts.iter().map(|part| part.listed).sum();
         // Stripes of columns, each `[tokens, columns of the stripe]`.
         let mut stripes = vec![0.0; out.len()];
-        let starts = || (0..columns).step_by(stripe_columns);
-        if is_only {
-            for (start, stripe) in starts().zip(stripes.chunks_mut(stripe_columns * tokens)) {
-                let width = stripe.len() / tokens;
-                let rows = out
-                    .chunks_exact(columns)
-                    .zip(stripe.chunks_exact_mut(width));
-                rows.for_each(|(out, stripe)| stripe.copy_from_slice(&out[start..start + width]));
-            }
-        }
         let work = Work {
             out: &mut stripes,
             bytes: listed * matrix.row_bytes(),
             step: stripe_columns * tokens,
             most_parts: self.most_parts(),
         };
-        self.share_values(work, |values, out| {
+        let before = &*out;
+        self.share_values(work, |values, stripes| {
             let starts = (values.start / tokens..).step_by(stripe_columns);
-            for (start, stripe) in starts.zip(out.chunks_mut(stripe_columns * tokens)) {
+            for (start, stripe) in starts.zip(stripes.chunks_mut(stripe_columns * tokens)) {
                 let width = stripe.len() / tokens;
-                let part = start..start + width;
-                if is_dense {
-                    let isa = self.isa;
-                    match product {
-                        Arithmetic::Integer => {
-                            isa.axpy_rows_batch_integer(
-                                matrix,
-                                &union,
-                                &coefficients,
-                                part,
-                                stripe,
-                            );
-                        }
-                        Arithmetic::Float => {
-                            isa.axpy_rows_batch(matrix, &union, &coefficients, part, stripe);
-                        }
-                    }
+                let before = before.chunks_exact(columns);
+                for (stripe, before) in stripe.chunks_exact_mut(width).zip(before) {
+                    stripe.copy_from_slice(&before[start..start + width]);
+                }
+                if is_only {
+                    self.add_part(matrix, &parts[0], start..start + width, stripe);
                     continue;
                 }
-                // Tokens share few rows. Rows of a chunk stay in the cache until every token has added its own.
-                let mut left: Vec<usize> = vec![0; tokens];
-                let chunk = |row: &u32| *row as usize / CHUNK_ROWS;
-                for chunk in union.chunk_by(|a, b| chunk(a) == chunk(b)) {
-                    let end = chunk[chunk.len() - 1];
-                    let of_tokens = active.iter().zip(&mut left);
-                    for ((active, left), out) in of_tokens.zip(stripe.chunks_exact_mut(width)) {
-                        let rows = &active.rows[*left..];
-                        let count = rows.partition_point(|row| *row <= end);
-                        let coefficients = &active.coefficients[*left..][..count];
-                        let part = part.clone();
-                        self.add_rows(matrix, &rows[..count], coefficients, &[], part, out);
-                        *left += count;
+                ThreadBuffer(&PARTIAL_SUMS).zeroed(stripe.len(), |sums| {
+                    for part in parts {
+                        sums.fill(0.0);
+                        self.add_part(matrix, part, start..start + width, sums);
+                        let tokens = stripe.chunks_exact_mut(width).zip(sums.chunks_exact(width));
+                        for ((stripe, sum), listed) in tokens.zip(&part.tokens) {
+                            if !listed.rows.is_empty() {
+                                add(stripe, sum);
+                            }
+                        }
                     }
-                }
+                });
             }
         });
-        for (start, stripe) in starts().zip(stripes.chunks(stripe_columns * tokens)) {
-            let width = stripe.len() / tokens;
-            let rows = out
-                .chunks_exact_mut(columns)
-                .zip(stripe.chunks_exact(width));
-            for ((out, stripe), active) in rows.zip(active) {
-                let out = &mut out[start..start + width];
-                match is_only {
-                    true => out.copy_from_slice(stripe),
-                    false if active.rows.is_empty() => {}
-                    false => add(out, stripe),
-                }
+        let bytes = size_of_val(out);
+        self.by_chunks(out, columns, bytes, |token, out| {
+            for start in (0..columns).step_by(stripe_columns) {
+                let width = stripe_columns.min(columns - start);
+                let stripe = &stripes[start * tokens + token * width..][..width];
+                out[start..start + width].copy_from_slice(stripe);
+            }
+        });
+    }
+
+    /// Adds the sums of `part` over `columns` to `out [tokens, columns]`, on the calling thread.
+    fn add_part(
+        &self,
+        matrix: &Matrix<'_>,
+        part: &Part<'_>,
+        columns: Range<usize>,
+        out: &mut [f32],
+    ) {
+        let (isa, rows, coefficients) = (self.isa, &part.union, &part.coefficients);
+        match self.sum_product(matrix) {
+            Arithmetic::Integer if part.is_dense => {
+                return isa.axpy_rows_batch_integer(matrix, rows, coefficients, columns, out);
+            }
+            Arithmetic::Float if part.is_dense => {
+                return isa.axpy_rows_batch(matrix, rows, coefficients, columns, out);
+            }
+            _ => {}
+        }
+        // Tokens share few rows. Rows of a chunk stay in the cache until every token has added its own.
+        let mut left: Vec<usize> = vec![0; part.tokens.len()];
+        let chunk = |row: &u32| *row as usize / CHUNK_ROWS;
+        for chunk in part.union.chunk_by(|a, b| chunk(a) == chunk(b)) {
+            let end = chunk[chunk.len() - 1];
+            let tokens = part.tokens.iter().zip(&mut left);
+            for ((listed, left), out) in tokens.zip(out.chunks_exact_mut(columns.len())) {
+                let rows = &listed.rows[*left..];
+                let count = rows.partition_point(|row| *row <= end);
+                let coefficients = &listed.coefficients[*left..][..count];
+                self.add_rows(
+                    matrix,
+                    &rows[..count],
+                    coefficients,
+                    &[],
+                    columns.clone(),
+                    out,
+                );
+                *left += count;
             }
         }
-        union.len()
     }
-}
-
-/// Rows below `count` that any token lists, in ascending order.
-fn union(active: &[Listed<'_>], count: usize) -> Vec<u32> {
-    let mut is_listed = vec![false; count];
-    for row in active.iter().flat_map(|active| active.rows) {
-        is_listed[*row as usize] = true;
-    }
-    let rows = (0..count as u32).zip(is_listed);
-    rows.filter_map(|(row, is_listed)| is_listed.then_some(row))
-        .collect()
 }
 
 /// Rows of a token in ascending order, and their coefficients.
 struct Listed<'a> {
     rows: &'a [u32],
     coefficients: &'a [f32],
+}
+
+/// A part of the rows of a sum for several tokens.
+struct Part<'a> {
+    rows: Range<usize>,
+    tokens: Vec<Listed<'a>>,
+    /// Rows of all tokens.
+    listed: usize,
+    /// Rows that any token lists, in ascending order.
+    union: Vec<u32>,
+    /// Whether all rows of the union are added for every token, as tokens share most of them.
+    is_dense: bool,
+    /// Where it is dense, the coefficients `[tokens, union]`, 0 where a token lacks a row.
+    coefficients: Vec<f32>,
+}
+
+impl<'a> Part<'a> {
+    fn new(active: &'a [Active], rows: Range<usize>) -> Self {
+        let tokens = active.iter().map(|active| {
+            let before = |end: usize| active.rows.partition_point(|row| (*row as usize) < end);
+            let part = before(rows.start)..before(rows.end);
+            Listed {
+                rows: &active.rows[part.clone()],
+                coefficients: &active.coefficients[part],
+            }
+        });
+        let tokens: Vec<Listed<'_>> = tokens.collect();
+        Self {
+            listed: tokens.iter().map(|listed| listed.rows.len()).sum(),
+            rows,
+            tokens,
+            union: Vec::new(),
+            is_dense: false,
+            coefficients: Vec::new(),
+        }
+    }
+
+    /// Sets the union, and where that is `dense` the coefficients.
+    fn prepare(&mut self, matrix: &Matrix<'_>, product: Arithmetic) {
+        let (first, count) = (self.rows.start, self.rows.len());
+        let mut is_listed = vec![false; count];
+        let mut missing = count;
+        for listed in &self.tokens {
+            for row in listed.rows {
+                let is_listed = &mut is_listed[*row as usize - first];
+                missing -= usize::from(!*is_listed);
+                *is_listed = true;
+            }
+            if missing == 0 {
+                break;
+            }
+        }
+        let rows = (first as u32..).zip(&is_listed);
+        self.union
+            .extend(rows.filter_map(|(row, is_listed)| is_listed.then_some(row)));
+        let (tokens, union) = (self.tokens.len(), &self.union);
+        let share = relative_axpy_cost(matrix.format(), tokens, product);
+        self.is_dense = self.listed as f64 >= share * (tokens * union.len()) as f64;
+        if !self.is_dense || union.is_empty() {
+            return;
+        }
+        self.coefficients.resize(tokens * union.len(), 0.0);
+        let coefficients = self.coefficients.chunks_exact_mut(union.len());
+        for (listed, out) in self.tokens.iter().zip(coefficients) {
+            let mut place = 0;
+            for (row, coefficient) in listed.rows.iter().zip(listed.coefficients) {
+                match missing {
+                    0 => place = *row as usize - first,
+                    _ => {
+                        place += union[place..]
+                            .iter()
+                            .take_while(|other| *other < row)
+                            .count()
+                    }
+                }
+                out[place] = *coefficient;
+            }
+        }
+    }
 }
 
 /// Rows of one part of a sum over rows of `matrix`.
@@ -295,22 +360,4 @@ fn part_rows(matrix: &Matrix<'_>) -> usize {
 fn of_part(rows: &[u32], part: usize, part_rows: usize) -> Range<usize> {
     let before = |end: usize| rows.partition_point(|row| (*row as usize) < end);
     before(part * part_rows)..before((part + 1) * part_rows)
-}
-
-/// Coefficients of all rows of `union` for every token, 0 where a token lacks one: `[tokens, union]`.
-fn spread(active: &[Listed<'_>], union: &[u32]) -> Vec<f32> {
-    let mut coefficients = vec![0.0; active.len() * union.len()];
-    for (active, out) in active
-        .iter()
-        .zip(coefficients.chunks_exact_mut(union.len().max(1)))
-    {
-        let mut place = 0;
-        for (row, coefficient) in active.rows.iter().zip(active.coefficients) {
-            while union[place] != *row {
-                place += 1;
-            }
-            out[place] = *coefficient;
-        }
-    }
-    coefficients
 }
