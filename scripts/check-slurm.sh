@@ -86,16 +86,19 @@ options=(--tokens 20000 --trace-tokens 8000 --steps 200 --hardware pc-low --vram
   --submit > submit.log 2>&1 &
 watcher=$!
 
-# Kills the step of the first task of `3-train`, once it has trained a layer.
+# Kills the step of the first task of `3-train`, once it has trained a layer. It is stopped before, or it may end first.
 folder=many.powerinfer/predictors-1-of-3.partial
 for _ in $(seq 3000); do
   ls "$folder"/layer-*.safetensors > /dev/null 2>&1 && break
   kill -0 "$watcher" 2> /dev/null || fail "the jobs ended before a task could be killed"
   sleep 0.02
 done
-job=$(squeue --noheader --array --states=RUNNING --format='%A %j %K' | awk '$2 == "powerinfer-3-train" && $3 == 1 { print $1 }')
+pkill --signal STOP --full -- '^[^ ]*/powerinfer .*train-predictors .*--shard 1/3' || fail "the first task of 3-train has ended"
+squeue --all --array --format='%A %F %K %j %T' > squeue.log
+job=$(awk '$4 == "powerinfer-3-train" && $3 == 1 && $5 == "RUNNING" { print $2 "_1" }' squeue.log)
 [ -n "$job" ] || fail "the first task of 3-train does not run"
-scancel --signal=KILL "$job.0"
+# It may ask twice, and be told that the task is back in the queue.
+scancel --signal=KILL "$job.0" || true
 # Slurm holds a requeued job for two minutes, and takes some seconds to end it before: freed as soon as it is pending, otherwise it
 # starts by itself.
 for _ in $(seq 1200); do
