@@ -239,7 +239,7 @@ struct Next<'a> {
     weights: &'a [u8],
     row_bytes: usize,
     rows: Range<usize>,
-    /// Bytes of a row.
+    /// The bytes of each row.
     part: Range<usize>,
     /// Pieces that have been prefetched.
     done: usize,
@@ -249,7 +249,7 @@ impl<'a> Next<'a> {
     /// Bytes of a row that are prefetched at a time.
     const PIECE: usize = 512;
 
-    /// What follows the blocks `part` of the rows `batch`; after the last one the first one, for the next tokens.
+    /// The panel after that of the blocks `part` of the rows `batch`. The last one is followed by the first, for the next tokens.
     #[inline(always)]
     fn after<S: Simd>(matrix: &'a Matrix<'_>, part: &Range<usize>, batch: Range<usize>) -> Self {
         let (weights, size): (&[u8], _) = match matrix.data() {

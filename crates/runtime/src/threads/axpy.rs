@@ -44,7 +44,7 @@ impl Threads {
         if parts <= 1 || columns == 0 {
             return self.add_rows(matrix, rows, coefficients, &[], 0..columns, out);
         }
-        let of_part = |part: usize| of_part(rows, part, part_rows);
+        let of_part = |part: usize| listed_in(rows, &(part * part_rows..(part + 1) * part_rows));
         let stripe = columns
             .div_ceil(self.count())
             .next_multiple_of(STRIPE_COLUMNS);
@@ -288,8 +288,7 @@ struct Part<'a> {
 impl<'a> Part<'a> {
     fn new(active: &'a [Active], rows: Range<usize>) -> Self {
         let tokens = active.iter().map(|active| {
-            let before = |end: usize| active.rows.partition_point(|row| (*row as usize) < end);
-            let part = before(rows.start)..before(rows.end);
+            let part = listed_in(&active.rows, &rows);
             Listed {
                 rows: &active.rows[part.clone()],
                 coefficients: &active.coefficients[part],
@@ -356,8 +355,8 @@ fn part_rows(matrix: &Matrix<'_>) -> usize {
     rows.next_multiple_of(CHUNK_ROWS)
 }
 
-/// Range of the ascending `rows` that belong to part `part`.
-fn of_part(rows: &[u32], part: usize, part_rows: usize) -> Range<usize> {
+/// Range of those of the ascending `rows` that are in `part`.
+fn listed_in(rows: &[u32], part: &Range<usize>) -> Range<usize> {
     let before = |end: usize| rows.partition_point(|row| (*row as usize) < end);
-    before(part * part_rows)..before((part + 1) * part_rows)
+    before(part.start)..before(part.end)
 }
