@@ -76,6 +76,9 @@ pub struct Cpu {
     /// Sustained arithmetic throughput of GEMMs (prefill), in operations per second; a multiply-add is two.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operations_per_second: Option<f64>,
+    /// The same for weights in float formats, where that was measured: quantised weights are multiplied as integers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub float_operations_per_second: Option<f64>,
     /// Measured bandwidth of reading scattered rows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reads: Vec<ReadSpeed>,

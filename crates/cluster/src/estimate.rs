@@ -1,8 +1,9 @@
 //! What the stages of a preparation take: time, memory, disk and traffic.
 //!
-//! Time is work over rate. The work follows from the model's shape. The rate is that of GEMMs of prompts, which `doctor`
-//! measures; what the stages reach of it is fitted to runs of `llama-1b` with 3 layers and `llama-7b` and `llama-70b` with one, on
-//! two cores of an AMD EPYC (Zen 3), see the guide.
+//! Time is work over rate. The work follows from the model's shape. The rates are those of GEMMs of prompts, which `doctor`
+//! measures: `profile` and training multiply floats, bundles are quantised. The products of `profile` reach the rate; what the other
+//! stages reach is fitted to runs of `llama-1b` with 3 layers and `llama-7b` and `llama-13b` with one, on two cores of an AMD EPYC
+//! (Zen 5), see the guide.
 
 use powerinfer_model::{ModelConfig, Weight};
 use powerinfer_tensor::Format;
@@ -11,8 +12,6 @@ use crate::StageKind;
 
 /// Memory of the program itself, with its libraries and buffers.
 const PROGRAM: u64 = 256 << 20;
-/// Share of the rate that `profile` reaches in products of matrices.
-const PROFILE: f64 = 0.8;
 /// What attention and softmax cost in `profile` beside them, per head and token in sequences of 512, as operations.
 const ATTENTION: f64 = 2.5e6;
 /// Parameters per second that `profile` reads and converts to f32, on one core.
@@ -23,8 +22,8 @@ const TRAIN: f64 = 0.44;
 const BATCH: f64 = 256.0;
 /// Steps that the search for a layer's rank takes in all, as steps at the first rank: early stopping ends each training.
 const SEARCH_STEPS: f64 = 900.0;
-/// Passes over the certificate's text: `dense`, and the plan with its verification.
-const CERTIFY: f64 = 2.05;
+/// Passes over the certificate's text as passes of `dense`: that, and the plan with its verification, which computes less.
+const CERTIFY: f64 = 1.7;
 /// The same for the search of policies within the perplexity budget.
 const DECIDE: f64 = 1.6;
 /// Weights per second and core that `place` quantises and writes.
@@ -37,8 +36,10 @@ const READ: f64 = 1e9;
 pub struct Rates {
     /// Cores that it was measured on.
     pub cores: usize,
-    /// Floating-point operations per second of these cores together.
+    /// Operations per second of these cores together, with quantised weights.
     pub operations_per_second: f64,
+    /// The same with weights in float formats, as `profile` and training have them.
+    pub float_operations_per_second: f64,
 }
 
 /// The work of a preparation.
@@ -149,7 +150,9 @@ impl Workload {
     pub fn needs(&self, kind: StageKind, tasks: usize) -> Needs {
         let tasks = tasks.max(1) as u64;
         let cores = self.cores as f64;
-        let rate = self.rates.operations_per_second * cores / self.rates.cores.max(1) as f64;
+        let of_cores = |rate: f64| rate * cores / self.rates.cores.max(1) as f64;
+        let rate = of_cores(self.rates.operations_per_second);
+        let float_rate = of_cores(self.rates.float_operations_per_second);
         let read = |bytes: u64| bytes as f64 / READ;
         let scored = 2.0 * self.parameters as f64 * self.certify_tokens as f64;
         let in_layers = (self.layers * self.layer_parameters) as f64;
@@ -158,8 +161,8 @@ impl Workload {
             StageKind::Profile => {
                 let tokens = self.tokens.div_ceil(tasks);
                 let attention = ATTENTION * (self.layers * self.heads) as f64;
-                let operations = (2.0 * in_layers / PROFILE + attention) * tokens as f64;
-                let time = operations / rate + in_layers / LOAD;
+                let operations = (2.0 * in_layers + attention) * tokens as f64;
+                let time = operations / float_rate + in_layers / LOAD;
                 // A layer in f32, and the hidden states of all tokens before and after it.
                 let memory = 4 * self.layer_parameters + 2 * 4 * tokens * self.hidden;
                 let bytes = self.checkpoint_bytes;
@@ -176,7 +179,7 @@ impl Workload {
                 let network = self.rank() * (self.hidden + self.neurons) as f64;
                 // The first training, and a larger and a smaller rank of half the steps.
                 let steps = SEARCH_STEPS.min(2.0 * self.steps as f64);
-                let time = layers * steps * BATCH * 6.0 * network / (TRAIN * rate);
+                let time = layers * steps * BATCH * 6.0 * network / (TRAIN * float_rate);
                 let bytes = samples / tasks;
                 let memory = self.sample_bytes() + (5.0 * 4.0 * network) as u64;
                 (time + read(bytes), memory, (layers * network) as u64, bytes)

@@ -190,7 +190,8 @@ pub fn measure(
     }
     let pool = Threads::new(isa, threads)?;
     let other = test.decode_overheads(&pool)?;
-    let operations = test.operations(&pool);
+    let [operations, float_operations] =
+        [Format::Q8_0, Format::F16].map(|format| test.operations(&pool, format));
     let disturbance = disturbance(before.since(threads));
     progress.advance(1)?;
     let gpu = MeasuredGpu::measure();
@@ -219,6 +220,7 @@ pub fn measure(
             layer_seconds: 0.0,
             token_seconds: 0.0,
             operations_per_second: Some(operations),
+            float_operations_per_second: Some(float_operations),
             reads,
             kernels,
         },
@@ -261,6 +263,7 @@ pub fn measure(
         "neuron_seconds",
         "vocabulary_seconds",
         "operations_per_second",
+        "float_operations_per_second",
     ] {
         source(&format!("cpu.{figure}"), measured);
     }

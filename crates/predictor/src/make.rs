@@ -375,3 +375,62 @@ fn write_all(path: &Path, header: &Header, files: &[PredictorFile]) -> Result<()
     let header = header.clone().with_setting(LAYERS_SETTING, layers);
     Ok(write_sealed_tensors(path, &header, &tensors)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use powerinfer_artifact::{Digest, ModelIdentity};
+
+    use super::*;
+
+    #[test]
+    fn shards_of_another_run_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = ModelIdentity {
+            name: "m".to_owned(),
+            fingerprint: Digest::of(b"m"),
+        };
+        let whole = Header::new(FORMAT, VERSION, model, 7)
+            .with_input("profile", Digest::of(b"p"))
+            .with_setting("steps", 100);
+        // Layers of a shard, without predictors.
+        let shard = |header: &Header, index: usize| {
+            let path = folder.path().join(format!("{index}.safetensors"));
+            let header = header
+                .clone()
+                .with_setting(SHARD_SETTING, format!("{index}/2"));
+            write_layer(&path, &header, index - 1, &Made::default()).unwrap();
+            PredictorFile::open_file(&path).unwrap()
+        };
+        let out = folder.path().join("out");
+        let merged = merge(&[shard(&whole, 2), shard(&whole, 1)], &out).unwrap();
+        assert_eq!(merged.header(), &whole);
+        assert_eq!(merged.layers().len(), 2);
+
+        let older = Header {
+            tool: "powerinfer 0.0.1".to_owned(),
+            ..whole.clone()
+        };
+        let others = [
+            (older, "program version"),
+            (
+                Header {
+                    seed: 8,
+                    ..whole.clone()
+                },
+                "seed",
+            ),
+            (
+                whole.clone().with_input("profile", Digest::of(b"q")),
+                "profile",
+            ),
+            (whole.clone().with_setting("steps", 99), "setting `steps`"),
+        ];
+        for (other, what) in others {
+            let error = merge(&[shard(&whole, 1), shard(&other, 2)], &out).unwrap_err();
+            let message = error.to_string();
+            assert!(message.contains("2.safetensors"), "{message}");
+            assert!(message.contains(&format!("its {what} is not")), "{message}");
+        }
+        assert_eq!(PredictorFile::open(&out).unwrap().header(), &whole);
+    }
+}

@@ -149,15 +149,25 @@ impl SpeedTest {
                     threads.gemv_rows(&matrix, piece, &input, &mut out[..piece.len()]);
                 }
             });
-            time(2, all.len(), all.len().div_ceil(whole), &mut || {
-                for piece in all.chunks(whole) {
-                    threads.axpy_rows(&matrix, piece, &coefficients[..piece.len()], &mut sum);
+            // Each piece is of a matrix of its own, as threads share the parts of a matrix.
+            let mut add = |listed: &[u32], end: usize, pieces: usize| {
+                let mut listed = listed;
+                let step = end.div_ceil(pieces).max(1);
+                for start in (0..end).step_by(step) {
+                    let rows = start..end.min(start + step);
+                    let (piece, rest) =
+                        listed.split_at(listed.partition_point(|row| (*row as usize) < rows.end));
+                    let piece: Vec<u32> = piece.iter().map(|row| row - start as u32).collect();
+                    let coefficients = &coefficients[..piece.len()];
+                    threads.axpy_rows(&matrix.rows_range(rows), &piece, coefficients, &mut sum);
+                    listed = rest;
                 }
-            });
-            time(3, sums.len(), sums.len().div_ceil(few), &mut || {
-                for piece in sums.chunks(few) {
-                    threads.axpy_rows(&matrix, piece, &coefficients[..piece.len()], &mut sum);
-                }
+            };
+            let pieces = all.len().div_ceil(whole);
+            time(2, all.len(), pieces, &mut || add(&all, all.len(), pieces));
+            let pieces = sums.len().div_ceil(few).max(1);
+            time(3, sums.len(), pieces, &mut || {
+                add(&sums, first as usize, pieces)
             });
             black_box((&out, &sum));
         }
@@ -188,19 +198,20 @@ impl SpeedTest {
         (1.0 / usual(passes.map(|speed| 1.0 / speed).collect())).round()
     }
 
-    /// Operations per second of the matrix products of prompts.
-    pub fn operations(&self, threads: &Threads) -> f64 {
+    /// Operations per second of GEMMs of prompts with weights in `format`.
+    pub fn operations(&self, threads: &Threads, format: Format) -> f64 {
         const ROWS: usize = 2048;
         const COLUMNS: usize = 2048;
-        let matrix = self.matrix(Format::Q8_0, COLUMNS).rows_range(0..ROWS);
+        let matrix = self.matrix(format, COLUMNS);
+        let matrix = matrix.rows_range(0..matrix.rows().min(ROWS));
         let x = vec![0.5; PROMPT_TOKENS * COLUMNS];
-        let mut out = vec![0.0; PROMPT_TOKENS * ROWS];
+        let mut out = vec![0.0; PROMPT_TOKENS * matrix.rows()];
         let seconds = usual_seconds(3, || {
             let mut buffers = InputBuffers::default();
             let input = Input::new(threads, &x[..], COLUMNS, &matrix, &mut buffers);
             threads.gemm(&matrix, &input, &mut out);
         });
-        ((2 * PROMPT_TOKENS * ROWS * COLUMNS) as f64 / seconds).round()
+        ((2 * PROMPT_TOKENS * matrix.rows() * COLUMNS) as f64 / seconds).round()
     }
 
     /// Measures the time of a decode step outside matrix products.
@@ -387,7 +398,9 @@ mod tests {
             }
             assert!(test.read(isa, count, 4096, 1) > 1e3);
             assert!(test.read(isa, count, 4 << 20, 1) > 1e3, "a stream");
-            assert!(test.operations(&threads) > 1e3);
+            for format in [Format::Q8_0, Format::F16] {
+                assert!(test.operations(&threads, format) > 1e3);
+            }
             let overheads = test.decode_overheads(&threads).unwrap();
             for seconds in [
                 overheads.kernel_seconds,

@@ -355,6 +355,7 @@ impl Machine {
                 operations_per_second: Some(
                     (self.cores.gigaflops() * 1e9 * SUSTAINED_OPERATIONS).round(),
                 ),
+                float_operations_per_second: None,
                 reads: Vec::new(),
                 kernels: Vec::new(),
             },

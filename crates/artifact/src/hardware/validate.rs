@@ -39,8 +39,16 @@ impl Hardware {
         ] {
             add(name, value, NotNegative);
         }
-        if let Some(value) = cpu.operations_per_second {
-            add("cpu.operations_per_second", value, Positive);
+        for (name, value) in [
+            ("cpu.operations_per_second", cpu.operations_per_second),
+            (
+                "cpu.float_operations_per_second",
+                cpu.float_operations_per_second,
+            ),
+        ] {
+            if let Some(value) = value {
+                add(name, value, Positive);
+            }
         }
         for (index, read) in cpu.reads.iter().enumerate() {
             for (name, value) in [

@@ -146,10 +146,14 @@ fn describe_cpu(text: &mut String, cpu: &Cpu) -> Result<()> {
         32000e6 * cpu.vocabulary_seconds,
     )?;
     if let Some(operations) = cpu.operations_per_second {
+        let float = cpu
+            .float_operations_per_second
+            .map(|float| format!(", {:.0} with weights in float formats", float / 1e9));
         writeln!(
             text,
-            "prompts         {:.0} GFLOP/s in GEMMs",
-            operations / 1e9
+            "prompts         {:.0} GFLOP/s in GEMMs{}",
+            operations / 1e9,
+            float.unwrap_or_default()
         )?;
     }
     Ok(())
