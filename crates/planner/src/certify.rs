@@ -340,7 +340,8 @@ pub(crate) fn remove_windows(folder: &Path) {
 /// no speed of GEMMs.
 fn seconds(bundle: &Bundle, tokens: usize) -> Option<f64> {
     let operations = 2.0 * 2.0 * bundle.config().parameters() as f64 * tokens as f64;
-    let seconds = operations / bundle.plan().hardware.cpu.operations_per_second?;
+    let cpu = &bundle.plan().hardware.cpu;
+    let seconds = operations / cpu.gemm_operations_per_second(bundle.quant())?;
     (seconds >= 2.0).then_some(seconds)
 }
 

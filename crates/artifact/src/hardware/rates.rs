@@ -70,6 +70,14 @@ impl RowSeconds {
 }
 
 impl Cpu {
+    /// Operations per second of GEMMs with weights in `format`, where they are known.
+    pub fn gemm_operations_per_second(&self, format: Format) -> Option<f64> {
+        let float = self.float_operations_per_second;
+        float
+            .filter(|_| !format.is_quantised())
+            .or(self.operations_per_second)
+    }
+
     /// Returns the rates of `threads` threads for matrices in `format` with rows of `row_bytes` bytes.
     ///
     /// The time per row is interpolated linearly between measured row lengths; beyond them the throughput of

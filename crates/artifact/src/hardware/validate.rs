@@ -164,6 +164,7 @@ pub(super) mod tests {
         hardware.cpu.layer_seconds = 1e-6;
         hardware.cpu.token_seconds = 1e-6;
         hardware.cpu.sum_row_seconds = 1e-9;
+        hardware.cpu.float_operations_per_second = Some(1e11);
         hardware.cpu.reads = vec![ReadSpeed {
             threads: 2,
             row_bytes: 4096,

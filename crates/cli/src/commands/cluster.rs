@@ -274,14 +274,14 @@ fn certify_tokens(config: &ModelConfig, profiled: u64) -> u64 {
 
 fn rates(hardware: &Hardware) -> Rates {
     let cores = hardware.cpu.threads;
-    let cpu = &hardware.cpu;
-    let operations = cpu
-        .operations_per_second
-        .unwrap_or(USUAL_OPERATIONS * cores as f64);
+    let rate = |format| {
+        let measured = hardware.cpu.gemm_operations_per_second(format);
+        measured.unwrap_or(USUAL_OPERATIONS * cores as f64)
+    };
     Rates {
         cores,
-        operations_per_second: operations,
-        float_operations_per_second: cpu.float_operations_per_second.unwrap_or(operations),
+        operations_per_second: rate(Format::Q4_0),
+        float_operations_per_second: rate(Format::F32),
     }
 }
 

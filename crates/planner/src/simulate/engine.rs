@@ -148,9 +148,9 @@ pub(crate) const LLAMA_CPP_BATCH: u64 = 512;
 /// converted again for every token.
 pub(crate) const PICKED_PRODUCTS: f64 = 0.25;
 
-/// Operations per second of large matrix products on `device`; a multiplication and an addition are two. Without a figure
+/// Operations per second of large matrix products on `device` with weights in `format`; a multiplication and an addition are two. Without a figure
 /// of the machine, half of the usual peak.
-pub(crate) fn operations(hardware: &Hardware, device: Device) -> f64 {
+pub(crate) fn operations(hardware: &Hardware, device: Device, format: Format) -> f64 {
     match (device, &hardware.gpu) {
         (Device::Gpu, Some(gpu)) => {
             // Tensor cores have a peak of about 120 operations per byte of memory bandwidth.
@@ -160,7 +160,10 @@ pub(crate) fn operations(hardware: &Hardware, device: Device) -> f64 {
         _ => {
             // Two FMA units of eight lanes per core, at 5 GHz.
             let usual = 0.5 * hardware.cpu.threads as f64 * 5e9 * 32.0;
-            hardware.cpu.operations_per_second.unwrap_or(usual)
+            hardware
+                .cpu
+                .gemm_operations_per_second(format)
+                .unwrap_or(usual)
         }
     }
 }

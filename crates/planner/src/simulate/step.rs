@@ -145,7 +145,7 @@ impl Estimator<'_> {
         model.bytes_per_weight = quant.row_bytes(4096) as f64 / 4096.0;
         model.streams_weights = self.engine.ships_weights && pass.kind == Kind::Prompt;
         let cpu = &mut model.cpu;
-        let products = operations(self.hardware, Device::Cpu);
+        let products = operations(self.hardware, Device::Cpu, quant);
         cpu.matrices = Throughput {
             bytes_per_second: self.cpu_bandwidth(cpu_matrices(quant), quant),
             operations_per_second: products,
@@ -167,7 +167,7 @@ impl Estimator<'_> {
             let bandwidth = gpu.matrices.bytes_per_second;
             gpu.matrices = Throughput {
                 bytes_per_second: gpu_reads(quant) * bandwidth,
-                operations_per_second: operations(self.hardware, Device::Gpu),
+                operations_per_second: operations(self.hardware, Device::Gpu, quant),
             };
             gpu.rows = gpu.matrices;
             gpu.kv_bytes_per_second = gpu_reads(Format::F16) * bandwidth;

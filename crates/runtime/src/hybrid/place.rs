@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use powerinfer_artifact::{
     Hint,
-    plan::{self, LayerPlan, Plan, Score, Threshold},
+    plan::{self, LayerPlan, Score, Threshold},
 };
 use powerinfer_bundle::{Bundle, Layout, StoredLinear};
 use powerinfer_gpu::{
@@ -14,7 +14,6 @@ use powerinfer_kernels::{
     Arithmetic,
     cuda::{Buffer, Device, DeviceError, Gpu, GpuLinear, GpuMatrix, Predictor, SignBits},
 };
-use powerinfer_model::ModelConfig;
 use powerinfer_tensor::CacheFormat;
 
 use super::stored_layer::{StoredLayerSource, upload_stored};
@@ -149,8 +148,7 @@ pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceMode
                     .transpose()?,
             })
         };
-        let streams_from =
-            least_streamed_tokens(bundle.plan(), plan, config).filter(|_| !by_input(&stored.gate));
+        let streams_from = least_streamed_tokens(bundle, plan).filter(|_| !by_input(&stored.gate));
         let has_ffn = hot > 0 || streams_from.is_some();
         layers.push(DeviceLayer {
             attention: has_attention.then(attention).transpose()?,
@@ -224,15 +222,16 @@ pub(crate) fn check_budget(
 }
 
 /// Prompt length in tokens from which copying the cold neurons of a layer costs less than computing them on the host, by
-/// the speeds that `plan` was made with; `None` if it never does.
+/// the speeds that the plan was made with; `None` if it never does.
 ///
 /// ```text
 /// copy     cold · bytes of a neuron / PCIe bandwidth
 /// compute  the lesser of  tokens · the predicted time of one token
 ///                    and  2 · cold · weights of a neuron / operations per second
 /// ```
-fn least_streamed_tokens(plan: &Plan, layer: &LayerPlan, config: &ModelConfig) -> Option<usize> {
-    let gpu = plan.hardware.gpu.as_ref()?;
+fn least_streamed_tokens(bundle: &Bundle, layer: &LayerPlan) -> Option<usize> {
+    let (hardware, config) = (&bundle.plan().hardware, bundle.config());
+    let gpu = hardware.gpu.as_ref()?;
     let cold = layer.neuron_count.checked_sub(layer.hot_count)?;
     if cold == 0 {
         return None;
@@ -241,7 +240,7 @@ fn least_streamed_tokens(plan: &Plan, layer: &LayerPlan, config: &ModelConfig) -
     let copy = gpu.pcie_latency_seconds + bytes / gpu.pcie_bandwidth_bytes_per_second;
     let weights = config.matrices_per_neuron() * config.hidden_size;
     let products = 2.0 * (cold * weights) as f64;
-    let operations = plan.hardware.cpu.operations_per_second;
+    let operations = hardware.cpu.gemm_operations_per_second(bundle.quant());
     let at_once = operations.map_or(f64::INFINITY, |speed| products / speed);
     let computing = at_once.min(layer.cpu_microseconds * 1e-6);
     // Of no number of tokens where computing takes no time.
