@@ -32,8 +32,8 @@ pub(crate) struct LowRank<'a> {
     rank: usize,
     /// `[rank, hidden]`, column 0 zero.
     v: Vec<f32>,
-    /// `v` transposed.
-    v_columns: Vec<f32>,
+    /// `v` transposed, `[hidden, rank]`.
+    v_columns: OwnedMatrix,
     /// `[neurons, rank]`, rows of unit length.
     u: Vec<f32>,
 }
@@ -95,7 +95,7 @@ impl<'a> LowRank<'a> {
             plan,
             rank,
             v,
-            v_columns,
+            v_columns: pack(Format::F32, hidden, rank, &v_columns),
             u,
         })
     }
@@ -109,9 +109,8 @@ impl<'a> LowRank<'a> {
                 let rows = out.len() / columns;
                 let first = start + index * ROWS;
                 let u = &self.u[first * self.rank..(first + rows) * self.rank];
-                let u = pack(Format::F32, rows, self.rank, u);
                 let isa = self.plan.isa;
-                isa.gemm(&u.as_view(), &self.v_columns, columns, out);
+                isa.gemm(&self.v_columns.as_view(), u, rows, out);
             });
     }
 
