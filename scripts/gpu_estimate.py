@@ -85,29 +85,29 @@ def launches(model):
     hidden, ffn, size, width = model.hidden, model.ffn, model.head_size, model.heads * model.head_size
 
     def row_blocks(rows):
-        return min(ceil(rows / 8), 3 * MULTIPROCESSORS)
+        return min(ceil(rows / 16), MULTIPROCESSORS)
 
     def input_vector(columns, norm):
-        # Per 4096 columns 16 loads at once: 59 instructions. Rounding: 137 per 2048 columns; waits: shared memory, four shuffles, two
+        # Per 4096 columns 8 loads at once: 33 instructions. Rounding: 137 per 4096 columns; waits: shared memory, four shuffles, two
         # divisions, two chains of eight. Around them 230 instructions: segments, prefetches, addresses.
-        loads, rounds = ceil(columns / 4096), columns / 2048
+        loads, rounds = ceil(columns / 4096), columns / 4096
         waits = loads * L2 + rounds * (2 * SHARED_LOAD + 4 * SHUFFLE + 2 * DIVISION + 16 * STEP) + 2 * BARRIER
-        instructions, read = 230 + loads * 59 + rounds * 137, 4 * columns
+        instructions, read = 230 + loads * 33 + rounds * 137, 4 * columns
         if norm:
-            # Squares: 32 instructions per 1024 columns, a sum over the block, square root and two divisions; then the weights,
-            # which come from memory: 86 instructions per 4096.
-            waits += columns / 1024 * (SHARED_LOAD + 8 * STEP) + WARP_SUM + 2 * BARRIER + 3 * SHARED_LOAD + 3 * DIVISION
+            # Squares: 32 instructions per 2048 columns, a sum over 16 warps, square root and two divisions; then the weights, which
+            # come from memory: 46 instructions per 4096.
+            waits += columns / 2048 * (SHARED_LOAD + 8 * STEP) + WARP_SUM + 2 * BARRIER + 5 * SHARED_LOAD + 3 * DIVISION
             waits += loads * (MEMORY + SHARED_LOAD) + BARRIER
-            instructions, read = instructions + columns / 1024 * 32 + loads * 86 + 130, 2 * read
+            instructions, read = instructions + columns / 2048 * 32 + loads * 46 + 140, 2 * read
         return waits, instructions, read
 
     def project(label, kernel, rows, columns, bytes_per_weight, norm, accumulate=False):
         blocks = row_blocks(rows)
         # Per row: 83 instructions for the segment and the result, a sum over the lanes; a sum in place loads it.
         cycles = WARP_SUM + 83 * STEP + accumulate * L2
-        return Launch(label, kernel, blocks, 256, columns * 21 // 4 + 128, rows * columns * bytes_per_weight,
-                      ceil(rows / (8 * blocks)), columns * bytes_per_weight / 32, cycles, input_vector(columns, norm),
-                      early=PREFETCHED * min(rows, 8 * blocks) * columns * bytes_per_weight)
+        return Launch(label, kernel, blocks, 512, columns * 21 // 4 + 128, rows * columns * bytes_per_weight,
+                      ceil(rows / (16 * blocks)), columns * bytes_per_weight / 32, cycles, input_vector(columns, norm),
+                      early=PREFETCHED * min(rows, 16 * blocks) * columns * bytes_per_weight)
 
     def attention(label, positions):
         group, tiles = model.heads // model.kv_heads, ceil((positions - 1) / 32)
@@ -151,18 +151,18 @@ def launches(model):
 
     def gate_up(label, kernel, active):
         blocks, neurons = row_blocks(ffn), ffn * active
-        waits, instructions, read = input_vector(hidden, True)
-        if active < 1:
-            # Every block counts the mask's bits, 256 words at a time, by a prefix sum; each warp searches its neuron's bit: once for
-            # the prefetch, once for the loop.
-            steps = ceil(ffn / 32 / 256)
-            search = ceil(log2(ffn / 32))
-            waits += steps * (L2 + 6 * SHUFFLE + 2 * BARRIER + 3 * SHARED_LOAD) + 2 * search * SHARED_LOAD
-            instructions += steps * 140 + 2 * (search * 10 + 40)
+        if active == 1:
+            waits, instructions, read = input_vector(hidden, True)
+        else:
+            # The predictor has kept the input: it is copied while every block counts the mask's bits, 512 words at a time, by a
+            # prefix sum over 16 warps. Each warp then searches its neuron's bit: 32 words at a time.
+            steps, searched = ceil(ffn / 32 / 512), 1 + ceil(log2(ffn / 32) / 5)
+            waits = steps * (L2 + 6 * SHUFFLE + 2 * BARRIER + 5 * SHARED_LOAD) + searched * (SHARED_LOAD + SHUFFLE) + 2 * BARRIER
+            instructions, read = 200 + steps * 170 + searched * 25 + 40, hidden * 5 // 4
         # Gate, then up, each with its sum over the lanes and the activation function; the gate's first rows are prefetched.
-        return Launch(label, kernel, blocks, 256, hidden * 21 // 4 + 128 + (active < 1) * ffn // 4, 2 * neurons * hidden * Q4_0,
-                      2 * ceil(neurons / (8 * blocks)), hidden * Q4_0 / 32, WARP_SUM + 120 * STEP, (waits, instructions, read),
-                      early=PREFETCHED * min(neurons, 8 * blocks) * hidden * Q4_0)
+        return Launch(label, kernel, blocks, 512, hidden * 21 // 4 + 128 + (active < 1) * ffn // 4, 2 * neurons * hidden * Q4_0,
+                      2 * ceil(neurons / (16 * blocks)), hidden * Q4_0 / 32, WARP_SUM + 120 * STEP, (waits, instructions, read),
+                      early=PREFETCHED * min(neurons, 16 * blocks) * hidden * Q4_0)
 
     def down(label, kernel, active):
         tiles = ceil(hidden / 512)
@@ -174,12 +174,12 @@ def launches(model):
         waits = steps * (L2 + 6 * SHUFFLE + 3 * BARRIER + 3 * SHARED_LOAD)
         # A thread takes every 16th row, four at once.
         rounds = ceil(words * 32 * active / 64)
-        # 32 sums to shared memory, by all warps of the multiprocessor; 16 parts of two columns; then the last block adds two columns a
-        # thread over the chunks, 16 loads at once, the rest as 8, 4, 2, 1, and loads the residual.
-        resident = ceil(tiles * chunks / MULTIPROCESSORS)
-        merge = chunks // 16 + bin(chunks % 16).count("1") + 1
+        # 32 sums to shared memory, by all warps of the multiprocessor; 16 parts of two columns; then the last block adds four columns a
+        # thread over half of the chunks, 8 loads at once, the rest as 4, 2, 1; then both halves and the residual, which is loaded.
+        resident, half = ceil(tiles * chunks / MULTIPROCESSORS), ceil(chunks / 2)
+        merge = half // 8 + bin(half % 8).count("1")
         after = resident * 8 * 32 + BARRIER + 2 * (52 * STEP + 2 * SHARED_LOAD) + LAST_BLOCK
-        after += 2 * (merge * L2 + (100 + chunks * 10) * STEP)
+        after += merge * L2 + (60 + half * 8) * STEP + BARRIER + SHARED_LOAD + L2 + 2 * 40 * STEP
         return Launch(label, kernel, tiles * chunks, 256, 4 * (16 * (32 * 17 + 16) + 2 * 512 + 32), ffn * active * hidden * Q4_0, rounds,
                       72, 2 * SHARED_LOAD, (waits, 80 + steps * 140, 4 * words * 32), after)
 

@@ -1,4 +1,4 @@
-// Attention over the KV cache, for one token or several consecutive ones: q and k are normalised and rotated (RoPE), k
+// Attention over the KV cache, for tokens of one sequence or several: q and k are normalised and rotated (RoPE), k
 // and v appended to the cache; thread blocks split the positions (Flash-Decoding, Dao et al. 2023), and the last block
 // of a KV head merges the splits in order.
 #include "matrix.cuh"
@@ -29,17 +29,19 @@ struct Attention {
   int pairs;
   // [heads]: ALiBi slopes; null for none.
   const float* alibi_slopes;
-  // In device memory, so that a captured graph runs for any sequence.
+  // Of the first token, those of the following ones `cache_stride` further. In device memory, so that a captured graph runs for
+  // any sequence.
   const CachePlace* cache;
+  int cache_stride;
   int heads;
   int kv_heads;
   int head_size;
   int context;
   // Sliding window in positions, including the token's own; 0 for no window.
   int window;
-  // Whether `append_kv` has stored k and v of all tokens; otherwise there is one token, and `attention` stores them.
-  int in_cache;
-  // Position of the first token.
+  // Whether `append_kv` has stored k and v of all tokens; otherwise `attention` stores them.
+  int is_stored;
+  // [tokens].
   const int* position;
   // log2(e) / sqrt(head_size): the softmax uses exp2.
   float scale;
@@ -145,10 +147,10 @@ __device__ __forceinline__ void attention(const Attention& a) {
   // [row_groups, QUERIES, padded], once the tiles are done with.
   float* sums = reinterpret_cast<float*>(keys);
 
-  const CachePlace cache = *a.cache;
-  const int position = *a.position + token, first = a.window > 0 ? max(0, position + 1 - a.window) : 0;
-  // Visible positions in the cache.
-  const int cached = position + a.in_cache - first;
+  const CachePlace cache = a.cache[token * a.cache_stride];
+  const int position = a.position[token], first = a.window > 0 ? max(0, position + 1 - a.window) : 0;
+  // Visible positions before the token's own.
+  const int cached = position - first;
   const int used_splits = max(1, min((cached + TILE - 1) / TILE, splits));
   if (split >= used_splits) return;
   const size_t first_row = size_t(kv_head) * a.context + first;
@@ -175,21 +177,22 @@ __device__ __forceinline__ void attention(const Attention& a) {
   copy_tile(cache.keys, split, keys);
   copy_tile(cache.values, split, values);
 
-  // A token that is not in the cache yet begins with its own position.
-  const bool begins = !a.in_cache && split == used_splits - 1;
+  // The last split begins with the token's own position.
+  const bool begins = split == used_splits - 1;
 #pragma unroll 1
   for (int item = warp; item < queries + begins; item += ATTENTION_WARPS) {
     const bool is_query = item < queries;
-    const float* x = is_query ? a.query + (size_t(token) * a.heads + head + item) * size : a.key + kv_head * size;
+    const size_t own = (size_t(token) * a.kv_heads + kv_head) * size;
+    const float* x = is_query ? a.query + (size_t(token) * a.heads + head + item) * size : a.key + own;
     float* to = is_query ? query + item * padded : own_key;
     load_head(a, token, x, is_query ? a.query_norm : a.key_norm, is_query ? a.scale : 1.0f, to);
     if (size + lane < padded) to[size + lane] = 0.0f;
     if (is_query) continue;
-    load_ahead<4, WARP>(a.value + kv_head * size, size, lane, [&](int i, float value) {
+    load_ahead<4, WARP>(a.value + own, size, lane, [&](int i, float value) {
       const Element elements[2] = {Cache::store(own_key[i]), Cache::store(value)};
       own_key[i] = Cache::at(elements, 0);
       own_value[i] = Cache::at(elements, 1);
-      if (first_query > 0) return;
+      if (a.is_stored || first_query > 0) return;
       static_cast<Element*>(cache.keys)[(first_row + cached) * size + i] = elements[0];
       static_cast<Element*>(cache.values)[(first_row + cached) * size + i] = elements[1];
     });
@@ -333,8 +336,8 @@ __device__ __forceinline__ void append_kv(const Attention& a) {
   const int kv_head = blockIdx.x, token = blockIdx.y, size = a.head_size;
   float* key = shared.allocate<float>(size);
   const size_t from = (size_t(token) * a.kv_heads + kv_head) * size;
-  const CachePlace cache = *a.cache;
-  const size_t to = (size_t(kv_head) * a.context + *a.position + token) * size;
+  const CachePlace cache = a.cache[token * a.cache_stride];
+  const size_t to = (size_t(kv_head) * a.context + a.position[token]) * size;
   load_head(a, token, a.key + from, a.key_norm, 1.0f, key);
   __syncwarp();
 #pragma unroll 1

@@ -1,6 +1,6 @@
-// FFN of one token over the hot neurons: a predictor or gate signs predict the active neurons; `gate_up` computes
-// h = act(gate . x) * (up . x) of the predicted ones; `down` accumulates h_i * down_i in a fixed order and merges
-// the host's sum over the cold neurons.
+// FFN of a token, or of a batch of tokens, over the hot neurons: a predictor or gate signs predict the active neurons; `gate_up`
+// computes h = act(gate . x) * (up . x) of the predicted ones; `down` accumulates h_i * down_i in a fixed order and merges the
+// host's sum over the cold neurons.
 #include "matrix.cuh"
 #include "neurons.cuh"
 
@@ -12,8 +12,9 @@ struct Masks {
   unsigned* device;
   // The same in mapped host memory; null if the host has no neurons of the layer.
   unsigned* host;
-  // [hot_count]: h of one token, cleared here, so that neurons which are not predicted contribute 0.
+  // [tokens, hot_count]: h, cleared here, so that neurons which are not predicted contribute 0.
   float* activations;
+  // 0 if they need not be cleared.
   int hot_count;
 };
 
@@ -21,7 +22,7 @@ struct Masks {
 __device__ __forceinline__ void write_mask(const Masks& masks, int token, int word, int neurons, bool predicted) {
   const int neuron = word * WORD + lane_index();
   const unsigned bits = __ballot_sync(ALL_LANES, neuron < neurons && predicted);
-  if (neuron < masks.hot_count) masks.activations[neuron] = 0.0f;
+  if (neuron < masks.hot_count) masks.activations[size_t(token) * masks.hot_count + neuron] = 0.0f;
   if (lane_index() != 0) return;
   const int index = token * ((neurons + WORD - 1) / WORD) + word;
   masks.device[index] = bits;
@@ -149,11 +150,11 @@ struct PredictBySigns {
 // Predicts the neurons whose gate row agrees in sign with the input in at least `min_agreements` columns
 // (SparseInfer, Shin et al. 2024). Grid: (any, tokens), blocks of 256, which take a word of 32 neurons at a time: four
 // per warp.
-KERNEL_OF_BLOCKS(256, ROW_BLOCKS, predict_by_signs, PredictBySigns) {
+KERNEL_OF_BLOCKS(256, 3, predict_by_signs, PredictBySigns) {
   constexpr int LANES = 8, PAIRS_IN_FLIGHT = 8;
   SharedMemory shared;
   const int lane = lane_index(), pairs = (a.columns + 2 * WORD - 1) / (2 * WORD);
-  const float* x = load_normed(shared, a.x + size_t(blockIdx.y) * a.columns, a.columns, a.norm);
+  const float* x = load_normed<256>(shared, a.x + size_t(blockIdx.y) * a.columns, a.columns, a.norm);
   uint2* signs = shared.allocate<uint2>(pairs);
   int* predicted = shared.allocate<int>(WORD);
   for (int word = warp_index(); word < 2 * pairs; word += warp_count()) {
@@ -189,6 +190,7 @@ KERNEL_OF_BLOCKS(256, ROW_BLOCKS, predict_by_signs, PredictBySigns) {
 }
 
 struct GateUp {
+  // [tokens, columns].
   const float* x;
   Norm norm;
   Matrix gate;
@@ -197,16 +199,21 @@ struct GateUp {
   Matrix up;
   const float* up_bias;
   Neurons ffn;
-  // Predicted neurons; null for all. h of the others is 0 already.
+  // [tokens, mask_words]: predicted neurons; null for all. h of those which no token needs is 0 already.
   const unsigned* mask;
+  int mask_words;
   // Rows of gate and up on the device.
   int hot_count;
-  // [hot_count]: h, the output.
+  // [tokens, hot_count]: h, the output.
   float* activations;
   // Whether quantised rows are multiplied with the int8 input.
   int int8;
-  // norm(x) in mapped host memory; null if the host has no neurons of the layer. `flag` is set to the step number
-  // once the host can read the input and the mask.
+  // At most BATCH.
+  int tokens;
+  // The int8 input as the predictor has stored it; null if `x` is to be normed and rounded.
+  const uint4* rounded;
+  // [tokens, columns]: norm(x) in mapped host memory; null if the predictor has stored it, or the host has no neurons of the layer:
+  // then `flag` is null, too. It is set to the step number once the host can read the input and the mask.
   float* host_input;
   unsigned* flag;
   const unsigned* step;
@@ -214,27 +221,32 @@ struct GateUp {
   unsigned* gate_rows;
 };
 
-// Position of set bit number `index` of a mask; `before` holds the number of set bits before each word.
+// Position of set bit number `index` of a mask, by a warp; `before` holds the number of set bits before each word.
 __device__ __forceinline__ int find_bit(const unsigned* mask, const int* before, int words, int index) {
-  int low = 0, high = words - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (before[middle] <= index) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
+  const int lane = lane_index();
+  // A search by 32 at a time.
+  int word = 0;
+  for (int step = words > WARP * WARP ? WARP * WARP : WARP; step > 0; step /= WARP) {
+    const int other = word + lane * step;
+    word += (__popc(__ballot_sync(ALL_LANES, other < words && before[min(other, words - 1)] <= index)) - 1) * step;
   }
-  unsigned bits = mask[low];
-  for (int skipped = before[low]; skipped < index; skipped++) bits &= bits - 1;
-  return low * WORD + __ffs(int(bits)) - 1;
+  const unsigned bits = mask[word], earlier = bits & ((1u << lane) - 1);
+  const bool is_it = (bits >> lane & 1) && before[word] + __popc(earlier) == index;
+  return word * WORD + __ffs(int(__ballot_sync(ALL_LANES, is_it))) - 1;
 }
 
-// Grid: any number of blocks of 256; a warp computes one neuron at a time.
-template <class Format>
+// Grid: any number of blocks of GEMV_THREADS; a warp computes one neuron at a time, for up to TOKENS tokens.
+template <class Format, int TOKENS>
 __device__ __forceinline__ void gate_up(const GateUp& a) {
   SharedMemory shared;
-  // Every block compacts the mask for itself: its words, and the number of set bits before each.
+  const int columns = a.gate.columns, tokens = TOKENS == 1 ? 1 : a.tokens, lane = lane_index();
+  const bool is_sender = blockIdx.x == 0 && threadIdx.x == 0;
+  Inputs x = {};
+  if (Format::QUANTISED && a.rounded) {
+    x = request_int8(shared, a.rounded, columns, tokens);
+    if (a.flag && is_sender) release_to_host(a.flag, *a.step);
+  }
+  // Every block compacts the union of the masks for itself: its words, and the number of set bits before each.
   int count = a.hot_count;
   const int words = (a.hot_count + WORD - 1) / WORD;
   unsigned* mask = nullptr;
@@ -246,7 +258,8 @@ __device__ __forceinline__ void gate_up(const GateUp& a) {
     count = 0;
     for (int start = 0; start < words; start += blockDim.x) {
       const int word = start + threadIdx.x;
-      unsigned bits = word < words ? a.mask[word] : 0;
+      unsigned bits = 0;
+      for (int token = 0; token < tokens && word < words; token++) bits |= a.mask[token * a.mask_words + word];
       const int last = a.hot_count - word * WORD;
       if (last > 0 && last < WORD) bits &= (1u << last) - 1;
       int total;
@@ -259,69 +272,83 @@ __device__ __forceinline__ void gate_up(const GateUp& a) {
     }
     __syncthreads();
   }
-  if (blockIdx.x == 0 && threadIdx.x == 0) atomicAdd(a.gate_rows, unsigned(count));
+  if (is_sender) atomicAdd(a.gate_rows, unsigned(count));
   const auto neuron_at = [&](int index) { return a.mask ? find_bit(mask, before, words, index) : index; };
+  // Tokens that need a neuron, a bit each.
+  const auto tokens_of = [&](int neuron) {
+    const unsigned all = (1u << tokens) - 1;
+    if (TOKENS == 1 || !a.mask) return all;
+    const unsigned word = a.mask[min(lane, tokens - 1) * a.mask_words + neuron / WORD];
+    return __ballot_sync(ALL_LANES, word >> neuron % WORD & 1) & all;
+  };
   const int step = gridDim.x * warp_count(), first = blockIdx.x * warp_count() + warp_index();
+  int neuron = first < count ? neuron_at(first) : 0;
   if (first < count) {
-    const int neuron = neuron_at(first);
     prefetch_row<Format>(a.gate, neuron);
     if (a.ffn.kind != UNGATED && a.ffn.filter == ALL_NEURONS) prefetch_row<Format>(a.up, neuron);
   }
-  Input x = {};
-  x.values = load_normed(shared, a.x, a.gate.columns, a.norm);
-  if (a.host_input && blockIdx.x == 0) {
-    for (int i = threadIdx.x; i < a.gate.columns; i += blockDim.x) a.host_input[i] = x.values[i];
+  const auto to_host = [&](int token, const float* values) {
+    if (!a.host_input || blockIdx.x > 0) return;
+    for (int i = threadIdx.x; i < columns; i += GEMV_THREADS) a.host_input[size_t(token) * columns + i] = values[i];
+    if (token + 1 < tokens) return;
     __syncthreads();
-    if (threadIdx.x == 0) release_to_host(a.flag, *a.step);
+    if (is_sender) release_to_host(a.flag, *a.step);
+  };
+  if (Format::QUANTISED && a.rounded) {
+    wait_for_copies();
+    __syncthreads();
+  } else {
+    x = load_inputs<GEMV_THREADS>(shared, a.x, columns, tokens, a.norm, Format::QUANTISED && a.int8, to_host);
   }
-  if (Format::QUANTISED && a.int8) quantise(shared, x, a.gate.columns);
   for (int index = first; index < count; index += step) {
-    const int neuron = neuron_at(index);
+    if (index > first) neuron = neuron_at(index);
+    unsigned active = tokens_of(neuron);
+    // A lane is a token.
     float h = 0.0f;
     // Gate first: up is not read for neurons which the gate leaves inactive.
 #pragma unroll 1
     for (int stage = 0; stage < 2; stage++) {
       const Matrix& matrix = stage == 0 ? a.gate : a.up;
       const float* bias = stage == 0 ? a.gate_bias : a.up_bias;
-      float product = dot<Format>(matrix, neuron, x);
+      float product = dot<Format, TOKENS>(matrix, neuron, x, active);
       if (bias) product += bias[neuron];
       if (stage == 0 || a.ffn.kind == DOUBLY_GATED) product = activate(a.ffn, product);
       h = stage == 0 ? product : h * product;
-      const bool passes = stage == 1 || passes_gate(a.ffn, neuron, h);
-      if (stage == 1 || !passes || a.ffn.kind == UNGATED) {
-        h = passes ? coefficient(a.ffn, neuron, h) : 0.0f;
-        break;
-      }
+      if (stage == 1) break;
+      active &= __ballot_sync(ALL_LANES, passes_gate(a.ffn, neuron, h));
+      if (!active || a.ffn.kind == UNGATED) break;
     }
-    if (lane_index() == 0) a.activations[neuron] = h;
+    h = active >> lane & 1 ? coefficient(a.ffn, neuron, h) : 0.0f;
+    if (lane < tokens) a.activations[size_t(lane) * a.hot_count + neuron] = h;
   }
 }
 
-#define GATE_UP(name, Format) \
-  KERNEL_OF_BLOCKS(256, ROW_BLOCKS, gate_up_##name, GateUp) { gate_up<Format>(a); }
+#define GATE_UP(name, Format)                                                      \
+  KERNEL_OF_BLOCKS(GEMV_THREADS, 1, gate_up_##name, GateUp) { gate_up<Format, 1>(a); }           \
+  KERNEL_OF_BLOCKS(GEMV_THREADS, 1, gate_up_batch_##name, GateUp) { gate_up<Format, BATCH>(a); }
 FOR_ALL_FORMATS(GATE_UP)
 
 struct Down {
   // [neurons, hidden]: row i is the output column of neuron i.
   Matrix down;
-  // [hot_count]: h.
+  // [tokens, hot_count]: h.
   const float* activations;
   int hot_count;
-  // [chunks, hidden].
+  // [tokens, chunks, hidden], rows padded to a multiple of four.
   float* partial;
-  // One per tile of columns, all 0.
+  // [tokens, tiles of columns], all 0.
   unsigned* counters;
   // [hidden], added once; null for none.
   const float* bias;
   const float* offset;
-  // [hidden]: the cold neurons' sum in mapped host memory, valid once `flag` holds the step number; null for none.
+  // [tokens, hidden]: the cold neurons' sum in mapped host memory, valid once `flag` holds the step number; null for none.
   // A block that waits longer than the timeout stores the step number in `timed_out` and continues.
   const float* cold;
   const unsigned* flag;
   const unsigned* step;
   unsigned* timed_out;
   uint64_t timeout_nanoseconds;
-  // [hidden]: the residual stream, accumulated in place.
+  // [tokens, hidden]: the residual stream, accumulated in place.
   float* hidden;
   // Running count of rows of down read; null for none.
   unsigned* down_rows;
@@ -338,8 +365,8 @@ constexpr int ROWS_IN_FLIGHT = 4;
 // Active rows that are listed in shared memory before they are accumulated.
 constexpr int LIST_CAPACITY = 2 * DOWN_THREADS;
 
-// Grid: (tiles of ROW_THREADS * WIDTH columns, chunks of neurons), blocks of 256. The last block of a tile adds up the
-// chunks in order, then bias, offset and the cold sum.
+// Grid: (tokens, tiles of ROW_THREADS * WIDTH columns, chunks of neurons), blocks of 256: rows that several tokens need are
+// read at about the same time. The last block of a tile adds up the chunks in order, then bias, offset and the cold sum.
 template <class Format>
 __device__ __forceinline__ void down(const Down& a) {
   constexpr int WIDTH = Format::WIDTH, COLUMNS = ROW_THREADS * WIDTH;
@@ -350,9 +377,10 @@ __device__ __forceinline__ void down(const Down& a) {
   int* rows = shared.allocate<int>(LIST_CAPACITY);
   float* coefficients = shared.allocate<float>(LIST_CAPACITY);
   int* scratch = shared.allocate<int>(WARP);
-  const int tile = blockIdx.x, chunk = blockIdx.y, chunks = gridDim.y;
+  const int token = blockIdx.x, tile = blockIdx.y, chunk = blockIdx.z, chunks = gridDim.z;
   const int group = threadIdx.x / ROW_THREADS, column_thread = threadIdx.x % ROW_THREADS;
   const int hidden = a.down.columns, column = tile * COLUMNS + column_thread * WIDTH;
+  float* partial = a.partial + size_t(token) * chunks * ((hidden + 3) / 4 * 4) + tile * COLUMNS;
 
   float sum[WIDTH];
 #pragma unroll
@@ -362,7 +390,7 @@ __device__ __forceinline__ void down(const Down& a) {
   int pending = 0, active_rows = 0;
   for (int start = chunk; start < words; start += chunks * warp_count()) {
     const int word = start + warp_index() * chunks, neuron = word * WORD + lane_index();
-    const float h = word < words && neuron < a.hot_count ? a.activations[neuron] : 0.0f;
+    const float h = word < words && neuron < a.hot_count ? a.activations[size_t(token) * a.hot_count + neuron] : 0.0f;
     const bool active = h != 0.0f;
     int total;
     const int slot = pending + block_prefix(active, total, scratch);
@@ -404,9 +432,9 @@ __device__ __forceinline__ void down(const Down& a) {
     const float* parts = sums + index % WIDTH * (ROW_THREADS + 1) + index / WIDTH;
 #pragma unroll
     for (int part = 0; part < ROW_GROUPS; part++) all += parts[part * GROUP_STRIDE];
-    a.partial[size_t(chunk) * hidden + tile * COLUMNS + index] = all;
+    partial[size_t(chunk) * ((hidden + 3) / 4 * 4) + index] = all;
   }
-  if (!is_last_block(a.counters + tile, chunks, reinterpret_cast<unsigned*>(scratch))) return;
+  if (!is_last_block(a.counters + token * gridDim.y + tile, chunks, reinterpret_cast<unsigned*>(scratch))) return;
   if (a.cold && threadIdx.x == 0 && a.flag) {
     const uint64_t start = nanoseconds();
     const unsigned step = *a.step;
@@ -417,16 +445,29 @@ __device__ __forceinline__ void down(const Down& a) {
       if (expired || (polls % 16 == 1 && acquire_from_host(a.timed_out) == step)) break;
     }
   }
+  // A thread adds four columns of every PARTS-th chunk.
+  constexpr int FOURS = COLUMNS / 4, PARTS = DOWN_THREADS / FOURS;
+  const int four = threadIdx.x % FOURS, first_part = threadIdx.x / FOURS;
+  float4 added = {};
+  if (tile * COLUMNS + four * 4 < hidden) {
+#pragma unroll 8
+    for (int part = first_part; part < chunks; part += PARTS) {
+      const float4 more = load_gpu_scope(reinterpret_cast<const float4*>(partial + size_t(part) * ((hidden + 3) / 4 * 4)) + four);
+      added = {added.x + more.x, added.y + more.y, added.z + more.z, added.w + more.w};
+    }
+  }
+  reinterpret_cast<float4*>(sums)[threadIdx.x] = added;
   __syncthreads();
   for (int index = threadIdx.x; index < COLUMNS; index += blockDim.x) {
     const int out = tile * COLUMNS + index;
     if (out >= hidden) continue;
     float all = 0.0f;
-    for (int part = 0; part < chunks; part++) all += load_gpu_scope(a.partial + size_t(part) * hidden + out);
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) all += sums[part * COLUMNS + index];
     if (a.bias) all += a.bias[out];
     if (a.offset) all += a.offset[out];
-    if (a.cold) all += load_sys_scope(a.cold + out);
-    a.hidden[out] += all;
+    if (a.cold) all += load_sys_scope(a.cold + size_t(token) * hidden + out);
+    a.hidden[size_t(token) * hidden + out] += all;
   }
 }
 

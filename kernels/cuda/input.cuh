@@ -1,4 +1,4 @@
-// The input vector of a GEMV, normalised and, for quantised rows, quantised to int8. Every thread block repeats
+// The input vectors of a GEMV, normalised and, for quantised rows, quantised to int8. Every thread block repeats
 // this for itself, which saves a kernel launch and a round trip.
 #pragma once
 #include "block.cuh"
@@ -13,7 +13,7 @@ struct Norm {
   int kind;
 };
 
-// The vector in shared memory. The int8 values of a block are split into its first and second 16 columns, which
+// A vector in shared memory. The int8 values of a block are split into its first and second 16 columns, which
 // meet the low and the high nibbles of four-bit weights.
 struct Input {
   // Zero-padded to whole blocks.
@@ -25,56 +25,70 @@ struct Input {
   int* sums;
 };
 
-// Elements that a thread requests before it uses the first: a vector of 4096 takes one round trip.
-constexpr int INPUT_LOADS = 16;
-constexpr int INPUT_THREADS = 256;
+// Vectors of several tokens, `stride` bytes apart. Quantised ones share `values`, which hold the last.
+struct Inputs {
+  Input first;
+  int stride;
 
-// Loads norm(x) into shared memory, zero-padded to whole blocks.
-__device__ __forceinline__ float* load_normed(SharedMemory& shared, const float* x, int columns, const Norm& norm) {
+  __device__ __forceinline__ Input operator[](int token) const {
+    const auto shifted = [&](auto* at) { return reinterpret_cast<decltype(at)>(reinterpret_cast<char*>(at) + token * stride); };
+    return {shifted(first.values), shifted(first.low), shifted(first.high), shifted(first.scales), shifted(first.sums)};
+  }
+};
+
+// Tokens of a thread block that computes a batch.
+constexpr int BATCH = 8;
+
+// Loads norm(x) to `values` in shared memory, zero-padded to whole blocks, by a block of THREADS. `scratch` holds one element
+// per warp. A vector of 4096 takes one round trip.
+template <int THREADS>
+__device__ __forceinline__ void load_normed(float* values, float* scratch, const float* x, int columns, const Norm& norm) {
+  constexpr int LOADS = 4096 / THREADS;
   const int padded = (columns + BLOCK - 1) / BLOCK * BLOCK;
-  float* values = shared.allocate<float>(padded);
-  float* scratch = shared.allocate<float>(WARP);
   float sum = 0.0f;
-  load_ahead<INPUT_LOADS, INPUT_THREADS>(x, columns, threadIdx.x, [&](int i, float value) {
+  load_ahead<LOADS, THREADS>(x, columns, threadIdx.x, [&](int i, float value) {
     values[i] = value;
     sum += value;
   });
-  for (int i = columns + threadIdx.x; i < padded; i += blockDim.x) values[i] = 0.0f;
+  for (int i = columns + threadIdx.x; i < padded; i += THREADS) values[i] = 0.0f;
   if (norm.kind == NO_NORM) {
     __syncthreads();
-    return values;
+    return;
   }
   const float mean = norm.kind == LAYER_NORM ? block_sum(sum, scratch) / float(columns) : 0.0f;
   float squares = 0.0f;
 #pragma unroll 4
-  for (int i = threadIdx.x; i < columns; i += blockDim.x) {
+  for (int i = threadIdx.x; i < columns; i += THREADS) {
     values[i] -= mean;
     squares = fmaf(values[i], values[i], squares);
   }
   const float scale = 1.0f / sqrtf(block_sum(squares, scratch) / float(columns) + norm.epsilon);
-  load_ahead<INPUT_LOADS, INPUT_THREADS>(norm.weight, columns, threadIdx.x, [&](int i, float weight) {
+  load_ahead<LOADS, THREADS>(norm.weight, columns, threadIdx.x, [&](int i, float weight) {
     values[i] = values[i] * scale * weight;
   });
   if (norm.bias) {
-    load_ahead<INPUT_LOADS, INPUT_THREADS>(norm.bias, columns, threadIdx.x, [&](int i, float bias) { values[i] += bias; });
+    load_ahead<LOADS, THREADS>(norm.bias, columns, threadIdx.x, [&](int i, float bias) { values[i] += bias; });
   }
   __syncthreads();
+}
+
+// The same in memory of `shared`.
+template <int THREADS>
+__device__ __forceinline__ float* load_normed(SharedMemory& shared, const float* x, int columns, const Norm& norm) {
+  float* values = shared.allocate<float>((columns + BLOCK - 1) / BLOCK * BLOCK);
+  load_normed<THREADS>(values, shared.allocate<float>(WARP), x, columns, norm);
   return values;
 }
 
 // Quantises the values to int8 with one scale per block of 32, four lanes per block; the same bits as `Isa::quantise`
 // on the CPU.
-__device__ __forceinline__ void quantise(SharedMemory& shared, Input& input, int columns) {
+__device__ __forceinline__ void quantise(const float* vector, const Input& input, int columns) {
   constexpr int LANES = 4, WIDTH = BLOCK / LANES;
   const int blocks = (columns + BLOCK - 1) / BLOCK, part = threadIdx.x % LANES;
-  input.low = shared.allocate<uint4>(blocks);
-  input.high = shared.allocate<uint4>(blocks);
-  input.scales = shared.allocate<float>(blocks);
-  input.sums = shared.allocate<int>(blocks);
 #pragma unroll 1
   for (int first = warp_index() * (WARP / LANES); first < blocks; first += warp_count() * (WARP / LANES)) {
     const int block = first + lane_index() / LANES;
-    const float4* fours = reinterpret_cast<const float4*>(input.values + min(block, blocks - 1) * BLOCK + part * WIDTH);
+    const float4* fours = reinterpret_cast<const float4*>(vector + min(block, blocks - 1) * BLOCK + part * WIDTH);
     const float4 four = fours[0], next = fours[1];
     const float values[WIDTH] = {four.x, four.y, four.z, four.w, next.x, next.y, next.z, next.w};
     // The bits of magnitudes sort like the magnitudes, NaN last.
@@ -108,4 +122,53 @@ __device__ __forceinline__ void quantise(SharedMemory& shared, Input& input, int
     }
   }
   __syncthreads();
+}
+
+// Memory of int8 inputs, without values.
+__device__ __forceinline__ Inputs allocate_int8(SharedMemory& shared, int columns, int tokens) {
+  const int blocks = (columns + BLOCK - 1) / BLOCK;
+  Inputs inputs = {};
+  char* start = shared.next;
+  inputs.first.low = shared.allocate<uint4>(blocks);
+  inputs.first.high = shared.allocate<uint4>(blocks);
+  inputs.first.scales = shared.allocate<float>(blocks);
+  inputs.first.sums = shared.allocate<int>(blocks);
+  inputs.stride = int(shared.next - start);
+  shared.next += (tokens - 1) * inputs.stride;
+  return inputs;
+}
+
+// Loads norm(x), [tokens, columns], in int8 if `int8`. Calls `use(token, values)` with the values of each token.
+template <int THREADS, class Use>
+__device__ __forceinline__ Inputs load_inputs(SharedMemory& shared, const float* x, int columns, int tokens, const Norm& norm,
+                                              bool int8, Use use) {
+  const int padded = (columns + BLOCK - 1) / BLOCK * BLOCK;
+  float* scratch = shared.allocate<float>(WARP);
+  float* first = shared.allocate<float>(int8 ? padded : tokens * padded);
+  Inputs inputs = int8 ? allocate_int8(shared, columns, tokens) : Inputs{{}, padded * int(sizeof(float))};
+  inputs.first.values = first;
+#pragma unroll 1
+  for (int token = 0; token < tokens; token++) {
+    const Input input = inputs[token];
+    float* values = int8 ? inputs.first.values : input.values;
+    load_normed<THREADS>(values, scratch, x + size_t(token) * columns, columns, norm);
+    use(token, values);
+    if (int8) quantise(values, input, columns);
+  }
+  return inputs;
+}
+
+// Stores int8 inputs for kernels that read the same.
+__device__ __forceinline__ void store_int8(const Inputs& inputs, int tokens, uint4* to) {
+  const uint4* from = inputs.first.low;
+  for (int i = threadIdx.x; i < tokens * inputs.stride / int(sizeof(uint4)); i += blockDim.x) to[i] = from[i];
+}
+
+// Requests inputs that `store_int8` has stored; they are complete after a wait for copies and a barrier.
+__device__ __forceinline__ Inputs request_int8(SharedMemory& shared, const uint4* from, int columns, int tokens) {
+  const Inputs inputs = allocate_int8(shared, columns, tokens);
+  for (int i = threadIdx.x; i < tokens * inputs.stride / int(sizeof(uint4)); i += blockDim.x)
+    copy_to_shared(inputs.first.low + i, from + i);
+  commit_copies();
+  return inputs;
 }

@@ -37,10 +37,9 @@ __device__ __forceinline__ int dot_nibbles(uint4 quants, uint4 low, uint4 high) 
   return dot16(second, high, dot16(first, low, 0));
 }
 
-// Blocks of 256 threads per multiprocessor that registers leave room for: 80 per thread.
-constexpr int ROW_BLOCKS = 3;
-// Units that a lane requests before it uses the first.
-constexpr int LOADS_IN_FLIGHT = 4;
+// Threads of a block whose warps compute a row each, of which a multiprocessor has one: more would norm and round the input
+// once more each.
+constexpr int GEMV_THREADS = 512;
 
 // Dot product of a row with the float input, one weight at a time: slower, but without quantising the input.
 template <class Format>
@@ -52,23 +51,54 @@ __device__ __forceinline__ float dot_f32(const Matrix& matrix, int row, const In
   return warp_sum(sum);
 }
 
-// Dot product of a row with the input, in int8 if the input has been quantised, by one warp.
-template <class Format>
-__device__ __forceinline__ float dot(const Matrix& matrix, int row, const Input& x) {
-  if (Format::QUANTISED ? !x.low : matrix.columns % Format::WIDTH != 0) return dot_f32<Format>(matrix, row, x);
-  const int units = (matrix.columns + Format::WIDTH - 1) / Format::WIDTH;
-  float sum = 0.0f;
+// Dot products of a row with the inputs of the tokens whose bit in `tokens` is set, in int8 if they have been quantised, by
+// one warp, which reads the row once. The result of token t is in lane t; that of a single token, TOKENS = 1, in all lanes.
+template <class Format, int TOKENS>
+__device__ __forceinline__ float dot(const Matrix& matrix, int row, const Inputs& x, unsigned tokens) {
+  // Units that a lane requests before it uses the first. Those of a batch are used so often that one ahead is enough.
+  constexpr int LOADS = TOKENS == 1 ? 4 : 1;
+  const int units = (matrix.columns + Format::WIDTH - 1) / Format::WIDTH, lane = lane_index();
+  float product = 0.0f;
+  if (Format::QUANTISED ? !x.first.low : matrix.columns % Format::WIDTH != 0) {
 #pragma unroll 1
-  for (int first = lane_index(); first < units; first += LOADS_IN_FLIGHT * WARP) {
-    typename Format::Unit loaded[LOADS_IN_FLIGHT];
-#pragma unroll
-    for (int index = 0; index < LOADS_IN_FLIGHT; index++)
-      if (first + index * WARP < units) loaded[index] = Format::template load<true>(matrix, row, first + index * WARP);
-#pragma unroll
-    for (int index = 0; index < LOADS_IN_FLIGHT; index++)
-      if (first + index * WARP < units) sum = Format::dot_unit(loaded[index], first + index * WARP, x, sum);
+    for (int token = 0; token < TOKENS; token++) {
+      if (TOKENS > 1 && !(tokens >> token & 1)) continue;
+      const float sum = dot_f32<Format>(matrix, row, x[token]);
+      if (TOKENS == 1 || lane == token) product = sum;
+    }
+    return product;
   }
-  return warp_sum(sum);
+  float sums[TOKENS] = {};
+  typename Format::Unit loaded[LOADS];
+  const auto load = [&](int first) {
+#pragma unroll
+    for (int index = 0; index < LOADS; index++)
+      if (first + index * WARP < units) loaded[index] = Format::template load<true>(matrix, row, first + index * WARP);
+  };
+  if (TOKENS > 1) load(lane);
+#pragma unroll 1
+  for (int first = lane; first < units; first += LOADS * WARP) {
+    if (TOKENS == 1) load(first);
+    typename Format::Unit current[LOADS];
+#pragma unroll
+    for (int index = 0; index < LOADS; index++) current[index] = loaded[index];
+    if (TOKENS > 1) load(first + WARP);
+#pragma unroll
+    for (int index = 0; index < LOADS; index++) {
+      const int unit = first + index * WARP;
+      if (unit >= units) continue;
+#pragma unroll
+      for (int token = 0; token < TOKENS; token++)
+        if (TOKENS == 1 || (tokens >> token & 1)) sums[token] = Format::dot_unit(current[index], unit, x[token], sums[token]);
+    }
+  }
+#pragma unroll
+  for (int token = 0; token < TOKENS; token++) {
+    if (TOKENS > 1 && !(tokens >> token & 1)) continue;
+    const float sum = warp_sum(sums[token]);
+    if (TOKENS == 1 || lane == token) product = sum;
+  }
+  return product;
 }
 
 // Requests a row into L2, by one warp.

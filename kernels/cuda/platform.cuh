@@ -242,6 +242,22 @@ __device__ __forceinline__ float load_gpu_scope(const float* address) {
 #endif
 }
 
+// Four floats that another thread block wrote, as above.
+__device__ __forceinline__ float4 load_gpu_scope(const float4* address) {
+#ifdef CUDA_EMULATOR
+  const float* floats = reinterpret_cast<const float*>(address);
+  return {emulator::load_gpu_scope(floats), emulator::load_gpu_scope(floats + 1), emulator::load_gpu_scope(floats + 2),
+          emulator::load_gpu_scope(floats + 3)};
+#else
+  float4 value;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "l"(address)
+               : "memory");
+  return value;
+#endif
+}
+
 // Global timer in nanoseconds, the same for all thread blocks.
 __device__ __forceinline__ uint64_t nanoseconds() {
 #ifdef CUDA_EMULATOR

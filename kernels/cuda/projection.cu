@@ -21,12 +21,20 @@ struct Projection {
   int int8;
   // out += instead of out =.
   int accumulate;
+  int tokens;
+  // Tokens of a thread block, at most BATCH.
+  int tokens_at_once;
+  // The int8 input, and norm(x), [tokens, columns], in mapped host memory, for a kernel that reads the same; null for none.
+  uint4* rounded;
+  float* host_input;
 };
 
-// Grid: (any, tokens), blocks of 256; a warp computes one row at a time.
-template <class Format>
+// Grid: (any, ceil(tokens / tokens_at_once)), blocks of GEMV_THREADS; a warp computes one row at a time, for up to TOKENS tokens.
+template <class Format, int TOKENS>
 __device__ __forceinline__ void project(const Projection& a) {
-  const int columns = a.segments[0].matrix.columns, token = blockIdx.y;
+  const int columns = a.segments[0].matrix.columns, lane = lane_index();
+  const int first_token = TOKENS == 1 ? 0 : blockIdx.y * a.tokens_at_once;
+  const int tokens = TOKENS == 1 ? 1 : min(a.tokens_at_once, a.tokens - first_token);
   int rows = 0;
   for (int index = 0; index < a.segment_count; index++) rows += a.segments[index].matrix.rows;
   const int step = gridDim.x * warp_count(), first_row = blockIdx.x * warp_count() + warp_index();
@@ -42,22 +50,28 @@ __device__ __forceinline__ void project(const Projection& a) {
     prefetch_row<Format>(a.segments[index].matrix, row);
   }
   SharedMemory shared;
-  Input x = {};
-  x.values = load_normed(shared, a.x + size_t(token) * columns, columns, a.norm);
-  if (Format::QUANTISED && a.int8) quantise(shared, x, columns);
+  const float* start = a.x + size_t(first_token) * columns;
+  const auto to_host = [&](int token, const float* values) {
+    if (!a.host_input || blockIdx.x > 0) return;
+    float* to = a.host_input + size_t(first_token + token) * columns;
+    for (int i = threadIdx.x; i < columns; i += GEMV_THREADS) to[i] = values[i];
+  };
+  const Inputs x = load_inputs<GEMV_THREADS>(shared, start, columns, tokens, a.norm, Format::QUANTISED && a.int8, to_host);
+  if (a.rounded && blockIdx.x == 0) store_int8(x, tokens, a.rounded + size_t(first_token) * x.stride / sizeof(uint4));
   for (int number = first_row; number < rows; number += step) {
     int row = number;
     const Segment& segment = a.segments[find_segment(row)];
-    float product = dot<Format>(segment.matrix, row, x);
-    if (lane_index() != 0) continue;
+    float product = dot<Format, TOKENS>(segment.matrix, row, x, (1u << tokens) - 1);
+    if (lane >= tokens) continue;
     if (segment.bias) product += segment.bias[row];
-    float* out = segment.out + size_t(token) * segment.matrix.rows + row;
+    float* out = segment.out + size_t(first_token + lane) * segment.matrix.rows + row;
     *out = a.accumulate ? *out + product : product;
   }
 }
 
-#define PROJECT(name, Format) \
-  KERNEL_OF_BLOCKS(256, ROW_BLOCKS, project_##name, Projection) { project<Format>(a); }
+#define PROJECT(name, Format)                                                              \
+  KERNEL_OF_BLOCKS(GEMV_THREADS, 1, project_##name, Projection) { project<Format, 1>(a); }               \
+  KERNEL_OF_BLOCKS(GEMV_THREADS, 1, project_batch_##name, Projection) { project<Format, BATCH>(a); }
 FOR_ALL_FORMATS(PROJECT)
 
 struct NormInPlace {
@@ -71,7 +85,7 @@ struct NormInPlace {
 KERNEL(256, norm_in_place, NormInPlace) {
   SharedMemory shared;
   float* x = a.x + size_t(blockIdx.x) * a.columns;
-  const float* normed = load_normed(shared, x, a.columns, a.norm);
+  const float* normed = load_normed<256>(shared, x, a.columns, a.norm);
   for (int i = threadIdx.x; i < a.columns; i += blockDim.x) x[i] = normed[i];
 }
 

@@ -76,7 +76,7 @@ KERNEL(256, to_f16, ToF16) {
   SharedMemory shared;
   const int token = blockIdx.x;
   const size_t start = size_t(token) * a.columns;
-  const float* x = load_normed(shared, a.x + start, a.columns, a.norm);
+  const float* x = load_normed<256>(shared, a.x + start, a.columns, a.norm);
   unsigned* scratch = shared.allocate<unsigned>(WARP);
   unsigned largest = 0;
 #pragma unroll 1

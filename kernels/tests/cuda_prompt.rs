@@ -256,7 +256,7 @@ fn check_ffn(
         // As a batch.
         let (mut x_f16, mut scratch) = (
             gpu.new_f16_buffer(tokens, hidden.max(hot)).unwrap(),
-            gpu.down_scratch([].into_iter()).unwrap(),
+            gpu.down_scratch([].into_iter(), 1).unwrap(),
         );
         let x_on_device = upload(device, &x);
         gpu.to_f16(
@@ -306,7 +306,7 @@ fn check_ffn(
         input.read_f32(&mut host_input);
 
         // Token by token.
-        let mut single_scratch = gpu.down_scratch([&ffn.down].into_iter()).unwrap();
+        let mut single_scratch = gpu.down_scratch([&ffn.down].into_iter(), 1).unwrap();
         let (mut want, mut want_host_input) = (Vec::new(), Vec::new());
         for token in 0..tokens {
             let slice = |all: &[f32]| upload(device, &all[token * hidden..][..hidden]);
@@ -320,6 +320,7 @@ fn check_ffn(
                 filter,
                 mask,
                 &mut activations,
+                None,
                 Some(host),
                 &mut single_scratch,
             )
@@ -394,6 +395,7 @@ fn batched_predictions_equal_those_of_single_tokens() {
                 None,
                 &predictor,
                 &mut hidden_units,
+                None,
                 &mut predicted,
             )
             .unwrap();

@@ -145,9 +145,9 @@ fn weight_bytes(ffn: &Ffn) -> usize {
 impl DeviceModel {
     /// Whether the cold neurons of layer `index` are copied to the device for the tokens that run.
     pub fn streams(&self, index: usize) -> bool {
-        let batch = self.state.batch.as_ref();
+        let prompt = self.state.prompt.as_ref();
         let least = self.layers[index].streams_from;
-        batch.is_some_and(|batch| batch.pieces.is_some())
+        prompt.is_some_and(|prompt| prompt.pieces.is_some())
             && least.is_some_and(|least| self.tokens >= least)
     }
 
@@ -169,8 +169,8 @@ impl DeviceModel {
     }
 
     fn pieces(&mut self) -> &mut [Piece; 2] {
-        let batch = self.state.batch.as_mut().expect("several tokens");
-        batch.pieces.as_mut().expect("room for cold neurons")
+        let prompt = self.state.prompt.as_mut().expect("a prompt runs");
+        prompt.pieces.as_mut().expect("room for cold neurons")
     }
 
     /// Adds the contributions of the cold neurons of layer `index`, piece by piece; the first piece is on its way, and
@@ -180,8 +180,8 @@ impl DeviceModel {
         let found = layer.ffn.as_ref().expect("neurons are on the device");
         let is_masked = layer.predicts();
         let state = &mut self.state;
-        let batch = state.batch.as_mut().expect("several tokens");
-        let [piece, next] = batch.pieces.as_mut().expect("room for cold neurons");
+        let prompt = state.prompt.as_mut().expect("a prompt runs");
+        let [piece, next] = prompt.pieces.as_mut().expect("room for cold neurons");
         let (mut piece, mut next) = (piece, next);
         let mut rows: Range<usize> = layer.hot_count()..layer.neurons;
         while !rows.is_empty() {
@@ -202,13 +202,13 @@ impl DeviceModel {
                 &piece.ffn,
                 found.selector.filter(Some([&piece.scale, &piece.centre])),
                 masks,
-                &batch.input,
-                (&mut state.products, &mut batch.up, &mut batch.products),
+                &prompt.input,
+                (&mut state.products, &mut prompt.up, &mut prompt.products),
                 &mut state.down,
             )?;
             let hidden = &mut state.hidden;
             self.gpu
-                .gemm_down(&batch.products, &piece.ffn, DownAddends::default(), hidden)?;
+                .gemm_down(&prompt.products, &piece.ffn, DownAddends::default(), hidden)?;
             std::mem::swap(&mut piece, &mut next);
         }
         Ok(())

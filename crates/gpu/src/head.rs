@@ -1,10 +1,12 @@
 //! The head on a device: from the last hidden state to logits and the most probable token.
 
-use powerinfer_kernels::cuda::{Buffer, DeviceError, Gpu, GpuLinear, GpuNorm};
+use std::sync::Arc;
+
+use powerinfer_kernels::cuda::{Buffer, Device, DeviceError, Gpu, GpuLinear, GpuNorm};
 
 use crate::{DeviceModel, layer::norm_bytes};
 
-/// Final norm, projections and logits of one token.
+/// Final norm, projections and logits.
 #[derive(Debug)]
 pub struct DeviceHead {
     norm: Option<GpuNorm>,
@@ -44,6 +46,26 @@ impl DeviceHead {
         })
     }
 
+    /// Bytes of the results of a token.
+    pub(crate) fn bytes_per_token(&self) -> usize {
+        let project = self.project.as_ref();
+        let projected = project.map_or(0, |(linear, _)| linear.matrix.rows());
+        (projected + self.head.matrix.rows()) * size_of::<f32>()
+    }
+
+    /// Makes room for the logits of `tokens` tokens.
+    pub(crate) fn allocate(
+        &mut self,
+        tokens: usize,
+        device: &Arc<dyn Device>,
+    ) -> Result<(), DeviceError> {
+        if let Some((linear, output)) = &mut self.project {
+            *output = Buffer::new(device, tokens * linear.matrix.rows())?;
+        }
+        self.logits = Buffer::new(device, tokens * self.head.matrix.rows())?;
+        Ok(())
+    }
+
     /// Size in bytes on the device.
     pub(crate) fn bytes(&self) -> usize {
         let project = self.project.as_ref();
@@ -70,14 +92,14 @@ impl DeviceModel {
     /// Panics if the head is not on the device.
     pub fn logits(&mut self, hidden: &[f32]) -> Result<Vec<f32>, DeviceError> {
         let mut logits = Vec::new();
-        for token in hidden.chunks_exact(self.state.hidden.len()) {
-            self.run_head(token)?;
+        for batch in hidden.chunks(self.batch_tokens() * self.shape.hidden) {
+            self.run_head(batch)?;
             logits.extend(self.head().logits.to_vec()?);
         }
         Ok(logits)
     }
 
-    /// Computes the logits of one hidden state, `[hidden]`, and keeps them on the device.
+    /// Computes the logits of hidden states, `[tokens, hidden]` of at most a batch, and keeps them on the device.
     ///
     /// # Errors
     ///
@@ -87,12 +109,16 @@ impl DeviceModel {
     ///
     /// Panics if the head is not on the device.
     pub fn run_head(&mut self, hidden: &[f32]) -> Result<(), DeviceError> {
+        let tokens = hidden.len() / self.shape.hidden;
+        self.set_tokens(tokens);
         let state = &mut self.state;
         let head = self.head.as_mut().expect("the head is on the device");
         state.hidden.write(hidden)?;
+        head.logits.set_len(tokens * head.head.matrix.rows());
         let norm = head.norm.as_ref();
         let (x, norm) = match &mut head.project {
             Some((project, out)) => {
+                out.set_len(tokens * project.matrix.rows());
                 self.gpu
                     .project(&state.hidden, norm, &mut [(&*project, &mut *out)], false)?;
                 (&*out, None)

@@ -7,7 +7,7 @@ use std::{
 
 use powerinfer_kernels::cuda::{
     Attention, Buffer, ColdSum, DeviceError, DownAddends, DownScratch, F16Buffer, Ffn, Gpu,
-    GpuCache, GpuNorm, HostMirror, NeuronFilter, PredictedMask, TokenMasks,
+    GpuCache, GpuLinear, GpuNorm, HostMirror, NeuronFilter, PredictedMask, TokenMasks,
 };
 
 use crate::{DeviceFfn, DeviceModel, DeviceSelector};
@@ -106,8 +106,8 @@ impl DeviceModel {
         for (place, word) in state.predicted.words().iter().zip(words) {
             place.store(*word, Ordering::Relaxed);
         }
-        match state.batch {
-            None => state.products.write(&vec![0.0; hot]),
+        match state.prompt {
+            None => state.products.write_at(0, &vec![0.0; self.tokens * hot]),
             Some(_) => Ok(()),
         }
     }
@@ -229,13 +229,13 @@ impl DeviceModel {
             (&attention.key, &mut state.key),
             (&attention.value, &mut state.value),
         ];
-        if let Some(batch) = &mut state.batch {
+        if let Some(prompt) = &mut state.prompt {
             let (norm, format) = (attention.norm.as_ref(), attention.query.matrix.format());
-            let input = &mut batch.input;
+            let input = &mut prompt.input;
             self.gpu
                 .to_f16(&state.hidden, self.tokens, norm, format, input, None)?;
             for (linear, out) in parts {
-                self.gpu.gemm(&batch.input, linear, out, false)?;
+                self.gpu.gemm(&prompt.input, linear, out, false)?;
             }
             return Ok(());
         }
@@ -262,8 +262,8 @@ impl DeviceModel {
             sin_cos: &state.rotations,
             alibi_slopes: attention.slopes.as_deref(),
             window: attention.window,
-            position: &state.position,
-            caches: &self.caches,
+            positions: &state.positions,
+            caches: &state.caches,
             layer: index,
         };
         let (partial, counters) = (&mut state.attention_partial, &mut state.attention_counters);
@@ -283,12 +283,12 @@ impl DeviceModel {
             .expect("attention is on the device");
         let state = &mut self.state;
         let output = &attention.output;
-        if let Some(batch) = &mut state.batch {
-            let (input, format) = (&mut batch.input, output.matrix.format());
+        if let Some(prompt) = &mut state.prompt {
+            let (input, format) = (&mut prompt.input, output.matrix.format());
             self.gpu
                 .to_f16(&state.mixed, self.tokens, None, format, input, None)?;
             self.gpu
-                .gemm(&batch.input, output, &mut state.hidden, true)?;
+                .gemm(&prompt.input, output, &mut state.hidden, true)?;
         } else {
             self.gpu
                 .project(&state.mixed, None, &mut [(output, &mut state.hidden)], true)?;
@@ -310,6 +310,7 @@ impl DeviceModel {
         if !self.layers[index].predicts() || !self.segments.wants_launch()? {
             return Ok(());
         }
+        let keeps = self.keeps_input(index);
         let DeviceFfn {
             norm,
             ffn,
@@ -328,7 +329,7 @@ impl DeviceModel {
             mask: &mut state.mask,
             host_mask: for_host.then_some(&state.predicted),
             activations: &mut state.products,
-            hot_count: match state.batch {
+            hot_count: match state.prompt {
                 None => ffn.gate.matrix.rows(),
                 Some(_) => 0,
             },
@@ -336,20 +337,14 @@ impl DeviceModel {
         match selector {
             DeviceSelector::Predicted {
                 predictor,
-                middle,
                 reads_residual,
             } => {
                 let norm: Option<&GpuNorm> = norm.as_ref().filter(|_| !*reads_residual);
-                let middle = match &mut state.batch {
-                    None => middle,
-                    Some(batch) => {
-                        batch
-                            .middle
-                            .set_len(self.tokens * predictor.b_transposed.rows());
-                        &mut batch.middle
-                    }
-                };
-                self.gpu.predict(x, norm, predictor, middle, &mut predicted)
+                let units = &mut state.units;
+                units.set_len(self.tokens * predictor.b_transposed.rows());
+                let kept = keeps.then_some((&mut state.kept, for_host.then_some(&state.input)));
+                self.gpu
+                    .predict(x, norm, predictor, units, kept, &mut predicted)
             }
             DeviceSelector::SignBit(signs) => {
                 self.gpu
@@ -374,6 +369,7 @@ impl DeviceModel {
         if !self.segments.wants_launch()? {
             return Ok(());
         }
+        let keeps = self.keeps_input(index);
         let layer = &self.layers[index];
         let predicts = layer.predicts();
         let found = layer.ffn.as_ref().expect("neurons are on the device");
@@ -390,11 +386,11 @@ impl DeviceModel {
             step: &state.step,
         };
         let mask = predicts.then_some(&state.mask);
-        if let Some(batch) = &mut state.batch {
+        if let Some(prompt) = &mut state.prompt {
             let host = for_host.then_some(host);
             let (norm, format) = (found.norm.as_ref(), found.ffn.gate.matrix.format());
             self.gpu
-                .to_f16(x, self.tokens, norm, format, &mut batch.input, host)?;
+                .to_f16(x, self.tokens, norm, format, &mut prompt.input, host)?;
             if let Some(host) = host {
                 self.gpu.signal_host(host)?;
             }
@@ -403,14 +399,14 @@ impl DeviceModel {
                 neurons: layer.neurons,
                 first: 0,
             });
-            let products = (&mut state.products, &mut batch.up, &mut batch.products);
+            let products = (&mut state.products, &mut prompt.up, &mut prompt.products);
             let (gpu, scratch) = (&self.gpu, &mut state.down);
             return activate_batch(
                 gpu,
                 &found.ffn,
                 filter,
                 masks,
-                &batch.input,
+                &prompt.input,
                 products,
                 scratch,
             );
@@ -423,9 +419,24 @@ impl DeviceModel {
             filter,
             mask,
             products,
+            keeps.then_some(&state.kept),
             for_host.then_some(host),
             &mut state.down,
         )
+    }
+
+    /// Whether the predictor of layer `index` keeps the FFN's input: both read it in 8 bits, and no products of matrices follow.
+    fn keeps_input(&self, index: usize) -> bool {
+        let ffn = self.layers[index].ffn.as_ref();
+        let is_int8 = |linear: &GpuLinear| self.gpu.uses_int8(linear.matrix.format());
+        self.state.prompt.is_none()
+            && ffn.is_some_and(|found| match &found.selector {
+                DeviceSelector::Predicted {
+                    predictor,
+                    reads_residual,
+                } => !reads_residual && is_int8(&predictor.a) && is_int8(&found.ffn.gate),
+                _ => false,
+            })
     }
 
     /// Adds the sums of down of the hot neurons to the hidden state, and with `cold` those of the cold neurons, for which
@@ -437,13 +448,13 @@ impl DeviceModel {
         let layer = &self.layers[index];
         let found = layer.ffn.as_ref().expect("neurons are on the device");
         let state = &mut self.state;
-        if let Some(batch) = &state.batch {
+        if let Some(prompt) = &state.prompt {
             let addends = DownAddends {
                 offset: found.offset.as_ref(),
                 cold: cold.then_some(&state.cold),
             };
             self.gpu
-                .gemm_down(&batch.products, &found.ffn, addends, &mut state.hidden)?;
+                .gemm_down(&prompt.products, &found.ffn, addends, &mut state.hidden)?;
             return Ok(());
         }
         let share = ColdSum {

@@ -68,8 +68,6 @@ pub enum DeviceSelector {
     Predicted {
         /// The network.
         predictor: Box<Predictor>,
-        /// Its hidden units for one token, `[rank]`.
-        middle: Buffer<f32>,
         /// Whether its input is the hidden state before the norm.
         reads_residual: bool,
     },
@@ -218,7 +216,6 @@ impl DeviceSelector {
 
     fn bytes(&self) -> usize {
         let buffers = match self {
-            Self::Predicted { middle, .. } => middle.bytes(),
             Self::Gate { scale, .. } => buffer_bytes(scale),
             Self::Contribution { scale, centre, .. } => scale.bytes() + buffer_bytes(centre),
             _ => 0,

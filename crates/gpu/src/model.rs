@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
-use powerinfer_kernels::cuda::{Buffer, Device, DeviceError, Gpu, GpuCache, NeuronCounts};
+use powerinfer_kernels::cuda::{Device, DeviceError, Gpu, GpuCache, NeuronCounts};
 use powerinfer_model::{ModelConfig, Positions};
 use powerinfer_tensor::CacheFormat;
 
-use crate::{DeviceHead, DeviceLayer, segments::GraphSegments, state::State};
+use crate::{
+    DeviceHead, DeviceLayer,
+    segments::GraphSegments,
+    state::{Products, State},
+};
 
 /// Sizes of a model and of its KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,14 +62,10 @@ pub struct DeviceModel {
     pub(crate) shape: ModelShape,
     pub(crate) layers: Vec<DeviceLayer>,
     pub(crate) head: Option<DeviceHead>,
-    /// Buffers of the pass that runs.
+    /// Buffers of the pass that runs: those of a batch, unless a prompt runs.
     pub(crate) state: State,
-    /// Buffers of a token while a prompt runs, of a prompt while a token runs; `None` without room for a prompt.
-    prompt: Option<State>,
-    /// `[layers]`: addresses of the sequence's keys and values, zeros where the host has them.
-    pub(crate) caches: Buffer<[u64; 2]>,
-    /// The same on the host.
-    known_caches: Vec<[u64; 2]>,
+    /// Buffers of a batch while a prompt runs, else of a prompt; `None` without room for a prompt.
+    other: Option<State>,
     /// Tokens of the pass that runs.
     pub(crate) tokens: usize,
     /// The layer that runs.
@@ -89,7 +89,7 @@ impl DeviceModel {
         layers: Vec<DeviceLayer>,
         head: Option<DeviceHead>,
     ) -> Result<Self, DeviceError> {
-        let state = State::new(&gpu, &shape, &layers, 1)?;
+        let state = State::new(&gpu, &shape, &layers, 1, Products::Gemv)?;
         Self::with_state(gpu, shape, layers, head, state)
     }
 
@@ -102,11 +102,9 @@ impl DeviceModel {
         state: State,
     ) -> Result<Self, DeviceError> {
         Ok(Self {
-            caches: Buffer::new(gpu.device(), layers.len())?,
-            known_caches: vec![[0; 2]; layers.len()],
             tokens: state.capacity(),
             state,
-            prompt: None,
+            other: None,
             layer: 0,
             is_launched_ahead: false,
             is_retried: false,
@@ -141,20 +139,26 @@ impl DeviceModel {
     pub fn bytes(&self) -> usize {
         let layers: usize = self.layers.iter().map(DeviceLayer::bytes).sum();
         let head = self.head.as_ref().map_or(0, DeviceHead::bytes);
-        let prompt = self.prompt.as_ref().map_or(0, State::bytes);
-        layers + head + self.state.bytes() + prompt
+        let other = self.other.as_ref().map_or(0, State::bytes);
+        layers + head + self.state.bytes() + other
     }
 
-    /// Empty KV caches of the layers that have them on the device, `None` for the others.
+    /// Layers whose KV cache is on the device.
+    pub fn cached_layers(&self) -> usize {
+        let layers = self.layers.iter();
+        layers.filter(|layer| layer.has_cache).count()
+    }
+
+    /// Empty KV caches of `context` positions, at most the model's, of the layers that have them on the device, `None` for the
+    /// others. Those of tokens that run together have as many positions.
     ///
     /// # Errors
     ///
     /// Returns an error if the device has no room for them.
-    pub fn new_caches(&self) -> Result<Vec<Option<GpuCache>>, DeviceError> {
+    pub fn new_caches(&self, context: usize) -> Result<Vec<Option<GpuCache>>, DeviceError> {
         let ModelShape {
             cache_format,
             kv_heads,
-            context,
             head_size,
             ..
         } = self.shape;
@@ -166,7 +170,7 @@ impl DeviceModel {
     }
 
     /// Makes room for prompts of up to `tokens` tokens at a time, half as many as long as the device has no room for
-    /// them or the size of their buffers in bytes does not pass `fits`.
+    /// them or their size in bytes does not pass `fits`; then for batches, in the same way.
     ///
     /// # Errors
     ///
@@ -176,60 +180,105 @@ impl DeviceModel {
         tokens: usize,
         fits: impl Fn(usize) -> bool,
     ) -> Result<(), DeviceError> {
-        let mut tokens = tokens.min(self.shape.context);
+        let tokens = tokens.min(self.shape.context);
+        let fits_prompt = |state: &State| fits(state.bytes());
+        self.other = self.new_state(tokens, Products::Gemm, fits_prompt)?;
+        let prompt = self.other.as_ref().map_or(0, State::bytes);
+        // Those of a single token are replaced.
+        let single = self.state.bytes();
+        let logits = self.head.as_ref().map_or(0, DeviceHead::bytes_per_token);
+        let fits_batch = |state: &State| {
+            let more_logits = (state.capacity() - 1) * logits;
+            fits((prompt + state.bytes() + more_logits).saturating_sub(single))
+        };
+        if let Some(batch) = self.new_state(self.most_batch_tokens(), Products::Gemv, fits_batch)? {
+            if let Some(head) = &mut self.head {
+                head.allocate(batch.capacity(), self.gpu.device())?;
+            }
+            self.state = batch;
+        }
+        self.set_tokens(1);
+        Ok(())
+    }
+
+    /// Buffers of as many tokens as there is room for, up to `tokens`; `None` for a single one.
+    fn new_state(
+        &self,
+        mut tokens: usize,
+        products: Products,
+        fits: impl Fn(&State) -> bool,
+    ) -> Result<Option<State>, DeviceError> {
         while tokens > 1 {
-            match State::new(&self.gpu, &self.shape, &self.layers, tokens) {
-                Ok(state) if fits(state.bytes()) => {
-                    self.prompt = Some(state);
-                    return Ok(());
-                }
+            match State::new(&self.gpu, &self.shape, &self.layers, tokens, products) {
+                Ok(state) if fits(&state) => return Ok(Some(state)),
                 Ok(_) | Err(DeviceError::OutOfMemory { .. }) => {}
                 Err(other) => return Err(other),
             }
             tokens /= 2;
         }
-        Ok(())
+        Ok(None)
+    }
+
+    /// Tokens of a batch, as far as shared memory goes.
+    fn most_batch_tokens(&self) -> usize {
+        let ffns = self.layers.iter().filter_map(|layer| layer.ffn.as_ref());
+        let fits = ffns.map(|found| {
+            let gate = &found.ffn.gate.matrix;
+            let neurons = gate.rows();
+            self.gpu
+                .batch_tokens(gate.columns(), gate.format(), neurons)
+        });
+        fits.fold(Gpu::BATCH, usize::min)
     }
 
     /// Tokens of a prompt that run at a time.
     pub fn prompt_tokens(&self) -> usize {
-        self.prompt.as_ref().map_or(1, State::capacity)
+        let prompt = self.other.as_ref().map_or(1, State::capacity);
+        prompt.max(self.batch_tokens())
     }
 
-    /// Sets the KV caches, one per layer, of the sequence whose passes follow; `None` where the host has one.
+    /// Tokens that run at a time with the results that each has alone, whatever their sequences.
+    pub fn batch_tokens(&self) -> usize {
+        self.state.capacity()
+    }
+
+    /// Begins a pass of `caches.len()` tokens with the KV caches, by layer, of each token's sequence; `None` where the host
+    /// has one. Captured graphs of a single token are replayed, unless the host is to read between kernels (`is_observed`).
     ///
     /// # Errors
     ///
     /// Returns an error if the device fails.
-    pub fn use_caches(&mut self, caches: &[Option<GpuCache>]) -> Result<(), DeviceError> {
-        let address = |cache: &Option<GpuCache>| cache.as_ref().map_or([0; 2], GpuCache::addresses);
-        let caches: Vec<[u64; 2]> = caches.iter().map(address).collect();
-        if caches != self.known_caches {
-            self.caches.write(&caches)?;
-            self.known_caches = caches;
-        }
-        Ok(())
-    }
-
-    /// Begins a pass of a single token: captured graphs are replayed, unless the host is to read between kernels
-    /// (`is_observed`).
-    pub fn begin_token(&mut self, is_observed: bool) {
-        self.is_launched_ahead = false;
-        let is_retried = std::mem::take(&mut self.is_retried);
-        self.segments.pause(is_observed || is_retried);
-    }
-
-    /// Switches to the buffers of a prompt, for `tokens` tokens, or back to those of a single token.
     ///
     /// # Panics
     ///
-    /// Panics if there is no room for prompts.
-    pub fn use_prompt_buffers(&mut self, tokens: usize) {
+    /// Panics if there is no room for so many tokens.
+    pub fn begin(
+        &mut self,
+        caches: &[&[Option<GpuCache>]],
+        is_observed: bool,
+    ) -> Result<(), DeviceError> {
+        let tokens = caches.len();
         self.is_launched_ahead = false;
-        let prompt = self.prompt.as_mut().expect("room for several tokens");
-        std::mem::swap(&mut self.state, prompt);
-        self.segments.pause(tokens > 1);
+        let is_retried = std::mem::take(&mut self.is_retried);
+        self.segments.pause(tokens > 1 || is_observed || is_retried);
+        if tokens > self.state.capacity() {
+            self.swap_buffers();
+        }
         self.set_tokens(tokens);
+        self.state.use_caches(caches.iter().copied())
+    }
+
+    /// Ends a pass, complete or failed.
+    pub fn end(&mut self) {
+        self.is_launched_ahead = false;
+        if self.state.prompt.is_some() {
+            self.swap_buffers();
+        }
+    }
+
+    fn swap_buffers(&mut self) {
+        let other = self.other.as_mut().expect("room for so many tokens");
+        std::mem::swap(&mut self.state, other);
     }
 
     pub(crate) fn set_tokens(&mut self, tokens: usize) {
@@ -237,16 +286,21 @@ impl DeviceModel {
         self.state.set_tokens(tokens);
     }
 
-    /// Starts the pass at `position`, with the `rotations` of its tokens, `[tokens, pairs]`.
+    /// Starts the pass of tokens at `positions` with their `rotations`, `[tokens, pairs]`.
     ///
     /// # Errors
     ///
     /// Returns an error if the device fails.
-    pub fn start(&mut self, position: usize, rotations: &[[f32; 2]]) -> Result<(), DeviceError> {
+    pub fn start(
+        &mut self,
+        positions: impl Iterator<Item = usize>,
+        rotations: &[[f32; 2]],
+    ) -> Result<(), DeviceError> {
+        let positions: Vec<u32> = positions.map(|position| position as u32).collect();
         let state = &mut self.state;
         state.steps = state.steps.wrapping_add(1).max(1);
         state.step.write(&[state.steps])?;
-        state.position.write(&[position as u32])?;
+        state.positions.write(&positions)?;
         state.rotations.write(rotations)
     }
 

@@ -12,7 +12,8 @@ use powerinfer_tensor::CacheFormat;
 
 use crate::{
     DeviceFfn, DeviceLayer, DeviceModel, DeviceSelector, FfnInput, LayerWeights, ModelShape,
-    Upload, state::State,
+    Upload,
+    state::{Products, State},
 };
 
 /// Tokens that run at a time.
@@ -91,7 +92,7 @@ impl ObservedLayer {
         let layers = vec![on_device];
         let mut tokens = BATCH.min(longest).max(2);
         let state = loop {
-            match State::new(&gpu, &shape, &layers, tokens) {
+            match State::new(&gpu, &shape, &layers, tokens, Products::Gemm) {
                 Err(DeviceError::OutOfMemory { .. }) if tokens > 2 => tokens = tokens.div_ceil(2),
                 other => break other?,
             }
@@ -99,7 +100,9 @@ impl ObservedLayer {
         let mut model = DeviceModel::with_state(gpu, shape, layers, None, state)?;
         model.segments.pause(true);
         let cache = [Some(cache)];
-        model.use_caches(&cache)?;
+        model
+            .state
+            .use_caches(std::iter::repeat_n(&cache[..], tokens))?;
         Ok(Self {
             model,
             cache,
@@ -184,7 +187,7 @@ impl ObservedLayer {
                 .collect(),
             _ => Vec::new(),
         };
-        model.start(first, &rotations)?;
+        model.start(first..first + tokens, &rotations)?;
         model.state.hidden.write(hidden)?;
         if self.reads == FfnInput::Residual {
             model.keep_residual()?;

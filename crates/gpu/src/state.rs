@@ -1,7 +1,7 @@
 //! Buffers of the tokens that run: vectors on the device, and memory that both sides access.
 
 use powerinfer_kernels::cuda::{
-    Buffer, DeviceError, DownScratch, F16Buffer, Gpu, HostBuffer, NeuronCounts,
+    Buffer, DeviceError, DownScratch, F16Buffer, Gpu, GpuCache, HostBuffer, KeptInput, NeuronCounts,
 };
 
 use crate::{
@@ -9,11 +9,26 @@ use crate::{
     cold_neurons::{PIECE, Piece},
 };
 
-/// Buffers of one token, or of up to `batch.capacity` tokens of a prompt.
+/// How the tokens of a pass are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Products {
+    /// By products of vectors: a token, or a batch of up to [`Gpu::BATCH`].
+    Gemv,
+    /// By products of matrices: a prompt.
+    Gemm,
+}
+
+/// Buffers of up to `capacity` tokens.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// Buffers that only several tokens need; `None` for one.
-    pub(crate) batch: Option<Batch>,
+    /// Tokens that there is room for.
+    capacity: usize,
+    /// Buffers that only products of matrices need.
+    pub(crate) prompt: Option<Prompt>,
+    /// `[tokens, layers]`: addresses of the keys and values of each token's sequence, zeros where the host has them.
+    pub(crate) caches: Buffer<[u64; 2]>,
+    /// The first of them, as the host knows them.
+    known_caches: Vec<[u64; 2]>,
     pub(crate) hidden: Buffer<f32>,
     /// Input of the FFN where attention has already been added to `hidden`.
     pub(crate) residual: Buffer<f32>,
@@ -23,10 +38,14 @@ pub(crate) struct State {
     /// Weighted sums of values, before the output projection.
     pub(crate) mixed: Buffer<f32>,
     pub(crate) rotations: Buffer<[f32; 2]>,
-    pub(crate) position: Buffer<u32>,
+    pub(crate) positions: Buffer<u32>,
     pub(crate) step: Buffer<u32>,
     pub(crate) attention_partial: Buffer<f32>,
     pub(crate) attention_counters: Buffer<u32>,
+    /// Hidden units of a predictor, `[tokens, rank]`.
+    pub(crate) units: Buffer<f32>,
+    /// The FFN's input in 8 bits, as the predictor has read it.
+    pub(crate) kept: KeptInput,
     /// Predicted neurons, a bit each.
     pub(crate) mask: Buffer<u32>,
     /// Factors of the rows of down: `[tokens, hot]`.
@@ -50,19 +69,15 @@ pub(crate) struct State {
     pub(crate) counts: NeuronCounts,
 }
 
-/// Buffers of several tokens.
+/// Buffers of products of matrices.
 #[derive(Debug)]
-pub(crate) struct Batch {
-    /// Tokens that there is room for.
-    pub(crate) capacity: usize,
+pub(crate) struct Prompt {
     /// Input of a matrix product in 16 bits.
     pub(crate) input: F16Buffer,
     /// Factors of the rows of down in 16 bits.
     pub(crate) products: F16Buffer,
     /// `[tokens, hot]`.
     pub(crate) up: Buffer<f32>,
-    /// Hidden units of a predictor, `[tokens, rank]`.
-    pub(crate) middle: Buffer<f32>,
     /// Cold neurons in copies that alternate.
     pub(crate) pieces: Option<[Piece; 2]>,
 }
@@ -74,6 +89,7 @@ impl State {
         shape: &ModelShape,
         layers: &[DeviceLayer],
         tokens: usize,
+        products: Products,
     ) -> Result<Self, DeviceError> {
         let device = gpu.device();
         let floats = |count: usize| Buffer::<f32>::new(device, tokens * count);
@@ -93,21 +109,20 @@ impl State {
         let hot = layers.iter().map(DeviceLayer::hot_count).max().unwrap_or(0);
         let streamed = || {
             let streams = |layer: &&DeviceLayer| {
-                layer.ffn.is_some() && layer.streams_from.is_some_and(|least| tokens >= least)
+                let streams = layer.streams_from.is_some_and(|least| tokens >= least);
+                products == Products::Gemm && layer.ffn.is_some() && streams
             };
             layers.iter().filter(streams)
         };
         let cold = streamed().map(|layer| layer.neurons - layer.hot_count());
         let most_cold = cold.max().unwrap_or(0);
         let wide = hot.max(most_cold.min(PIECE));
-        let batch = match tokens {
-            1 => None,
-            _ => Some(Batch {
-                capacity: tokens,
+        let prompt = match products {
+            Products::Gemv => None,
+            Products::Gemm => Some(Prompt {
                 input: gpu.new_f16_buffer(tokens, hidden.max(queries))?,
                 products: gpu.new_f16_buffer(tokens, wide)?,
                 up: floats(wide)?,
-                middle: floats(ffns().map(|ffn| ffn.selector.rank()).max().unwrap_or(0))?,
                 pieces: match streamed().find_map(|layer| layer.ffn.as_ref()) {
                     None => None,
                     Some(ffn) => {
@@ -117,15 +132,20 @@ impl State {
                 },
             }),
         };
-        // Several tokens add up rows of down by another kernel.
-        let downs = ffns().map(|ffn| &ffn.ffn.down).filter(|_| tokens == 1);
-        // A single token is shared between more thread blocks than one of several.
-        let partial = [1, tokens]
+        // A prompt adds up rows of down by another kernel.
+        let downs = ffns().map(|ffn| &ffn.ffn.down).filter(|_| prompt.is_none());
+        let down = gpu.down_scratch(downs, tokens)?;
+        let rank = ffns().map(|ffn| ffn.selector.rank()).max().unwrap_or(0);
+        // Few tokens are shared between more thread blocks.
+        let partial = [1, tokens.min(Gpu::BATCH), tokens]
             .map(|tokens| gpu.attention_scratch_len(tokens, heads, kv_heads, head_size, context))
             .into_iter()
             .max();
         Ok(State {
-            batch,
+            capacity: tokens,
+            prompt,
+            caches: Buffer::new(device, tokens * layers.len())?,
+            known_caches: Vec::new(),
             hidden: floats(hidden)?,
             residual: floats(hidden)?,
             query: floats(queries)?,
@@ -133,13 +153,15 @@ impl State {
             value: floats(keys)?,
             mixed: floats(queries)?,
             rotations: Buffer::new(device, tokens * rotated_pairs)?,
-            position: Buffer::new(device, 1)?,
+            positions: Buffer::new(device, tokens)?,
             step: Buffer::new(device, 1)?,
             attention_partial: Buffer::new(device, partial.unwrap_or(0))?,
             attention_counters: Buffer::new(device, tokens * heads)?,
+            units: floats(rank)?,
+            kept: KeptInput::new(device, hidden, tokens)?,
             mask: Buffer::new(device, words)?,
             products: floats(wide)?,
-            down: gpu.down_scratch(downs)?,
+            down,
             input: HostBuffer::new(device, tokens * hidden)?,
             predicted: HostBuffer::new(device, words)?,
             ready: HostBuffer::new(device, layers.len())?,
@@ -153,12 +175,12 @@ impl State {
 
     /// Tokens that there is room for.
     pub(crate) fn capacity(&self) -> usize {
-        self.batch.as_ref().map_or(1, |batch| batch.capacity)
+        self.capacity
     }
 
     /// Sets the lengths of all buffers to `tokens` tokens.
     pub(crate) fn set_tokens(&mut self, tokens: usize) {
-        let capacity = self.capacity();
+        let capacity = self.capacity;
         for buffer in [
             &mut self.hidden,
             &mut self.residual,
@@ -169,9 +191,26 @@ impl State {
         ] {
             buffer.set_len(buffer.capacity() / capacity * tokens);
         }
-        let (mask, rotations) = (&mut self.mask, &mut self.rotations);
+        let (mask, positions) = (&mut self.mask, &mut self.positions);
         mask.set_len(mask.capacity() / capacity * tokens);
+        positions.set_len(tokens);
+        let (rotations, caches) = (&mut self.rotations, &mut self.caches);
         rotations.set_len(rotations.capacity() / capacity * tokens);
+        caches.set_len(caches.capacity() / capacity * tokens);
+    }
+
+    /// Sets the KV caches of each token's sequence, by layer; `None` where the host has one.
+    pub(crate) fn use_caches<'a>(
+        &mut self,
+        caches: impl Iterator<Item = &'a [Option<GpuCache>]>,
+    ) -> Result<(), DeviceError> {
+        let address = |cache: &Option<GpuCache>| cache.as_ref().map_or([0; 2], GpuCache::addresses);
+        let caches: Vec<[u64; 2]> = caches.flatten().map(address).collect();
+        if !self.known_caches.starts_with(&caches) {
+            self.caches.write(&caches)?;
+            self.known_caches = caches;
+        }
+        Ok(())
     }
 
     /// Size in bytes on the device.
@@ -184,14 +223,16 @@ impl State {
             &self.value,
             &self.mixed,
             &self.attention_partial,
+            &self.units,
             &self.products,
         ];
         let small = self.rotations.bytes() + self.mask.bytes() + self.attention_counters.bytes();
-        let batch = self.batch.as_ref().map_or(0, |batch| {
-            let inputs = batch.input.bytes() + batch.products.bytes();
-            let pieces = batch.pieces.iter().flatten().map(Piece::bytes);
-            inputs + batch.up.bytes() + batch.middle.bytes() + pieces.sum::<usize>()
+        let prompt = self.prompt.as_ref().map_or(0, |prompt| {
+            let inputs = prompt.input.bytes() + prompt.products.bytes();
+            let pieces = prompt.pieces.iter().flatten().map(Piece::bytes);
+            inputs + prompt.up.bytes() + pieces.sum::<usize>()
         });
-        vectors.into_iter().map(Buffer::bytes).sum::<usize>() + small + self.down.bytes() + batch
+        let vectors = vectors.into_iter().map(Buffer::bytes).sum::<usize>();
+        vectors + small + self.kept.bytes() + self.caches.bytes() + self.down.bytes() + prompt
     }
 }

@@ -19,8 +19,8 @@ pub(crate) trait LayerExecutor: std::fmt::Debug + Send {
     /// Largest number of tokens of a sequence in a pass.
     fn max_batch_tokens(&self) -> usize;
 
-    /// Whether a pass may contain several sequences.
-    fn supports_batches(&self) -> bool;
+    /// Largest number of tokens in a pass, of any sequences, that have the results which each has alone.
+    fn max_exact_tokens(&self) -> usize;
 
     /// Starts a pass, whose hidden states are the embeddings.
     fn begin(&mut self, _pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
@@ -76,8 +76,8 @@ impl LayerExecutor for CpuExecutor {
         PREFILL_BATCH
     }
 
-    fn supports_batches(&self) -> bool {
-        true
+    fn max_exact_tokens(&self) -> usize {
+        PREFILL_BATCH
     }
 
     fn attention(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {

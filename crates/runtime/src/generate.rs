@@ -79,9 +79,9 @@ impl Decoder for Runtime {
     }
 
     fn verified_together(&self) -> usize {
-        match self.supports_batches() && self.verification().is_none() {
-            true => self.prompt_batch(),
-            false => 1,
+        match self.verification() {
+            None => self.decode_batch_size(),
+            Some(_) => 1,
         }
     }
 
@@ -138,7 +138,8 @@ impl Runtime {
         sampler: &mut Sampler,
         vocabulary: usize,
     ) -> Result<u32, ModelError> {
-        if self.samples_on_device(sampler)
+        if self.logits.is_empty()
+            && self.samples_on_device(sampler)
             && let Some(device) = self.executor.device_mut()
         {
             let token = device.largest_logit(vocabulary);

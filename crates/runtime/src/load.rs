@@ -12,7 +12,7 @@ use crate::{
     Runtime, RuntimeError, Sequence, Threads, held,
     hybrid::{self, HybridExecutor},
     memory::kv_bytes,
-    model::{Model, context_limit},
+    model::Model,
     runtime::Executor,
     selector::LayerSelectors,
 };
@@ -85,7 +85,8 @@ fn load(
         Some(device) if model.bundle.plan().uses_gpu() => Some(hybrid::place(device, &model)?),
         _ => None,
     };
-    let sequence = new_sequence(&model.bundle, on_device.as_ref())?;
+    let context = model.context_limit();
+    let sequence = new_sequence(&model.bundle, on_device.as_ref(), context)?;
     if let Some(device) = &mut on_device {
         let caches = sequence.on_device.iter().flatten().map(GpuCache::bytes);
         let caches = caches.sum();
@@ -100,7 +101,7 @@ fn load(
     Ok(Runtime::of(model, executor, sequence))
 }
 
-/// An empty sequence of `bundle`, with the KV caches that are on `device`.
+/// An empty sequence of `bundle` for up to `context` tokens, with the KV caches that are on `device`.
 ///
 /// # Errors
 ///
@@ -108,11 +109,12 @@ fn load(
 pub(crate) fn new_sequence(
     bundle: &Bundle,
     device: Option<&DeviceModel>,
+    context: usize,
 ) -> Result<Sequence, RuntimeError> {
-    let (config, context) = (bundle.config(), context_limit(bundle));
+    let config = bundle.config();
     let format = bundle.plan().budget.kv_cache;
     let on_device = match device {
-        Some(device) => device.new_caches()?,
+        Some(device) => device.new_caches(context)?,
         None => Vec::new(),
     };
     Sequence::new(config, format, context, on_device).ok_or_else(|| RuntimeError::NoRoom {

@@ -15,7 +15,7 @@ use crate::{
     held::{self, Held},
     hybrid::{HybridExecutor, PassTimes},
     load::new_sequence,
-    memory::PREFILL_BATCH,
+    memory::kv_bytes,
     model::Model,
     observer::Observers,
     pass::{Pass, PassBuffers},
@@ -104,11 +104,12 @@ impl Runtime {
         self.executor.device().is_some()
     }
 
-    /// Whether a pass may contain several sequences; otherwise [`Self::decode_batch`] runs one after the other.
-    pub fn supports_batches(&self) -> bool {
+    /// Tokens that run together with the results which each has alone: the sequences that [`Self::decode_batch`] has in a pass.
+    /// Fewer than a [`Self::prompt_batch`] on a device, and one where it has no room for more.
+    pub fn decode_batch_size(&self) -> usize {
         match &self.executor {
-            Executor::Cpu(executor) => executor.supports_batches(),
-            Executor::Hybrid(executor) => executor.supports_batches(),
+            Executor::Cpu(executor) => executor.max_exact_tokens(),
+            Executor::Hybrid(executor) => executor.max_exact_tokens(),
         }
     }
 
@@ -123,6 +124,24 @@ impl Runtime {
     /// Tokens that fit the context of the plan.
     pub fn context_limit(&self) -> usize {
         self.model.context_limit()
+    }
+
+    /// Bytes of the KV cache of a sequence of up to `context` tokens: on the host, and on the device.
+    pub fn sequence_bytes(&self, context: usize) -> [u64; 2] {
+        let format = self.model.bundle.plan().budget.kv_cache;
+        let each = kv_bytes(&self.model.config, context as u64, format);
+        let layers = self.model.config.layer_count as u64;
+        let on_device = self.executor.device().map_or(0, DeviceModel::cached_layers) as u64;
+        [layers - on_device, on_device].map(|layers| each.saturating_mul(layers))
+    }
+
+    /// Bytes of the device's memory that the plan's budget leaves for KV caches, those of [`Self::sequence`] included; none
+    /// where no KV cache is on a device, or the plan has no budget.
+    pub fn device_cache_budget(&self) -> Option<u64> {
+        let device = self.executor.device()?;
+        let plan = self.model.bundle.plan();
+        (plan.is_placed() && device.cached_layers() > 0)
+            .then(|| plan.budget.vram_bytes.saturating_sub(device.bytes() as u64))
     }
 
     /// Memory in use, by the lines of a plan.
@@ -177,23 +196,28 @@ impl Runtime {
         &self.sequence
     }
 
-    /// An empty sequence.
+    /// An empty sequence for up to `context` tokens, at most [`Self::context_limit`]. Those of a pass have the same `context`.
     ///
     /// # Errors
     ///
     /// Fails where memory for its KV cache is missing.
-    pub fn new_sequence(&self) -> Result<Sequence, RuntimeError> {
-        new_sequence(&self.model.bundle, self.executor.device())
+    pub fn new_sequence(&self, context: usize) -> Result<Sequence, RuntimeError> {
+        let context = context.min(self.context_limit());
+        new_sequence(&self.model.bundle, self.executor.device(), context)
     }
 
-    /// `count` empty sequences, to be decoded together.
+    /// `count` empty sequences for up to `context` tokens each, to be decoded together.
     ///
     /// # Errors
     ///
     /// Fails where memory for a KV cache is missing.
-    pub fn new_sequences(&self, count: usize) -> Result<Vec<Sequence>, RuntimeError> {
+    pub fn new_sequences(
+        &self,
+        count: usize,
+        context: usize,
+    ) -> Result<Vec<Sequence>, RuntimeError> {
         let new = |index| {
-            let sequence = self.new_sequence();
+            let sequence = self.new_sequence(context);
             sequence.map_err(|source| in_batch(index, source))
         };
         (0..count).map(new).collect()
@@ -237,13 +261,10 @@ impl Runtime {
             });
         }
         for (index, (sequence, token)) in sequences.iter().zip(tokens).enumerate() {
-            self.check(sequence.position(), &[*token])
+            self.check(sequence, &[*token])
                 .map_err(|source| in_batch(index, source))?;
         }
-        let size = match self.supports_batches() {
-            true => PREFILL_BATCH,
-            false => 1,
-        };
+        let size = self.decode_batch_size();
         let mut logits = Vec::with_capacity(tokens.len() * self.model.config.vocabulary_size);
         for (sequences, tokens) in sequences.chunks_mut(size).zip(tokens.chunks(size)) {
             self.pass(sequences, tokens)?;
@@ -255,38 +276,39 @@ impl Runtime {
     }
 
     /// Runs tokens of `sequences`, at least one sequence of this bundle, in one pass: one token of each but the last, and
-    /// the remaining ones, a piece of a prompt, of the last. Returns the logits of the former, `[sequences - 1,
+    /// the remaining ones, a piece of a prompt, of the last. On a device the piece has a pass of its own if it is long. Returns the logits of the former, `[sequences - 1,
     /// vocabulary]`, and those asked for of the latter; they do not depend on what runs together.
     ///
     /// # Errors
     ///
-    /// Fails as [`Self::decode_batch`], and where there are more tokens than [`Self::prompt_batch`] or several sequences
-    /// on a device.
+    /// Fails as [`Self::decode_batch`], and where there are more tokens than [`Self::prompt_batch`].
     pub fn run_with_prompt(
         &mut self,
         sequences: &mut [Sequence],
         tokens: &[u32],
         logits: PromptLogits,
     ) -> Result<Vec<f32>, RuntimeError> {
-        let most = match self.supports_batches() {
-            true => sequences.len(),
-            false => 1,
-        };
-        let decoded = sequences.len().wrapping_sub(1);
         let is_piece = (sequences.len()..=self.prompt_batch()).contains(&tokens.len());
-        if decoded >= most || !is_piece {
+        let Some(decoded) = sequences.len().checked_sub(1).filter(|_| is_piece) else {
             return Err(RuntimeError::BatchSize {
                 sequences: sequences.len(),
                 tokens: tokens.len(),
             });
-        }
+        };
         for (index, sequence) in sequences.iter().enumerate() {
             let own = match index == decoded {
                 true => &tokens[index..],
                 false => &tokens[index..=index],
             };
-            self.check(sequence.position(), own)
+            self.check(sequence, own)
                 .map_err(|source| in_batch(index, source))?;
+        }
+        if decoded > 0 && tokens.len() > self.decode_batch_size() {
+            let ((others, own), (pending, piece)) =
+                (sequences.split_at_mut(decoded), tokens.split_at(decoded));
+            let mut all = self.decode_batch(others, pending)?;
+            all.extend(self.run_prompt(&mut own[0], piece, logits)?);
+            return Ok(all);
         }
         self.pass(sequences, tokens)?;
         let hidden = self.model.config.hidden_size;
@@ -320,7 +342,7 @@ impl Runtime {
         tokens: &[u32],
         logits: PromptLogits,
     ) -> Result<Vec<f32>, RuntimeError> {
-        self.check(sequence.position(), tokens)?;
+        self.check(sequence, tokens)?;
         let mut all = Vec::new();
         for batch in tokens.chunks(self.prompt_batch()) {
             self.pass(from_mut(sequence), batch)?;
@@ -408,8 +430,8 @@ impl Runtime {
         Ok(check_finite(&self.logits)?)
     }
 
-    /// Refuses tokens outside the vocabulary, and those beyond the context after `position`.
-    fn check(&self, position: usize, tokens: &[u32]) -> Result<(), ModelError> {
+    /// Refuses tokens outside the vocabulary, and those beyond the context of `sequence`.
+    fn check(&self, sequence: &Sequence, tokens: &[u32]) -> Result<(), ModelError> {
         let vocabulary = self.model.config.vocabulary_size;
         if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
             return Err(ModelError::TokenOutside {
@@ -417,7 +439,7 @@ impl Runtime {
                 vocabulary,
             });
         }
-        let (asked, limit) = (position + tokens.len(), self.context_limit());
+        let (asked, limit) = (sequence.position() + tokens.len(), sequence.context);
         if asked > limit {
             return Err(ModelError::ContextFull {
                 tokens: asked,

@@ -16,6 +16,8 @@ pub struct Sequence {
     /// KV caches on a device, by layer; empty without a device.
     pub(crate) on_device: Vec<Option<GpuCache>>,
     pub(crate) tokens: Vec<u32>,
+    /// Tokens that the KV caches have room for.
+    pub(crate) context: usize,
 }
 
 impl Sequence {
@@ -38,6 +40,7 @@ impl Sequence {
             layers: (0..config.layer_count).map(layer).collect::<Option<_>>()?,
             on_device,
             tokens,
+            context,
         })
     }
 

@@ -152,7 +152,7 @@ fn sequences(
     random: &mut Random,
 ) -> Vec<Sequence> {
     let vocabulary = model.config().vocabulary_size;
-    let mut all: Vec<Sequence> = model.new_sequences(beginnings.len()).unwrap();
+    let mut all: Vec<Sequence> = model.new_sequences(beginnings.len(), usize::MAX).unwrap();
     for (index, (shared, own)) in beginnings.iter().enumerate() {
         let mut sequence = std::mem::take(&mut all[index]);
         if let Some(before) = index.checked_sub(1).map(|before| &all[before]) {
@@ -203,7 +203,7 @@ proptest! {
             .collect();
         let mut batch = sequences(&mut model, &beginnings, &mut random);
         let vocabulary = model.config().vocabulary_size;
-        let mut alone = model.new_sequences(batch.len()).unwrap();
+        let mut alone = model.new_sequences(batch.len(), usize::MAX).unwrap();
         for (alone, sequence) in alone.iter_mut().zip(&batch) {
             alone.copy_from(sequence, sequence.position()).unwrap();
         }
@@ -356,7 +356,7 @@ fn more_sequences_than_go_through_a_layer_together_are_decoded_too() {
         policy: Some(Policy::Exact),
         threads: 2,
     });
-    let mut batch = model.new_sequences(70).unwrap();
+    let mut batch = model.new_sequences(70, usize::MAX).unwrap();
     let vocabulary = model.config().vocabulary_size;
     let tokens: Vec<u32> = (0..70).map(|token| token % vocabulary as u32).collect();
     let together = model.decode_batch(&mut batch, &tokens).unwrap();

@@ -116,7 +116,7 @@ fn what_was_cut_or_copied_goes_on_as_if_it_had_been_run() {
                 assert_eq!(model.keep_prefix_of(&prompt), kept, "{what}");
                 assert_eq!(go_on(&mut model, &prompt[kept..]), rest, "{what} cut");
                 // A copy of what both have, while the first goes on by itself.
-                let mut copy = model.new_sequence().unwrap();
+                let mut copy = model.new_sequence(usize::MAX).unwrap();
                 copy.copy_from(model.sequence(), kept).unwrap();
                 let first = model.replace_sequence(copy);
                 assert_eq!(first.position(), prompt.len() + 3);

@@ -1,12 +1,8 @@
 //! How many sequences memory has room for.
 
 use powerinfer_artifact::ByteSize;
-use powerinfer_model::LanguageModel;
 use powerinfer_pool::system;
-use powerinfer_runtime::{
-    Runtime,
-    memory::{PREFILL_BATCH, kv_bytes},
-};
+use powerinfer_runtime::{Runtime, memory::PREFILL_BATCH};
 
 use crate::ServerError;
 
@@ -36,27 +32,31 @@ impl Capacity {
         context: usize,
         parallel: Option<usize>,
     ) -> Result<Self, ServerError> {
-        if !model.supports_batches() {
-            // A plan with a part on a GPU counts one cache there.
-            return Ok(Self {
-                parallel: 1,
-                sequences: if model.uses_device() { 1 } else { 2 },
-            });
-        }
         // Pages of the weights count as free until they have been read.
         let weights = model.bundle().bytes();
         let free = system::memory().map(|(_, free)| free.saturating_sub(weights));
-        Self::in_memory(sequence_bytes(model, context), free, parallel)
+        let [on_host, on_device] = model.sequence_bytes(context);
+        let memories = [(on_host, free), (on_device, model.device_cache_budget())];
+        Self::in_memory(memories, parallel)
     }
 
+    /// The capacity of memories: bytes of a sequence, and bytes that are free.
     fn in_memory(
-        sequence: u64,
-        free: Option<u64>,
+        memories: [(u64, Option<u64>); 2],
         parallel: Option<usize>,
     ) -> Result<Self, ServerError> {
-        let room = free.map_or(usize::MAX, |free| (free / sequence.max(1)) as usize);
-        // The model's own sequence exists in any case.
-        let room = room.max(1);
+        let room = |(sequence, free): (u64, Option<u64>)| match free {
+            // The model's own sequence exists in any case.
+            Some(free) if sequence > 0 => ((free / sequence) as usize).max(1),
+            _ => usize::MAX,
+        };
+        let [host, device] = memories;
+        let (sequence, free) = if room(device) < room(host) {
+            device
+        } else {
+            host
+        };
+        let room = room((sequence, free));
         let parallel = parallel.map(|parallel| parallel.clamp(1, MAX_PARALLEL));
         match parallel {
             Some(parallel) if parallel > room => Err(ServerError::Memory {
@@ -77,14 +77,6 @@ impl Capacity {
     }
 }
 
-/// Bytes of the KV cache of a sequence of `context` tokens.
-pub(crate) fn sequence_bytes(model: &Runtime, context: usize) -> u64 {
-    let config = model.config();
-    let format = model.bundle().plan().budget.kv_cache;
-    let of_layer = kv_bytes(config, context as u64, format);
-    of_layer.saturating_mul(config.layer_count as u64)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,7 +84,8 @@ mod tests {
     #[test]
     fn memory_limits_the_sequences() {
         let capacity = |free, parallel| {
-            let capacity = Capacity::in_memory(100, free, parallel).unwrap();
+            let memories = [(100, free), (0, None)];
+            let capacity = Capacity::in_memory(memories, parallel).unwrap();
             (capacity.parallel, capacity.sequences)
         };
         assert_eq!(capacity(None, None), (4, 8));
@@ -101,11 +94,16 @@ mod tests {
         assert_eq!(capacity(Some(350), None), (3, 3));
         assert_eq!(capacity(Some(0), None), (1, 1));
         assert_eq!(capacity(Some(0), Some(1)), (1, 1));
+        // A device has less room than the host.
+        let memories = [(100, Some(1000)), (10, Some(35))];
+        let capacity = Capacity::in_memory(memories, None).unwrap();
+        assert_eq!((capacity.parallel, capacity.sequences), (3, 3));
     }
 
     #[test]
     fn more_requests_than_memory_has_room_for_are_refused() {
-        let error = Capacity::in_memory(1 << 30, Some(5 << 30), Some(16)).unwrap_err();
+        let memories = [(1 << 30, Some(5 << 30)), (0, None)];
+        let error = Capacity::in_memory(memories, Some(16)).unwrap_err();
         assert_eq!(
             error.to_string(),
             "the KV caches of 16 requests need up to 16.0 GiB, and 5.0 GiB of memory are free beside the weights; \

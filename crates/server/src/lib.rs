@@ -29,14 +29,14 @@ use std::{
 use axum::http::HeaderValue;
 use powerinfer_artifact::ByteSize;
 use powerinfer_model::LanguageModel;
-use powerinfer_runtime::{Runtime, RuntimeError, SamplingSettings};
+use powerinfer_runtime::{Runtime, RuntimeError, SamplingSettings, Sequence};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
 pub use crate::capacity::{DEFAULT_PARALLEL, MAX_PARALLEL};
 use crate::{
     api::error::ApiError,
-    capacity::{Capacity, sequence_bytes},
+    capacity::Capacity,
     constraint::Constraints,
     engine::{Engine, EngineHandle, EngineSettings},
     metrics::Metrics,
@@ -147,7 +147,7 @@ impl Server {
     /// Fails where the address cannot be used, where memory has no room for the requests, and where the model's settings
     /// of sampling are invalid.
     pub fn bind(
-        model: Runtime,
+        mut model: Runtime,
         tokenizer: Tokenizer,
         settings: ServerSettings,
         address: SocketAddr,
@@ -155,13 +155,17 @@ impl Server {
         let listen = |source| ServerError::Listen { address, source };
         let listener = TcpListener::bind(address).map_err(listen)?;
         listener.set_nonblocking(true).map_err(listen)?;
-        let batches = model.supports_batches();
+        let batches = model.decode_batch_size() > 1;
         let sampling = SamplingSettings::of_model(&model.bundle().files())?;
         powerinfer_runtime::Sampler::new(sampling.clone())?;
         let context = model.context_limit();
         let context = settings.context.map_or(context, |limit| limit.min(context));
         let capacity = Capacity::of(&model, context, settings.parallel)?;
-        let cache_bytes = sequence_bytes(&model, context);
+        let cache_bytes = model.sequence_bytes(context).iter().sum();
+        // Caches of the plan's context give way to shorter ones first.
+        drop(model.replace_sequence(Sequence::default()));
+        let own = model.new_sequence(context)?;
+        model.replace_sequence(own);
         let name = settings.alias.clone();
         let tokenizer = Arc::new(tokenizer);
         let metrics = Arc::new(Metrics::new());

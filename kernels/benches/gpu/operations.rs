@@ -54,7 +54,7 @@ impl Bench {
                     .count();
                 let mask = Buffer::from_slice(&self.device, &words)?;
                 let mut products = Buffer::new(&self.device, self.neurons)?;
-                let mut scratch = self.gpu.down_scratch([&ffn.down].into_iter())?;
+                let mut scratch = self.gpu.down_scratch([&ffn.down].into_iter(), 1)?;
                 let mut hidden = Buffer::new(&self.device, self.hidden)?;
                 let mut gate_up = |gpu: &Gpu, scratch: &mut DownScratch| -> Outcome<()> {
                     let (mask, products) = (Some(&mask), &mut products);
@@ -65,6 +65,7 @@ impl Bench {
                         NeuronFilter::All,
                         mask,
                         products,
+                        None,
                         None,
                         scratch,
                     )?)
@@ -215,7 +216,7 @@ impl Bench {
                     sin_cos: &rotations,
                     alibi_slopes: None,
                     window: None,
-                    position: &position,
+                    positions: &position,
                     caches: &caches,
                     layer: 0,
                 };

@@ -24,7 +24,7 @@ pub struct HeadNorms {
     pub key: GpuNorm,
 }
 
-/// Inputs of the attention of one layer, for one token or several consecutive ones.
+/// Inputs of the attention of one layer, for tokens of one sequence or several; those of a sequence are consecutive.
 #[derive(Debug)]
 pub struct Attention<'a> {
     /// Number of tokens.
@@ -43,17 +43,17 @@ pub struct Attention<'a> {
     pub alibi_slopes: Option<&'a Buffer<f32>>,
     /// Sliding window in positions, including the token's own; `None` means no window.
     pub window: Option<usize>,
-    /// `[1]`: position of the first token.
-    pub position: &'a Buffer<u32>,
-    /// `[layers]`: [addresses](GpuCache::addresses) of the sequence's caches.
+    /// `[tokens]`: position of each token.
+    pub positions: &'a Buffer<u32>,
+    /// `[tokens, layers]`: [addresses](GpuCache::addresses) of the caches of each token's sequence, all of one shape.
     pub caches: &'a Buffer<[u64; 2]>,
-    /// Index in `caches`.
+    /// Index among the layers of `caches`.
     pub layer: usize,
 }
 
 impl Gpu {
-    /// Appends keys and values of the tokens to the cache at `caches[layer]`, of the shape of `cache`, and computes their
-    /// attention: `out` is `[tokens, heads, head_size]`.
+    /// Appends keys and values of the tokens to the caches of `layer`, of the shape of `cache`, and computes their attention:
+    /// `out` is `[tokens, heads, head_size]`. Up to [`BATCH`](Self::BATCH) tokens have the bits that each has alone.
     ///
     /// `partial` holds [`Gpu::attention_scratch_len`] elements, `counters` `tokens * heads` zeros.
     ///
@@ -74,7 +74,8 @@ impl Gpu {
     ) -> Result<(), DeviceError> {
         let (kv_heads, size) = (cache.kv_heads, cache.head_size);
         let (tokens, layer) = (attention.tokens, attention.layer);
-        assert!(layer < attention.caches.len());
+        let layers = attention.caches.len() / tokens;
+        assert!(layer < layers);
         let heads = attention.query.len() / size / tokens;
         let group = heads / kv_heads;
         let splits = self.attention_splits(tokens, heads, kv_heads, cache.context);
@@ -86,7 +87,7 @@ impl Gpu {
         assert!(attention.key.len() == tokens * kv_heads * size);
         assert!(attention.value.len() == tokens * kv_heads * size);
         let pairs = attention.sin_cos.len() / tokens;
-        assert!(2 * pairs <= size && !attention.position.is_empty());
+        assert!(2 * pairs <= size && attention.positions.len() >= tokens);
         let norm = |pick: fn(&HeadNorms) -> &GpuNorm| GpuNorm::argument(attention.norms.map(pick));
         let arguments = arguments::Attention {
             query: attention.query.address(),
@@ -99,13 +100,15 @@ impl Gpu {
             padding: 0,
             alibi_slopes: attention.alibi_slopes.map_or(0, Buffer::address),
             cache: attention.caches.address() + (layer * size_of::<[u64; 2]>()) as u64,
+            cache_stride: layers as i32,
             heads: heads as i32,
             kv_heads: kv_heads as i32,
             head_size: size as i32,
             context: cache.context as i32,
             window: attention.window.unwrap_or(0) as i32,
-            in_cache: (tokens > 1).into(),
-            position: attention.position.address(),
+            is_stored: (tokens > 1).into(),
+            more_padding: 0,
+            position: attention.positions.address(),
             scale: std::f32::consts::LOG2_E / (size as f32).sqrt(),
             last_padding: 0,
             partial: partial.address(),
@@ -165,7 +168,7 @@ impl Gpu {
     }
 
     /// Thread blocks that split the positions of a KV head: enough to fill the device, if the context is long enough.
-    /// Several tokens fill it without splits. Where fewer positions are visible, the kernel uses fewer splits.
+    /// More tokens than a batch fill it without splits. Where fewer positions are visible, the kernel uses fewer splits.
     fn attention_splits(
         &self,
         tokens: usize,
@@ -173,7 +176,7 @@ impl Gpu {
         kv_heads: usize,
         context: usize,
     ) -> usize {
-        if tokens > 1 {
+        if tokens > Self::BATCH {
             return 1;
         }
         let heads = kv_heads * (heads / kv_heads).div_ceil(QUERIES);

@@ -1,12 +1,13 @@
-//! The FFN of one token over the hot neurons: the kernels `gate_up` and `down` of `feed_forward.cu`.
+//! The FFN of a token, or of a batch, over the hot neurons: the kernels `gate_up` and `down` of `feed_forward.cu`.
 
 use bytemuck::Zeroable;
 use powerinfer_tensor::FfnKind;
 
 use super::{
-    Buffer, DeviceError, Ffn, Gpu, GpuMatrix, GpuNorm, HostBuffer, NeuronFilter, arguments,
+    Buffer, DeviceError, Ffn, Gpu, GpuMatrix, GpuNorm, HostBuffer, KeptInput, NeuronFilter,
+    arguments,
     ffn::neurons,
-    gpu::{THREADS, WARP, WORD, input_bytes, kernel, width},
+    gpu::{GEMV_THREADS, THREADS, WARP, WORD, input_bytes, kernel, mask_bytes, width},
 };
 use crate::Arithmetic;
 
@@ -18,7 +19,7 @@ const LIST_CAPACITY: usize = 2 * THREADS;
 /// Mapped host memory from which the host reads the input of a layer's FFN.
 #[derive(Debug, Clone, Copy)]
 pub struct HostMirror<'a> {
-    /// `[hidden]`, or `[tokens, hidden]` for a prompt: the normalised input.
+    /// `[tokens, hidden]`: the normalised input.
     pub input: &'a HostBuffer,
     /// One word per layer: the last step whose input and mask the host can read.
     pub flags: &'a HostBuffer,
@@ -31,7 +32,7 @@ pub struct HostMirror<'a> {
 /// The sum that the host's cold neurons contribute.
 #[derive(Debug, Clone, Copy)]
 pub struct ColdSum<'a> {
-    /// `[hidden]`: the sum, in mapped host memory.
+    /// `[tokens, hidden]`: the sum, in mapped host memory.
     pub sum: &'a HostBuffer,
     /// Words with the last step whose sum is complete, and the layer's index; `None` if it is complete already.
     pub flag: Option<(&'a HostBuffer, usize)>,
@@ -99,10 +100,13 @@ impl DownScratch {
 
 impl Gpu {
     /// `activations[i] = act(gate[i] · x) * (up[i] · x)` with `x = norm(x)`, for the hot neurons that `mask` selects,
-    /// or for all without a mask.
+    /// or for all without a mask. Tokens, at most [`batch_tokens`](Self::batch_tokens), share one pass over the rows that any of
+    /// them needs.
     ///
-    /// Neurons outside of the mask keep their activation, those that `filter` drops get 0. If the host has neurons of
-    /// the layer, it receives the normalised input in `host`.
+    /// `x` is `[tokens, hidden]`, `activations` `[tokens, hot]`, the mask `[tokens, words]`. Neurons that are in no token's mask
+    /// keep their activations, those that `filter` drops get 0. If the host has neurons of the layer, it receives the
+    /// normalised input in `host`. If a [prediction](Self::predict) has kept the input in `kept`, it is not normed and rounded
+    /// again.
     ///
     /// # Errors
     ///
@@ -123,14 +127,18 @@ impl Gpu {
         filter: NeuronFilter<'_>,
         mask: Option<&Buffer<u32>>,
         activations: &mut Buffer<f32>,
+        kept: Option<&KeptInput>,
         host: Option<HostMirror<'_>>,
         scratch: &mut DownScratch,
     ) -> Result<(), DeviceError> {
         let gate = &ffn.gate.matrix;
         let (hot, columns, format) = (gate.rows(), gate.columns(), gate.format());
         let words = hot.div_ceil(WORD);
-        assert!(x.len() == columns && activations.len() >= hot);
-        assert!(mask.is_none_or(|mask| mask.len() >= words));
+        let tokens = x.len() / columns.max(1);
+        assert!((1..=self.batch_tokens(columns, format, hot)).contains(&tokens));
+        assert!(x.len() == tokens * columns && activations.len() >= tokens * hot);
+        let mask_words = mask.map_or(0, |mask| mask.len() / tokens);
+        assert!(mask.is_none() || mask_words >= words);
         assert_eq!(
             ffn.up.is_none(),
             ffn.kind == FfnKind::Plain,
@@ -146,31 +154,50 @@ impl Gpu {
         }
         arguments.ffn = neurons(ffn, filter);
         if let Some(host) = host {
-            assert!(host.input.len() >= columns && !host.step.is_empty());
-            arguments.host_input = host.input.address(0);
+            assert!(host.input.len() >= tokens * columns && !host.step.is_empty());
+            arguments.host_input = match kept {
+                Some(_) => 0,
+                None => host.input.address(0),
+            };
             arguments.flag = host.flags.address(host.flag);
             arguments.step = host.step.address();
+        }
+        if let Some(kept) = kept {
+            assert!(kept.is_for(columns, tokens) && self.uses_int8(format));
+            arguments.rounded = kept.address();
         }
         arguments.x = x.address();
         arguments.norm = GpuNorm::argument(norm);
         arguments.gate = gate.argument();
         arguments.gate_bias = ffn.gate.bias.as_ref().map_or(0, Buffer::address);
         arguments.mask = mask.map_or(0, Buffer::address);
+        arguments.mask_words = mask_words as i32;
         arguments.hot_count = hot as i32;
+        arguments.tokens = tokens as i32;
         arguments.activations = activations.address();
         arguments.gate_rows = scratch.counted.address() + size_of::<u32>() as u64;
         arguments.int8 = (self.arithmetic == Arithmetic::Integer).into();
         let mask_bytes = match mask {
-            Some(_) => 2 * (words * 4).next_multiple_of(16) + WARP * 4,
+            Some(_) => mask_bytes(words),
             None => 0,
         };
-        let shared = input_bytes(columns, self.uses_int8(format)) + mask_bytes;
+        let shared = input_bytes(columns, self.uses_int8(format), tokens) + mask_bytes;
         let grid = [self.row_blocks(hot.max(1)), 1, 1];
-        let name = kernel("gate_up", format);
-        self.launch(&name, grid, THREADS, shared, "gate and up", &arguments)
+        let name = kernel(
+            if tokens == 1 {
+                "gate_up"
+            } else {
+                "gate_up_batch"
+            },
+            format,
+        );
+        let what = "gate and up";
+        self.launch(&name, grid, GEMV_THREADS, shared, what, &arguments)
     }
 
     /// `hidden += Σ_i activations[i] * down[i] + bias + offset + cold`, over the hot neurons with a non-zero activation.
+    ///
+    /// `hidden` is `[tokens, hidden]`, `activations` `[tokens, hot]`.
     ///
     /// # Errors
     ///
@@ -178,7 +205,7 @@ impl Gpu {
     ///
     /// # Panics
     ///
-    /// A shape does not match, or `scratch` was made for a smaller matrix.
+    /// A shape does not match, or `scratch` was made for a smaller matrix or fewer tokens.
     pub fn down(
         &self,
         ffn: &Ffn,
@@ -196,8 +223,10 @@ impl Gpu {
         let matrix = &ffn.down;
         let (columns, format) = (matrix.columns(), matrix.format());
         let (tiles, chunks) = (Self::down_tiles(matrix), self.down_chunks(matrix));
-        assert!(activations.len() >= matrix.rows() && hidden.len() == columns);
-        assert!(partial.len() >= self.partial_len(matrix) && counters.len() >= tiles);
+        let tokens = hidden.len() / columns.max(1);
+        assert!(activations.len() >= tokens * matrix.rows() && hidden.len() == tokens * columns);
+        assert!(partial.len() >= tokens * self.partial_len(matrix));
+        assert!(counters.len() >= tokens * tiles);
         assert!(
             [ffn.bias.as_ref(), offset]
                 .into_iter()
@@ -206,7 +235,7 @@ impl Gpu {
         );
         let mut arguments = arguments::Down::zeroed();
         if let Some(cold) = cold {
-            assert!(cold.sum.len() >= columns && !cold.step.is_empty());
+            assert!(cold.sum.len() >= tokens * columns && !cold.step.is_empty());
             arguments.cold = cold.sum.address(0);
             arguments.flag = cold.flag.map_or(0, |(flags, index)| flags.address(index));
             arguments.step = cold.step.address();
@@ -224,12 +253,12 @@ impl Gpu {
         arguments.down_rows = counted.address();
         let group_stride = width(format) * (ROW_THREADS + 1) + ROW_THREADS;
         let shared = (ROW_GROUPS * group_stride + 2 * LIST_CAPACITY + WARP) * 4;
-        let grid = [tiles as u32, chunks as u32, 1];
+        let grid = [tokens as u32, tiles as u32, chunks as u32];
         let name = kernel("down", format);
         self.launch(&name, grid, THREADS, shared, "rows of down", &arguments)
     }
 
-    /// Allocates scratch for [`Gpu::down`] with any of `matrices`.
+    /// Allocates scratch for [`Gpu::down`] of up to `tokens` tokens with any of `matrices`.
     ///
     /// # Errors
     ///
@@ -237,6 +266,7 @@ impl Gpu {
     pub fn down_scratch<'a>(
         &self,
         matrices: impl Iterator<Item = &'a GpuMatrix>,
+        tokens: usize,
     ) -> Result<DownScratch, DeviceError> {
         let largest = |(partial, tiles): (usize, usize), matrix| {
             (
@@ -246,8 +276,8 @@ impl Gpu {
         };
         let (partial, tiles) = matrices.fold((0, 0), largest);
         Ok(DownScratch {
-            partial: Buffer::new(self.device(), partial)?,
-            counters: Buffer::new(self.device(), tiles)?,
+            partial: Buffer::new(self.device(), tokens * partial)?,
+            counters: Buffer::new(self.device(), tokens * tiles)?,
             counted: Buffer::new(self.device(), 2)?,
         })
     }
@@ -260,9 +290,9 @@ impl Gpu {
             .max(1)
     }
 
-    /// Elements of the partial sums, `[chunks, hidden]`.
+    /// Elements of a token's partial sums, `[chunks, hidden]`, rows padded to a multiple of four.
     fn partial_len(&self, matrix: &GpuMatrix) -> usize {
-        self.down_chunks(matrix) * matrix.columns()
+        self.down_chunks(matrix) * matrix.columns().next_multiple_of(4)
     }
 
     /// Thread blocks along the neurons.

@@ -10,12 +10,11 @@ use crate::Arithmetic;
 
 /// Threads per block of most kernels.
 pub(super) const THREADS: usize = 256;
+/// Threads per block of kernels whose warps compute the product of a row of weights each.
+pub(super) const GEMV_THREADS: usize = 512;
 pub(super) const WARP: usize = 32;
 /// Neurons per word of a bit mask.
 pub(super) const WORD: usize = 32;
-
-/// Thread blocks per multiprocessor of kernels that read rows of weights.
-const ROW_BLOCKS: usize = 3;
 
 /// The kernels of a device as methods: shapes are checked, then one kernel or two are launched asynchronously.
 #[derive(Debug, Clone)]
@@ -36,14 +35,27 @@ impl Gpu {
     }
 
     /// Whether rows of `format` are multiplied with an int8 input.
-    pub(super) fn uses_int8(&self, format: Format) -> bool {
+    pub fn uses_int8(&self, format: Format) -> bool {
         self.arithmetic == Arithmetic::Integer && format.is_quantised()
     }
 
-    /// Thread blocks for `rows` rows, one warp per row; warps loop where there are more rows.
+    /// Most tokens of a batch: those that share one pass over the weights, with the bits that each has alone.
+    pub const BATCH: usize = 8;
+
+    /// Tokens up to [`BATCH`](Self::BATCH) whose inputs of `columns` fit the shared memory of a thread block beside a mask of
+    /// `neurons`, for weights in `format`; at least one.
+    pub fn batch_tokens(&self, columns: usize, format: Format, neurons: usize) -> usize {
+        let int8 = self.uses_int8(format);
+        let room = self.device.info().shared_bytes;
+        let room = room.saturating_sub(mask_bytes(neurons.div_ceil(WORD)));
+        let fits = |tokens: &usize| input_bytes(columns, int8, *tokens) <= room;
+        (2..=Self::BATCH).rev().find(fits).unwrap_or(1)
+    }
+
+    /// Thread blocks for `rows` rows, one warp per row, at most one per multiprocessor; warps loop where there are more rows.
     pub(super) fn row_blocks(&self, rows: usize) -> u32 {
-        let limit = ROW_BLOCKS * self.device.info().multiprocessors;
-        rows.div_ceil(THREADS / WARP).min(limit) as u32
+        let blocks = rows.div_ceil(GEMV_THREADS / WARP);
+        blocks.min(self.device.info().multiprocessors) as u32
     }
 
     /// Launches a kernel; `what` names the operand that has to fit into `shared_bytes` of shared memory.
@@ -87,14 +99,26 @@ pub(super) fn kernel(name: &str, format: Format) -> String {
     format!("{name}_{format}")
 }
 
-/// Bytes of shared memory of an input vector: its values, scratch of the norm, and its int8 blocks.
-pub(super) fn input_bytes(columns: usize, int8: bool) -> usize {
-    let blocks = columns.div_ceil(BLOCK);
-    let int8_bytes = match int8 {
-        true => blocks * BLOCK + 2 * (blocks * 4).next_multiple_of(16),
-        false => 0,
+/// Bytes of shared memory of the inputs of `tokens` tokens: scratch of the norm, and their values, or the values of one and the
+/// int8 blocks of all.
+pub(super) fn input_bytes(columns: usize, int8: bool, tokens: usize) -> usize {
+    let values = columns.next_multiple_of(BLOCK) * 4;
+    let inputs = match int8 {
+        true => values + tokens * int8_bytes(columns),
+        false => tokens * values,
     };
-    blocks * BLOCK * 4 + WARP * 4 + int8_bytes
+    WARP * 4 + inputs
+}
+
+/// Bytes of an input in 8 bits, with its scales and sums.
+pub(super) fn int8_bytes(columns: usize) -> usize {
+    let blocks = columns.div_ceil(BLOCK);
+    blocks * BLOCK + 2 * (blocks * 4).next_multiple_of(16)
+}
+
+/// Bytes of shared memory of a mask of `words`: its words, their prefix sums, and scratch.
+pub(super) fn mask_bytes(words: usize) -> usize {
+    2 * (words * 4).next_multiple_of(16) + WARP * 4
 }
 
 /// Weights per 16 bytes.

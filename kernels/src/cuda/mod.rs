@@ -31,6 +31,7 @@ pub use gpu::Gpu;
 pub use memory::{Buffer, HostBuffer};
 pub use observe::{ActivityCounts, Reuse, WINDOWS};
 pub use prediction::{PredictedMask, Predictor, SignBits};
+pub use projection::KeptInput;
 pub use prompt::{DownAddends, F16Buffer, TokenMasks};
 pub use staging::StagingStream;
 pub use weights::{GpuCache, GpuLinear, GpuMatrix, GpuNorm};

@@ -3,12 +3,14 @@
 use powerinfer_tensor::BLOCK;
 
 use super::{
-    Buffer, DeviceError, Gpu, GpuLinear, GpuMatrix, GpuNorm, HostBuffer, arguments,
-    gpu::{THREADS, WARP, WORD, input_bytes, kernel, width},
+    Buffer, DeviceError, Gpu, GpuLinear, GpuMatrix, GpuNorm, HostBuffer, KeptInput, arguments,
+    gpu::{THREADS, WORD, input_bytes, kernel, width},
 };
 
 /// Neurons of a thread block that predicts by an MLP.
 const NEURONS: usize = 64;
+/// Thread blocks per multiprocessor that predict by signs.
+const SIGN_BLOCKS: usize = 3;
 
 /// A layer's MLP predictor on a device: `logits = B · relu(A · x) + bias`.
 #[derive(Debug)]
@@ -45,16 +47,17 @@ pub struct PredictedMask<'a> {
     pub mask: &'a mut Buffer<u32>,
     /// The same in mapped host memory, if the host has neurons of the layer.
     pub host_mask: Option<&'a HostBuffer>,
-    /// Activations of one token's hot neurons, which are cleared.
+    /// `[tokens, hot_count]`: activations, which are cleared.
     pub activations: &'a mut Buffer<f32>,
-    /// Number of hot neurons whose activations are cleared; 0 for several tokens.
+    /// Number of hot neurons whose activations are cleared; 0 where they need not be.
     pub hot_count: usize,
 }
 
 impl Gpu {
     /// Predicts the active neurons of every token of `norm(x)`.
     ///
-    /// `x` is `[tokens, hidden]`, `units` `[tokens, rank]`: scratch for the predictor's hidden layer.
+    /// `x` is `[tokens, hidden]`, `units` `[tokens, rank]`: scratch for the predictor's hidden layer. `kept` keeps the rounded
+    /// input for [`gate_up`](Self::gate_up), and the host receives the normalised one in the given memory.
     ///
     /// # Errors
     ///
@@ -69,9 +72,11 @@ impl Gpu {
         norm: Option<&GpuNorm>,
         predictor: &Predictor,
         units: &mut Buffer<f32>,
+        kept: Option<(&mut KeptInput, Option<&HostBuffer>)>,
         predicted: &mut PredictedMask<'_>,
     ) -> Result<(), DeviceError> {
-        self.project(x, norm, &mut [(&predictor.a, &mut *units)], false)?;
+        let hidden_layer = &mut [(&predictor.a, &mut *units)];
+        self.project_keeping(x, norm, hidden_layer, false, kept)?;
         let b = &predictor.b_transposed;
         let neurons = b.columns();
         let tokens = units.len() / b.rows().max(1);
@@ -135,9 +140,10 @@ impl Gpu {
             masks: masks(predicted, signs.neurons, tokens),
         };
         // A block per word of the mask.
-        let blocks = self.row_blocks(signs.neurons.div_ceil(WORD) * (THREADS / WARP));
+        let limit = SIGN_BLOCKS * self.device().info().multiprocessors;
+        let blocks = signs.neurons.div_ceil(WORD).min(limit) as u32;
         let signs_bytes = (2 * words * 4).next_multiple_of(16);
-        let shared = input_bytes(signs.columns, false) + signs_bytes + WORD * 4;
+        let shared = input_bytes(signs.columns, false, 1) + signs_bytes + WORD * 4;
         self.launch(
             "predict_by_signs",
             [blocks, tokens as u32, 1],
@@ -151,7 +157,8 @@ impl Gpu {
 
 fn masks(predicted: &mut PredictedMask<'_>, neurons: usize, tokens: usize) -> arguments::Masks {
     let words = tokens * neurons.div_ceil(WORD);
-    assert!(predicted.mask.len() >= words && predicted.activations.len() >= predicted.hot_count);
+    let cleared = tokens * predicted.hot_count;
+    assert!(predicted.mask.len() >= words && predicted.activations.len() >= cleared);
     assert!(predicted.host_mask.is_none_or(|host| host.len() >= words));
     arguments::Masks {
         device: predicted.mask.address(),

@@ -1,16 +1,64 @@
 //! GEMV with a fused norm, norms in place, and arg max: the kernels of `projection.cu`.
 
+use std::sync::Arc;
+
 use bytemuck::Zeroable;
 
 use super::{
-    Buffer, DeviceError, Gpu, GpuLinear, GpuNorm, arguments,
-    gpu::{THREADS, input_bytes, kernel},
+    Buffer, Device, DeviceError, Gpu, GpuLinear, GpuNorm, HostBuffer, arguments,
+    gpu::{GEMV_THREADS, THREADS, input_bytes, int8_bytes, kernel},
 };
 use crate::Arithmetic;
 
+/// The input of a projection, normed and rounded to 8 bits, for a kernel that reads the same.
+#[derive(Debug)]
+pub struct KeptInput {
+    memory: Buffer<[u32; 4]>,
+    columns: usize,
+    tokens: usize,
+}
+
+impl KeptInput {
+    /// Memory for inputs of up to `tokens` tokens of up to `columns`.
+    ///
+    /// # Errors
+    ///
+    /// The device is out of memory.
+    pub fn new(
+        device: &Arc<dyn Device>,
+        columns: usize,
+        tokens: usize,
+    ) -> Result<Self, DeviceError> {
+        Ok(Self {
+            memory: Buffer::new(device, (tokens * int8_bytes(columns)).div_ceil(16))?,
+            columns: 0,
+            tokens: 0,
+        })
+    }
+
+    /// Allocated bytes.
+    pub fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    fn keep(&mut self, columns: usize, tokens: usize) {
+        assert!(tokens * int8_bytes(columns) <= self.memory.bytes());
+        (self.columns, self.tokens) = (columns, tokens);
+    }
+
+    /// Whether it was kept for `tokens` tokens of `columns`.
+    pub(super) fn is_for(&self, columns: usize, tokens: usize) -> bool {
+        (self.columns, self.tokens) == (columns, tokens)
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.memory.address()
+    }
+}
+
 impl Gpu {
     /// `out = matrix · norm(x) + bias`, or `out += …` if `accumulate`, for up to three matrices that share the input,
-    /// in one launch.
+    /// in one launch. Up to [`BATCH`](Self::BATCH) tokens share one pass over the weights.
     ///
     /// `x` is `[tokens, columns]`, each output `[tokens, rows]`.
     ///
@@ -27,6 +75,18 @@ impl Gpu {
         norm: Option<&GpuNorm>,
         parts: &mut [(&GpuLinear, &mut Buffer<f32>)],
         accumulate: bool,
+    ) -> Result<(), DeviceError> {
+        self.project_keeping(x, norm, parts, accumulate, None)
+    }
+
+    /// As [`project`](Self::project); keeps the rounded input, and writes `norm(x)` to host memory.
+    pub(super) fn project_keeping(
+        &self,
+        x: &Buffer<f32>,
+        norm: Option<&GpuNorm>,
+        parts: &mut [(&GpuLinear, &mut Buffer<f32>)],
+        accumulate: bool,
+        kept: Option<(&mut KeptInput, Option<&HostBuffer>)>,
     ) -> Result<(), DeviceError> {
         let (first, _) = parts.first().expect("at least one matrix");
         let (format, columns) = (first.matrix.format(), first.matrix.columns());
@@ -49,16 +109,32 @@ impl Gpu {
         if rows == 0 || tokens == 0 {
             return Ok(());
         }
+        if let Some((kept, host)) = kept {
+            assert!(self.uses_int8(format) && host.is_none_or(|host| host.len() >= x.len()));
+            kept.keep(columns, tokens);
+            arguments.rounded = kept.address();
+            arguments.host_input = host.map_or(0, |host| host.address(0));
+        }
         arguments.x = x.address();
         arguments.norm = GpuNorm::argument(norm);
         arguments.segment_count = parts.len() as i32;
         arguments.int8 = (self.arithmetic == Arithmetic::Integer).into();
         arguments.accumulate = accumulate.into();
+        let at_once = tokens.min(self.batch_tokens(columns, format, 0));
+        arguments.tokens = tokens as i32;
+        arguments.tokens_at_once = at_once as i32;
         self.launch(
-            &kernel("project", format),
-            [self.row_blocks(rows), tokens as u32, 1],
-            THREADS,
-            input_bytes(columns, self.uses_int8(format)),
+            &kernel(
+                if tokens == 1 {
+                    "project"
+                } else {
+                    "project_batch"
+                },
+                format,
+            ),
+            [self.row_blocks(rows), tokens.div_ceil(at_once) as u32, 1],
+            GEMV_THREADS,
+            input_bytes(columns, self.uses_int8(format), at_once),
             "the input of a projection",
             &arguments,
         )
@@ -78,7 +154,7 @@ impl Gpu {
             norm: GpuNorm::argument(Some(norm)),
         };
         let grid = [(x.len() / columns) as u32, 1, 1];
-        let shared = input_bytes(columns, false);
+        let shared = input_bytes(columns, false, 1);
         self.launch("norm_in_place", grid, THREADS, shared, "a norm", &arguments)
     }
 

@@ -150,7 +150,7 @@ impl Gpu {
             out: out.argument(),
             host_input: host.map_or(0, |host| host.input.address(0)),
         };
-        let shared = input_bytes(columns, false) + WARP * 4;
+        let shared = input_bytes(columns, false, 1) + WARP * 4;
         let grid = [tokens as u32, 1, 1];
         self.launch("to_f16", grid, THREADS, shared, "a token", &arguments)
     }

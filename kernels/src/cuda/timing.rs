@@ -50,7 +50,7 @@ impl Gpu {
             activation: Activation::Relu,
         };
         let products = Buffer::new(device, 1)?;
-        let mut scratch = self.down_scratch([&ffn.down].into_iter())?;
+        let mut scratch = self.down_scratch([&ffn.down].into_iter(), 1)?;
         let mut hidden = Buffer::new(device, 32)?;
         if !device.begin_capture()? {
             return Ok(Vec::new());

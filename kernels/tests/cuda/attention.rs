@@ -133,7 +133,7 @@ impl AttentionCase {
             let single = (0..tokens).map(|token| token..token + 1);
             let batch_start = tokens / 3 + 1;
             for part in single.chain(std::iter::once(batch_start..tokens)) {
-                let (token, count) = (part.start, part.len());
+                let count = part.len();
                 let scratch =
                     gpu.attention_scratch_len(count, self.heads, self.kv_heads, self.size, context);
                 let mut partial = zeros(device, scratch);
@@ -146,6 +146,8 @@ impl AttentionCase {
                     .clone()
                     .flat_map(|token| self.rotations(token))
                     .collect();
+                let positions: Vec<u32> = part.clone().map(|token| token as u32).collect();
+                let caches = [[0; 2], cache.addresses()];
                 let mut out = zeros(device, count * self.heads * self.size);
                 let attention = Attention {
                     tokens: count,
@@ -156,8 +158,8 @@ impl AttentionCase {
                     sin_cos: &Buffer::from_slice(device, &rotations).unwrap(),
                     alibi_slopes: slopes.as_ref(),
                     window: self.window,
-                    position: &Buffer::from_slice(device, &[token as u32]).unwrap(),
-                    caches: &Buffer::from_slice(device, &[[0; 2], cache.addresses()]).unwrap(),
+                    positions: &Buffer::from_slice(device, &positions).unwrap(),
+                    caches: &Buffer::from_slice(device, &caches.repeat(count)).unwrap(),
                     layer: 1,
                 };
                 gpu.attend(

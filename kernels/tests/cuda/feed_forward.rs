@@ -173,7 +173,7 @@ impl FfnCase {
                 step: &step,
             };
             let mut activations = zeros(device, hot);
-            let mut scratch = gpu.down_scratch([&ffn.down].into_iter()).unwrap();
+            let mut scratch = gpu.down_scratch([&ffn.down].into_iter(), 1).unwrap();
             let x = upload(device, &x);
             let norm = norm.upload(device);
             gpu.gate_up(
@@ -183,6 +183,7 @@ impl FfnCase {
                 neuron_filter,
                 mask.as_ref(),
                 &mut activations,
+                None,
                 Some(host),
                 &mut scratch,
             )
@@ -316,7 +317,7 @@ fn a_host_that_does_not_answer_times_out() {
             timed_out: &timed_out,
             timeout_nanoseconds: 1_000_000,
         };
-        let mut scratch = gpu.down_scratch([&ffn.down].into_iter()).unwrap();
+        let mut scratch = gpu.down_scratch([&ffn.down].into_iter(), 1).unwrap();
         let mut hidden = zeros(device, 8);
         gpu.down(
             &ffn,

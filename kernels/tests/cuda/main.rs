@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod attention;
+mod batches;
 mod feed_forward;
 mod prediction;
 mod projection;

@@ -65,6 +65,7 @@ fn predictors_select_the_neurons_of_their_formula() {
                     None,
                     &predictor,
                     &mut zeros(device, rank),
+                    None,
                     &mut predicted,
                 )
                 .unwrap();

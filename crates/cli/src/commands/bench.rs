@@ -75,13 +75,8 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     let threads = arguments.engine.thread_count();
     let probe_bytes = probe_bytes(arguments.probe)?;
     let mut model = open_runtime(&arguments.bundle, &arguments.engine, output)?;
-    let is_cpu_only = !arguments.batch.is_empty()
-        || !arguments.ffn_densities.is_empty()
-        || arguments.completions.is_some();
-    if model.uses_device() && is_cpu_only {
-        bail!(
-            "`--batch`, `--ffn-densities` and `--completions` time the CPU alone; give `--device cpu` with them"
-        );
+    if model.uses_device() && !arguments.ffn_densities.is_empty() {
+        bail!("`--ffn-densities` times the CPU alone; give `--device cpu` with it");
     }
     let mut works = works(arguments, model.context_limit())?;
     let longest = works.iter().map(|work| work.context()).max().unwrap_or(0);

@@ -80,14 +80,8 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
         ),
     };
     let mut model = open_runtime(&arguments.bundle, &arguments.engine, output)?;
-    if model.uses_device() {
-        let asked = [
-            (arguments.verify_every.is_some(), "--verify-every"),
-            (arguments.speculate, "--speculate"),
-        ];
-        if let Some((_, option)) = asked.into_iter().find(|(is_asked, _)| *is_asked) {
-            bail!("`{option}` works on the CPU alone yet; add `--device cpu`, or leave it out");
-        }
+    if model.uses_device() && arguments.verify_every.is_some() {
+        bail!("`--verify-every` works on the CPU alone; add `--device cpu`, or leave it out");
     }
     if let Some(every) = arguments.verify_every {
         model.verify_decoded(every as usize, arguments.engine.policy.is_some());
@@ -109,7 +103,7 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
         api_key: arguments.api_key.clone(),
         allow_origin,
     };
-    let takes_turns = !model.supports_batches();
+    let uses_device = model.uses_device();
     let tokenizer = model_argument::tokenizer(&model.bundle().files())?;
     let address = SocketAddr::new(arguments.host, arguments.port);
     let server = Server::bind(model, tokenizer, settings, address)?;
@@ -118,8 +112,8 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
         output
             .say("every machine that reaches this one can use the model; `--api-key` restricts it");
     }
-    if takes_turns {
-        output.say("the plan has a part on a GPU: requests take turns");
+    if uses_device && server.parallel() == 1 {
+        output.say("the plan's budget of GPU memory has room for the KV cache of one request; a shorter `--context` makes room for more");
     }
     output.say(format!(
         "`{}`: up to {} requests at a time, each of up to {} tokens ({} of KV cache)",

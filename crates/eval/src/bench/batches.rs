@@ -58,7 +58,7 @@ impl<'a> BatchBench<'a> {
         sizes.dedup();
         let most = sizes.last().copied().unwrap_or(0);
         let mut bench = Self {
-            sequences: model.new_sequences(most)?,
+            sequences: model.new_sequences(most, depth + tokens)?,
             sizes,
             tokens,
             depth,

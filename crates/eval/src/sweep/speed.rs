@@ -75,7 +75,7 @@ impl SpeedMeter<'_> {
         let mut sampler = Sampler::new(SamplingSettings::default())?;
         let mut sequences = match batch {
             1 => Vec::new(),
-            _ => model.new_sequences(batch)?,
+            _ => model.new_sequences(batch, shape.context())?,
         };
         let (mut first, mut steps, mut speeds) = (Vec::new(), Vec::new(), Vec::new());
         let (mut shares, mut bandwidths) = (Vec::new(), vec![self.read()]);

@@ -62,21 +62,23 @@ impl LayerExecutor for HybridExecutor {
         self.device.prompt_tokens()
     }
 
-    fn supports_batches(&self) -> bool {
-        false
+    fn max_exact_tokens(&self) -> usize {
+        self.device.batch_tokens()
     }
 
     fn begin(&mut self, pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
         let device = &mut self.device;
         self.hidden_on_device = false;
-        device.use_caches(&pass.sequences[0].on_device)?;
-        match pass.tokens.len() {
-            1 => device.begin_token(pass.observers.activity.is_some()),
-            tokens => device.use_prompt_buffers(tokens),
+        let mut caches = Vec::with_capacity(pass.tokens.len());
+        for (index, sequence) in pass.sequences.iter().enumerate() {
+            let tokens = pass.tokens_of(index);
+            caches.extend(std::iter::repeat_n(&sequence.on_device[..], tokens));
         }
+        device.begin(&caches, pass.observers.activity.is_some())?;
         // Timed passes end a segment in every layer.
         device.launch_ahead(self.times.is_none())?;
-        device.start(pass.buffers.positions[0], &pass.buffers.rotations)?;
+        let positions = pass.buffers.positions.iter().copied();
+        device.start(positions, &pass.buffers.rotations)?;
         self.computed_before = pass.observers.statistics.neurons_computed;
         Ok(())
     }
@@ -184,9 +186,7 @@ impl LayerExecutor for HybridExecutor {
         statistics.neurons_in_union += computed;
         pass.observers.end_stage(Stage::Waiting);
         self.add_times(pass, counts, on_host)?;
-        if pass.tokens.len() > 1 {
-            self.device.use_prompt_buffers(1);
-        }
+        self.device.end();
         Ok(())
     }
 
@@ -194,12 +194,9 @@ impl LayerExecutor for HybridExecutor {
         if self.device.is_launched_ahead() {
             self.device.release_waiting_kernels();
         }
-        if pass.tokens.len() > 1 {
-            self.device.use_prompt_buffers(1);
-            return false;
-        }
-        // Once more without graphs.
-        self.device.discard_capture()
+        self.device.end();
+        // A single token once more without graphs.
+        pass.tokens.len() == 1 && self.device.discard_capture()
     }
 }
 

@@ -37,7 +37,6 @@ fn device_selector(
         }
         Selector::Listed(_) => DeviceSelector::Host,
         Selector::Predicted(found) => DeviceSelector::Predicted {
-            middle: Buffer::new(upload.device, found.a.rows())?,
             predictor: Box::new(Predictor {
                 a: GpuLinear::upload(upload.device, &found.a, None)?,
                 b_transposed: GpuMatrix::upload(upload.device, &found.units)?,

@@ -82,7 +82,7 @@ fn graphs_give_the_same_bits_as_single_launches() {
             let mut model = case.with(Arc::clone(&device) as _, placements);
             // Two sequences in turn, one of which is truncated.
             let mut logits = one_by_one(&mut model, &prompt[..3]);
-            let second = model.new_sequence().unwrap();
+            let second = model.new_sequence(usize::MAX).unwrap();
             let first_sequence = model.replace_sequence(second);
             logits.extend(one_by_one(&mut model, &prompt[1..4]));
             // Passes of several tokens use no graph and leave those captured as they are.

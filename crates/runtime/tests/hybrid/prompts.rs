@@ -135,7 +135,7 @@ fn sequences_take_turns_and_share_prefixes() {
     model.truncate(5);
     assert_eq!(model.forward(&prompt[5..]).unwrap(), want[5 * vocabulary..]);
     // Two sequences with the same prefix, decoded together.
-    let mut sequences = model.new_sequences(2).unwrap();
+    let mut sequences = model.new_sequences(2, usize::MAX).unwrap();
     for sequence in &mut sequences {
         sequence.copy_from(model.sequence(), 9).unwrap();
     }

@@ -159,7 +159,7 @@ impl Engine {
         };
         let first = model.replace_sequence(Sequence::default());
         let engine = Self {
-            idle: SequencePool::new(first, settings.capacity.sequences),
+            idle: SequencePool::new(first, settings.capacity.sequences, settings.context),
             model,
             settings,
             stop_tokens,
@@ -531,7 +531,7 @@ impl Engine {
         };
         let room = (self.settings.context - position)
             .min(decoding.job.max_tokens - decoding.generated)
-            .min(self.model.prompt_batch());
+            .min(self.model.decode_batch_size());
         speculation.propose(room.saturating_sub(1)).to_vec()
     }
 

@@ -9,15 +9,18 @@ pub(crate) struct SequencePool {
     made: usize,
     /// Sequences to make at most.
     capacity: usize,
+    /// Tokens of a sequence at most.
+    context: usize,
 }
 
 impl SequencePool {
-    /// A pool of up to `capacity` sequences, of which `first` is made.
-    pub(crate) fn new(first: Sequence, capacity: usize) -> Self {
+    /// A pool of up to `capacity` sequences of up to `context` tokens, of which `first` is made.
+    pub(crate) fn new(first: Sequence, capacity: usize, context: usize) -> Self {
         Self {
             idle: vec![first],
             made: 1,
             capacity,
+            context,
         }
     }
 
@@ -50,7 +53,7 @@ impl SequencePool {
         }
         let is_room = self.made < self.capacity && self.idle.iter().all(|idle| idle.position() > 0);
         if is_room {
-            self.idle.insert(0, model.new_sequence()?);
+            self.idle.insert(0, model.new_sequence(self.context)?);
             self.made += 1;
         }
         // The least recently used sequence is overwritten; its own prefix is the best where it is the source.
