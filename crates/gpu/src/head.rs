@@ -59,10 +59,11 @@ impl DeviceHead {
         tokens: usize,
         device: &Arc<dyn Device>,
     ) -> Result<(), DeviceError> {
+        let logits = Buffer::new(device, tokens * self.head.matrix.rows())?;
         if let Some((linear, output)) = &mut self.project {
             *output = Buffer::new(device, tokens * linear.matrix.rows())?;
         }
-        self.logits = Buffer::new(device, tokens * self.head.matrix.rows())?;
+        self.logits = logits;
         Ok(())
     }
 

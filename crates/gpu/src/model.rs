@@ -192,10 +192,13 @@ impl DeviceModel {
             fits((prompt + state.bytes() + more_logits).saturating_sub(single))
         };
         if let Some(batch) = self.new_state(self.most_batch_tokens(), Products::Gemv, fits_batch)? {
-            if let Some(head) = &mut self.head {
-                head.allocate(batch.capacity(), self.gpu.device())?;
+            let (tokens, device) = (batch.capacity(), self.gpu.device());
+            let head = self.head.as_mut();
+            match head.map_or(Ok(()), |head| head.allocate(tokens, device)) {
+                Ok(()) => self.state = batch,
+                Err(DeviceError::OutOfMemory { .. }) => {}
+                Err(other) => return Err(other),
             }
-            self.state = batch;
         }
         self.set_tokens(1);
         Ok(())

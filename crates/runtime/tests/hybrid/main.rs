@@ -1,6 +1,7 @@
 //! Device and host together, in all placements, against the goldens and against the CPU alone.
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
+mod batches;
 mod case;
 mod failures;
 mod logits;

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Writes random networks, whose predictions depend on their input.
-fn write_random_networks(
+pub(crate) fn write_random_networks(
     checkpoint: &Checkpoint,
     input: PredictorInput,
     format: Format,
