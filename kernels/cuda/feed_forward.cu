@@ -350,8 +350,9 @@ struct Down {
   uint64_t timeout_nanoseconds;
   // [tokens, hidden]: the residual stream, accumulated in place.
   float* hidden;
-  // Running count of rows of down read; null for none.
+  // Running counts of rows of down that tokens have read, and of those that any token of a batch has; null for none.
   unsigned* down_rows;
+  unsigned* union_rows;
 };
 
 // Threads per row, 16 bytes each, and rows that a block reads in parallel.
@@ -387,11 +388,17 @@ __device__ __forceinline__ void down(const Down& a) {
   for (int index = 0; index < WIDTH; index++) sum[index] = 0.0f;
   // Chunks take words of 32 neurons round-robin: neurons are sorted hottest first, so that work is balanced.
   const int words = (a.hot_count + WORD - 1) / WORD;
-  int pending = 0, active_rows = 0;
+  int pending = 0, active_rows = 0, union_rows = 0;
   for (int start = chunk; start < words; start += chunks * warp_count()) {
     const int word = start + warp_index() * chunks, neuron = word * WORD + lane_index();
     const float h = word < words && neuron < a.hot_count ? a.activations[size_t(token) * a.hot_count + neuron] : 0.0f;
     const bool active = h != 0.0f;
+    if (a.union_rows && tile == 0 && token == 0) {
+      bool any = active;
+      for (int other = 1; other < gridDim.x && word < words && neuron < a.hot_count; other++)
+        any |= a.activations[size_t(other) * a.hot_count + neuron] != 0.0f;
+      union_rows += __popc(__ballot_sync(ALL_LANES, any));
+    }
     int total;
     const int slot = pending + block_prefix(active, total, scratch);
     if (active) {
@@ -422,6 +429,7 @@ __device__ __forceinline__ void down(const Down& a) {
     __syncthreads();
   }
   if (a.down_rows && tile == 0 && threadIdx.x == 0) atomicAdd(a.down_rows, unsigned(active_rows));
+  if (union_rows > 0 && lane_index() == 0) atomicAdd(a.union_rows, unsigned(union_rows));
 #pragma unroll
   for (int index = 0; index < WIDTH; index++)
     sums[group * GROUP_STRIDE + index * (ROW_THREADS + 1) + column_thread] = sum[index];

@@ -198,6 +198,7 @@ pub(super) struct Down {
     pub(super) timeout_nanoseconds: u64,
     pub(super) hidden: u64,
     pub(super) down_rows: u64,
+    pub(super) union_rows: u64,
 }
 
 /// `F16Buffer` in `prompt.cu`.

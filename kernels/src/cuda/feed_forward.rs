@@ -50,7 +50,7 @@ pub struct DownScratch {
     partial: Buffer<f32>,
     /// One per tile of columns, all 0 between launches.
     counters: Buffer<u32>,
-    /// Rows of down, and rows of gate that were read.
+    /// Rows of down, rows of gate, and rows of down of any token.
     counted: Buffer<u32>,
 }
 
@@ -61,6 +61,8 @@ pub struct NeuronCounts {
     pub down_rows: u32,
     /// Rows of gate, in decoding alone.
     pub gate_rows: u32,
+    /// Rows of down of any token of a batch, in decoding alone.
+    pub union_rows: u32,
 }
 
 impl NeuronCounts {
@@ -69,6 +71,7 @@ impl NeuronCounts {
         Self {
             down_rows: self.down_rows.wrapping_sub(earlier.down_rows),
             gate_rows: self.gate_rows.wrapping_sub(earlier.gate_rows),
+            union_rows: self.union_rows.wrapping_sub(earlier.union_rows),
         }
     }
 }
@@ -84,6 +87,7 @@ impl DownScratch {
         Ok(NeuronCounts {
             down_rows: counted[0],
             gate_rows: counted[1],
+            union_rows: counted[2],
         })
     }
 
@@ -251,6 +255,7 @@ impl Gpu {
         arguments.offset = offset.map_or(0, Buffer::address);
         arguments.hidden = hidden.address();
         arguments.down_rows = counted.address();
+        arguments.union_rows = counted.address() + 2 * size_of::<u32>() as u64;
         let group_stride = width(format) * (ROW_THREADS + 1) + ROW_THREADS;
         let shared = (ROW_GROUPS * group_stride + 2 * LIST_CAPACITY + WARP) * 4;
         let grid = [tokens as u32, tiles as u32, chunks as u32];
@@ -278,7 +283,7 @@ impl Gpu {
         Ok(DownScratch {
             partial: Buffer::new(self.device(), tokens * partial)?,
             counters: Buffer::new(self.device(), tokens * tiles)?,
-            counted: Buffer::new(self.device(), 2)?,
+            counted: Buffer::new(self.device(), 3)?,
         })
     }
 

@@ -140,10 +140,28 @@ impl Layer {
             timed_out: &timed_out,
             timeout_nanoseconds: 1 << 30,
         };
-        let (scratch, cold) = (&mut scratch, Some(cold));
+        let (sums, cold) = (&mut scratch, Some(cold));
         self.gpu
-            .down(&self.ffn, &activations, None, cold, scratch, &mut hidden)
+            .down(&self.ffn, &activations, None, cold, sums, &mut hidden)
             .unwrap();
+
+        let counts = scratch.counts().unwrap();
+        let active: Vec<bool> = activations
+            .to_vec()
+            .unwrap()
+            .iter()
+            .map(|h| *h != 0.0)
+            .collect();
+        let is_in_union =
+            |neuron: &usize| (0..tokens).any(|token| active[token * self.hot + neuron]);
+        assert_eq!(
+            counts.union_rows as usize,
+            (0..self.hot).filter(is_in_union).count()
+        );
+        assert_eq!(
+            counts.down_rows as usize,
+            active.iter().filter(|active| **active).count()
+        );
 
         let masks: Vec<f32> = mask
             .to_vec()

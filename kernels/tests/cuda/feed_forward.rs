@@ -226,8 +226,8 @@ impl FfnCase {
             let gate_rows = (0..hot).filter(|neuron| is_masked(*neuron)).count();
             let counts = scratch.counts().unwrap();
             assert_eq!(
-                [counts.down_rows as usize, counts.gate_rows as usize],
-                [down_rows, gate_rows]
+                [counts.down_rows, counts.gate_rows, counts.union_rows].map(|rows| rows as usize),
+                [down_rows, gate_rows, down_rows]
             );
             found
         });

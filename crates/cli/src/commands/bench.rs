@@ -43,7 +43,7 @@ pub(crate) struct BenchArguments {
     /// Tokens in the context before the decoded ones
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     depth: usize,
-    /// Decode N sequences at once instead of one, under the policy and under `dense`
+    /// Decode N sequences at once instead of one, under the policy and, without a GPU, under `dense`
     #[arg(short, long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
     batch: Vec<u32>,
     /// Repeats of each time measurement
@@ -125,7 +125,9 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         found.sequences = batches.check(&mut model, &bar)?;
     }
     let is_dense = model.policies() == dense.policies() && !model.skips_inputs();
-    let models = if is_dense { 1 } else { 2 };
+    // `dense` is on the CPU, and sequences on a device are not.
+    let times_dense = !is_dense && !model.uses_device();
+    let models = if times_dense { 2 } else { 1 };
     bar.advance(1)?;
     bar.end();
 
@@ -154,7 +156,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     let hybrid = time_hybrid(&mut model, &ids, bench.read())?;
     let batches = match &mut batches {
         Some(batches) => {
-            let dense = (!is_dense).then_some(&mut dense);
+            let dense = times_dense.then_some(&mut dense);
             batches.measure(&bench, &mut model, dense)?
         }
         None => Vec::new(),

@@ -183,7 +183,10 @@ impl LayerExecutor for HybridExecutor {
         let statistics = &mut pass.observers.statistics;
         let on_host = statistics.neurons_computed - self.computed_before;
         statistics.neurons_computed += computed;
-        statistics.neurons_in_union += computed;
+        statistics.neurons_in_union += match counts.union_rows {
+            0 => computed, // not counted in prompts
+            counted => u64::from(counted),
+        };
         pass.observers.end_stage(Stage::Waiting);
         self.add_times(pass, counts, on_host)?;
         self.device.end();

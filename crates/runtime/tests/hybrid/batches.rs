@@ -55,60 +55,71 @@ fn predictors(case: &Case) -> PredictorFile {
 
 #[test]
 fn a_batch_has_the_bits_of_its_tokens_alone() {
-    for (index, name) in ["llama-relu-gqa", "falcon-new-relu", "opt-postln-proj"]
-        .into_iter()
-        .enumerate()
-    {
+    let combinations = [
+        (
+            "llama-relu-gqa",
+            Policy::Exact,
+            Format::Q4_0,
+            CacheFormat::F16,
+        ),
+        (
+            "falcon-new-relu",
+            Policy::Predicted,
+            Format::Q8_0,
+            CacheFormat::F32,
+        ),
+        (
+            "opt-postln-proj",
+            Policy::Dense,
+            Format::F16,
+            CacheFormat::F16,
+        ),
+    ];
+    for (index, (name, policy, quant, cache)) in combinations.into_iter().enumerate() {
         let mut case = Case::open(name);
         case.predictors = Some(predictors(&case));
-        for (policy, quant, cache) in [
-            (Policy::Exact, Format::Q4_0, CacheFormat::F16),
-            (Policy::Predicted, Format::Q8_0, CacheFormat::F32),
-            (Policy::Dense, Format::F16, CacheFormat::F16),
-        ] {
-            (case.policy, case.quant, case.kv_cache) = (policy, quant, cache);
-            let order = Order::Shuffled(index as u16);
-            let Some(mut model) = case.on_device(order, &PLACEMENTS[index..]) else {
-                return;
-            };
-            let what = format!("{name} {policy} {quant}");
-            assert_eq!(model.decode_batch_size(), 8, "{what}");
-            // More sequences than a pass has.
-            let count = 10;
-            let mut together = sequences(&mut model, &case.prompt, count);
-            let mut separate = sequences(&mut model, &case.prompt, count);
-            for step in 0..2 {
-                let tokens: Vec<u32> = (0..count)
-                    .map(|index| case.prompt[(index + step) % 7])
-                    .collect();
-                let found = model.decode_batch(&mut together, &tokens).unwrap();
-                let want = alone(&mut model, &mut separate, &tokens);
-                assert!(bits(&found) == bits(&want), "{what}, step {step}");
-            }
-            // Proposed tokens of one sequence, which are verified together.
-            let (first, second) = (&mut together[3], &mut separate[3]);
-            let proposed = &case.prompt[..5];
-            let found = model
-                .run_prompt(first, proposed, PromptLogits::All)
-                .unwrap();
-            let one_by_one = proposed.chunks(1);
-            let want: Vec<f32> = one_by_one
-                .flat_map(|token| model.run_prompt(second, token, PromptLogits::Last).unwrap())
+        (case.policy, case.quant, case.kv_cache) = (policy, quant, cache);
+        let order = Order::Shuffled(index as u16);
+        let Some(mut model) = case.on_device(order, &PLACEMENTS[index..]) else {
+            return;
+        };
+        let what = format!("{name} {policy} {quant}");
+        assert_eq!(model.decode_batch_size(), 8, "{what}");
+        // More sequences than a pass has.
+        let count = 10;
+        let mut together = sequences(&mut model, &case.prompt, count);
+        let mut separate = sequences(&mut model, &case.prompt, count);
+        for step in 0..2 {
+            let tokens: Vec<u32> = (0..count)
+                .map(|index| case.prompt[(index + step) % 7])
                 .collect();
-            assert!(bits(&found) == bits(&want), "{what}, proposed");
-            // A piece of a prompt beside them, short and long.
-            for piece in [2, 9] {
-                let mut tokens = vec![5; 4];
-                tokens.extend(&case.prompt[..piece]);
-                let wanted = PromptLogits::Last;
-                let found = model
-                    .run_with_prompt(&mut together[..5], &tokens, wanted)
-                    .unwrap();
-                let mut want = alone(&mut model, &mut separate[..4], &tokens[..4]);
-                let last = &mut separate[4];
-                want.extend(model.run_prompt(last, &tokens[4..], wanted).unwrap());
-                assert!(bits(&found) == bits(&want), "{what}, a piece of {piece}");
-            }
+            let found = model.decode_batch(&mut together, &tokens).unwrap();
+            let want = alone(&mut model, &mut separate, &tokens);
+            assert!(bits(&found) == bits(&want), "{what}, step {step}");
+        }
+        // Proposed tokens of one sequence, which are verified together.
+        let (first, second) = (&mut together[3], &mut separate[3]);
+        let proposed = &case.prompt[..5];
+        let found = model
+            .run_prompt(first, proposed, PromptLogits::All)
+            .unwrap();
+        let one_by_one = proposed.chunks(1);
+        let want: Vec<f32> = one_by_one
+            .flat_map(|token| model.run_prompt(second, token, PromptLogits::Last).unwrap())
+            .collect();
+        assert!(bits(&found) == bits(&want), "{what}, proposed");
+        // A piece of a prompt beside them, short and long.
+        for piece in [2, 9] {
+            let mut tokens = vec![5; 4];
+            tokens.extend(&case.prompt[..piece]);
+            let wanted = PromptLogits::Last;
+            let found = model
+                .run_with_prompt(&mut together[..5], &tokens, wanted)
+                .unwrap();
+            let mut want = alone(&mut model, &mut separate[..4], &tokens[..4]);
+            let last = &mut separate[4];
+            want.extend(model.run_prompt(last, &tokens[4..], wanted).unwrap());
+            assert!(bits(&found) == bits(&want), "{what}, a piece of {piece}");
         }
     }
 }
