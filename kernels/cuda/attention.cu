@@ -8,10 +8,11 @@ constexpr int TILE = WARP;
 // Threads per block, and their warps: each keeps the softmax of one query.
 constexpr int ATTENTION_THREADS = 128;
 constexpr int ATTENTION_WARPS = ATTENTION_THREADS / WARP;
-// Blocks per multiprocessor that registers leave room for.
-constexpr int ATTENTION_BLOCKS = 5;
+// Blocks per multiprocessor that registers leave room for, and with scales.
+constexpr int ATTENTION_BLOCKS = 5, Q8_BLOCKS = 3;
 
-// Where the KV cache of a layer is: [kv_heads, context, head_size] each.
+// Where the KV cache of a layer is: [kv_heads, context, head_size] each. q8_0: heads are padded to whole blocks, and scales follow,
+// [kv_heads, blocks, context], so that those of a tile are adjacent.
 struct CachePlace {
   void* keys;
   void* values;
@@ -55,9 +56,11 @@ struct Attention {
 };
 
 struct F16Cache : F16 {
+  static constexpr bool QUANTISED = false;
   typedef uint16_t Element;
   __device__ static __forceinline__ Element store(float value) { return float_to_f16(value); }
-  __device__ static __forceinline__ float4 load_four(const Element* elements) {
+  __device__ static __forceinline__ void unpack(uint4 bits, float, float (&out)[WIDTH]) { F16::unpack(bits, out); }
+  __device__ static __forceinline__ float4 load_four(const Element* elements, float) {
     const uint2 bits = *reinterpret_cast<const uint2*>(elements);
     return {f16_to_float(uint16_t(bits.x)), f16_to_float(uint16_t(bits.x >> 16)), f16_to_float(uint16_t(bits.y)),
             f16_to_float(uint16_t(bits.y >> 16))};
@@ -65,12 +68,61 @@ struct F16Cache : F16 {
 };
 
 struct F32Cache : F32 {
+  static constexpr bool QUANTISED = false;
   typedef float Element;
   __device__ static __forceinline__ Element store(float value) { return value; }
-  __device__ static __forceinline__ float4 load_four(const Element* elements) {
+  __device__ static __forceinline__ void unpack(uint4 bits, float, float (&out)[WIDTH]) { F32::unpack(bits, out); }
+  __device__ static __forceinline__ float4 load_four(const Element* elements, float) {
     return *reinterpret_cast<const float4*>(elements);
   }
 };
+
+struct Q8Cache {
+  static constexpr bool QUANTISED = true;
+  static constexpr int WIDTH = 16;
+  typedef int8_t Element;
+  __device__ static __forceinline__ void unpack(uint4 bits, float scale, float (&out)[WIDTH]) {
+#pragma unroll
+    for (int index = 0; index < WIDTH; index++) out[index] = Q8_0::quant({bits, 0}, index) * scale;
+  }
+  __device__ static __forceinline__ float4 load_four(const Element* elements, float scale) {
+    const Q8_0::Unit unit = {{*reinterpret_cast<const unsigned*>(elements), 0, 0, 0}, 0};
+    return {Q8_0::quant(unit, 0) * scale, Q8_0::quant(unit, 1) * scale, Q8_0::quant(unit, 2) * scale, Q8_0::quant(unit, 3) * scale};
+  }
+};
+
+// Elements of a head in the cache.
+template <class Cache>
+__device__ __forceinline__ int stored_size(int size) { return Cache::QUANTISED ? (size + BLOCK - 1) / BLOCK * BLOCK : size; }
+
+// Scales of the first block of a head in a plane, one per position; those of the next block are `context` further.
+__device__ __forceinline__ uint16_t* scales_of(void* plane, const Attention& a, int kv_head) {
+  const size_t blocks = (a.head_size + BLOCK - 1) / BLOCK;
+  uint16_t* scales = reinterpret_cast<uint16_t*>(static_cast<int8_t*>(plane) + a.kv_heads * a.context * blocks * BLOCK);
+  return scales + kv_head * blocks * a.context;
+}
+
+// Rounds a head in shared memory, padded to whole blocks, as the CPU's cache does, by one warp, and stores it at a position of a
+// plane if `stores`.
+__device__ __forceinline__ void round_to_q8(const Attention& a, float* head, void* plane, int kv_head, int position, bool stores) {
+  const int lane = lane_index(), blocks = (a.head_size + BLOCK - 1) / BLOCK;
+  int8_t* quants = static_cast<int8_t*>(plane) + (size_t(kv_head) * a.context + position) * blocks * BLOCK;
+  uint16_t* scales = scales_of(plane, a, kv_head) + position;
+#pragma unroll 1
+  for (int block = 0; block < blocks; block++) {
+    const float x = head[block * BLOCK + lane];
+    const float scale = warp_max(fabsf(x)) / 127.0f;
+    const float scaled = x * (scale == 0.0f ? 0.0f : 1.0f / scale);
+    const int quant = scaled == scaled ? int(roundf(scaled)) : 0;
+    // A block with a NaN shows it; larger scales than f16 has saturate.
+    const bool has_nan = __ballot_sync(ALL_LANES, x != x) != 0;
+    const uint16_t stored = has_nan ? 0x7e00 : float_to_f16(fminf(scale, 65504.0f));
+    head[block * BLOCK + lane] = float(quant) * f16_to_float(stored);
+    if (!stores) continue;
+    quants[block * BLOCK + lane] = int8_t(quant);
+    if (lane == 0) scales[size_t(block) * a.context] = stored;
+  }
+}
 
 __device__ __forceinline__ float4 fused(float factor, float4 x, float4 addend) {
   return {fmaf(factor, x.x, addend.x), fmaf(factor, x.y, addend.y), fmaf(factor, x.z, addend.z),
@@ -123,7 +175,7 @@ __device__ __forceinline__ void attention(const Attention& a) {
   const int group = a.heads / a.kv_heads, chunks = (group + QUERIES - 1) / QUERIES;
   const int kv_head = blockIdx.x / chunks, first_query = blockIdx.x % chunks * QUERIES;
   const int head = kv_head * group + first_query, queries = min(QUERIES, group - first_query);
-  const int size = a.head_size, pieces = (size + WIDTH - 1) / WIDTH, padded = pieces * WIDTH;
+  const int size = a.head_size, stored = stored_size<Cache>(size), pieces = (stored + WIDTH - 1) / WIDTH, padded = pieces * WIDTH;
   // Pieces between rows: odd, so that the lanes of a quarter-warp read one piece of 8 rows from all banks.
   const int stride = pieces | 1;
   // A thread copies one piece of every `copy_rows`-th row of a tile, and accumulates four columns of every `row_groups`-th.
@@ -142,6 +194,10 @@ __device__ __forceinline__ void attention(const Attention& a) {
   float* query = shared.allocate<float>(QUERIES * padded);
   float* own_key = shared.allocate<float>(padded);
   float* own_value = shared.allocate<float>(padded);
+  // Scales of the tiles, [blocks, TILE] of keys and of values.
+  const int scale_count = Cache::QUANTISED ? stored / BLOCK * TILE : 0;
+  float* key_scales = shared.allocate<float>(scale_count);
+  float* value_scales = shared.allocate<float>(scale_count);
   uint4* keys = shared.allocate<uint4>(TILE * stride);
   uint4* values = shared.allocate<uint4>(TILE * stride);
   // [row_groups, QUERIES, padded], once the tiles are done with.
@@ -155,11 +211,11 @@ __device__ __forceinline__ void attention(const Attention& a) {
   if (split >= used_splits) return;
   const size_t first_row = size_t(kv_head) * a.context + first;
   const auto copy_tile = [&](const void* from_cache, int tile, uint4* to) {
-    const Element* rows = static_cast<const Element*>(from_cache) + (first_row + tile * TILE) * size + piece * WIDTH;
+    const Element* rows = static_cast<const Element*>(from_cache) + (first_row + tile * TILE) * stored + piece * WIDTH;
 #pragma unroll 1
     for (int row = copy_row; row < min(TILE, cached - tile * TILE); row += copy_rows) {
-      const Element* from = rows + size_t(row) * size;
-      if (size % WIDTH == 0) {
+      const Element* from = rows + size_t(row) * stored;
+      if (stored % WIDTH == 0) {
         copy_to_shared(to + row * stride + piece, from);
       } else {  // rows are not 16-byte aligned
 #pragma unroll 1
@@ -174,8 +230,28 @@ __device__ __forceinline__ void attention(const Attention& a) {
     if (!a.alibi_slopes) return 0.0f;
     return round_to_bf16(a.alibi_slopes[head + index] * round_to_bf16(float(key_position))) * a.scale;
   };
+  // Scales of the next tile, on their way to shared memory.
+  constexpr int SCALES = Cache::QUANTISED ? 4 : 1;
+  uint16_t next_key_scales[SCALES] = {}, next_value_scales[SCALES] = {};
+  const auto request_scales = [&](void* plane, int tile, uint16_t(&next)[SCALES]) {
+#pragma unroll
+    for (int index = 0; Cache::QUANTISED && index < SCALES; index++) {
+      const int item = thread + index * ATTENTION_THREADS, row = item % TILE;
+      const bool is_visible = item < scale_count && row < cached - tile * TILE;
+      next[index] = is_visible ? scales_of(plane, a, kv_head)[size_t(item / TILE) * a.context + first + tile * TILE + row] : 0;
+    }
+  };
+  const auto keep_scales = [&](const uint16_t(&next)[SCALES], float* scales) {
+#pragma unroll
+    for (int index = 0; Cache::QUANTISED && index < SCALES; index++) {
+      const int item = thread + index * ATTENTION_THREADS;
+      if (item < scale_count) scales[item] = f16_to_float(next[index]);
+    }
+  };
   copy_tile(cache.keys, split, keys);
+  request_scales(cache.keys, split, next_key_scales);
   copy_tile(cache.values, split, values);
+  request_scales(cache.values, split, next_value_scales);
 
   // The last split begins with the token's own position.
   const bool begins = split == used_splits - 1;
@@ -188,15 +264,23 @@ __device__ __forceinline__ void attention(const Attention& a) {
     load_head(a, token, x, is_query ? a.query_norm : a.key_norm, is_query ? a.scale : 1.0f, to);
     if (size + lane < padded) to[size + lane] = 0.0f;
     if (is_query) continue;
-    load_ahead<4, WARP>(a.value + own, size, lane, [&](int i, float value) {
-      const Element elements[2] = {Cache::store(own_key[i]), Cache::store(value)};
-      own_key[i] = Cache::at(elements, 0);
-      own_value[i] = Cache::at(elements, 1);
-      if (a.is_stored || first_query > 0) return;
-      static_cast<Element*>(cache.keys)[(first_row + cached) * size + i] = elements[0];
-      static_cast<Element*>(cache.values)[(first_row + cached) * size + i] = elements[1];
-    });
     if (size + lane < padded) own_value[size + lane] = 0.0f;
+    const bool stores = !a.is_stored && first_query == 0;
+    if constexpr (Cache::QUANTISED) {
+      load_ahead<4, WARP>(a.value + own, size, lane, [&](int i, float value) { own_value[i] = value; });
+      __syncwarp();
+      round_to_q8(a, own_key, cache.keys, kv_head, position, stores);
+      round_to_q8(a, own_value, cache.values, kv_head, position, stores);
+    } else {
+      load_ahead<4, WARP>(a.value + own, size, lane, [&](int i, float value) {
+        const Element elements[2] = {Cache::store(own_key[i]), Cache::store(value)};
+        own_key[i] = Cache::at(elements, 0);
+        own_value[i] = Cache::at(elements, 1);
+        if (!stores) return;
+        static_cast<Element*>(cache.keys)[(first_row + cached) * size + i] = elements[0];
+        static_cast<Element*>(cache.values)[(first_row + cached) * size + i] = elements[1];
+      });
+    }
   }
   __syncthreads();
   // Of the query with the index of the warp: the maximum score, and each lane's sum of weights.
@@ -219,6 +303,7 @@ __device__ __forceinline__ void attention(const Attention& a) {
 
   for (int tile = split; tile * TILE < cached; tile += splits) {
     const int rows = min(TILE, cached - tile * TILE);
+    keep_scales(next_key_scales, key_scales);
     wait_for_copies_but<1>();
     __syncthreads();
     // A lane is a position; warps share the columns.
@@ -226,7 +311,8 @@ __device__ __forceinline__ void attention(const Attention& a) {
 #pragma unroll 1
     for (int column_piece = warp; column_piece < pieces; column_piece += ATTENTION_WARPS) {
       float key[WIDTH];
-      Cache::unpack(keys[lane * stride + column_piece], key);
+      const float scale = Cache::QUANTISED ? key_scales[column_piece * WIDTH / BLOCK * TILE + lane] : 1.0f;
+      Cache::unpack(keys[lane * stride + column_piece], scale, key);
 #pragma unroll
       for (int index = 0; index < QUERIES; index++) {
         if (index >= queries) break;
@@ -245,6 +331,7 @@ __device__ __forceinline__ void attention(const Attention& a) {
     for (int index = 0; index < QUERIES; index++) scores[(warp * QUERIES + index) * TILE + lane] = score[index];
     __syncthreads();
     copy_tile(cache.keys, tile + splits, keys);
+    request_scales(cache.keys, tile + splits, next_key_scales);
     if (warp < queries) {
       float sum = bias(warp, first + tile * TILE + lane);
 #pragma unroll
@@ -257,6 +344,7 @@ __device__ __forceinline__ void attention(const Attention& a) {
       weights[warp * TILE + lane] = weight;
       if (lane == 0) rescale[warp] = old_scale;
     }
+    keep_scales(next_value_scales, value_scales);
     wait_for_copies_but<1>();
     __syncthreads();
 #pragma unroll
@@ -266,7 +354,8 @@ __device__ __forceinline__ void attention(const Attention& a) {
     }
 #pragma unroll 1
     for (int row = row_group; row < rows; row += row_groups) {
-      const float4 value = Cache::load_four(reinterpret_cast<const Element*>(values + row * stride) + column);
+      const float scale = Cache::QUANTISED ? value_scales[column / BLOCK * TILE + row] : 1.0f;
+      const float4 value = Cache::load_four(reinterpret_cast<const Element*>(values + row * stride) + column, scale);
 #pragma unroll
       for (int index = 0; index < QUERIES; index++) {
         if (index >= queries) break;
@@ -275,6 +364,7 @@ __device__ __forceinline__ void attention(const Attention& a) {
     }
     __syncthreads();
     copy_tile(cache.values, tile + splits, values);
+    request_scales(cache.values, tile + splits, next_value_scales);
   }
 
   // Store this split; the last block of the queries merges all splits in order.
@@ -333,24 +423,34 @@ template <class Cache>
 __device__ __forceinline__ void append_kv(const Attention& a) {
   typedef typename Cache::Element Element;
   SharedMemory shared;
-  const int kv_head = blockIdx.x, token = blockIdx.y, size = a.head_size;
-  float* key = shared.allocate<float>(size);
+  const int kv_head = blockIdx.x, token = blockIdx.y, size = a.head_size, lane = lane_index();
+  float* key = shared.allocate<float>(stored_size<Cache>(size));
+  float* value = shared.allocate<float>(Cache::QUANTISED ? stored_size<Cache>(size) : 0);
   const size_t from = (size_t(token) * a.kv_heads + kv_head) * size;
   const CachePlace cache = a.cache[token * a.cache_stride];
   const size_t to = (size_t(kv_head) * a.context + a.position[token]) * size;
   load_head(a, token, a.key + from, a.key_norm, 1.0f, key);
   __syncwarp();
+  if constexpr (Cache::QUANTISED) {
+    if (size + lane < stored_size<Cache>(size)) key[size + lane] = value[size + lane] = 0.0f;
+    for (int i = lane; i < size; i += WARP) value[i] = a.value[from + i];
+    __syncwarp();
+    round_to_q8(a, key, cache.keys, kv_head, a.position[token], true);
+    round_to_q8(a, value, cache.values, kv_head, a.position[token], true);
+  } else {
 #pragma unroll 1
-  for (int i = lane_index(); i < size; i += WARP) {
-    static_cast<Element*>(cache.keys)[to + i] = Cache::store(key[i]);
-    static_cast<Element*>(cache.values)[to + i] = Cache::store(a.value[from + i]);
+    for (int i = lane; i < size; i += WARP) {
+      static_cast<Element*>(cache.keys)[to + i] = Cache::store(key[i]);
+      static_cast<Element*>(cache.values)[to + i] = Cache::store(a.value[from + i]);
+    }
   }
 }
 
-KERNEL(WARP, append_kv_f16, Attention) { append_kv<F16Cache>(a); }
-KERNEL(WARP, append_kv_f32, Attention) { append_kv<F32Cache>(a); }
 // One query head per KV head, and several.
-KERNEL_OF_BLOCKS(ATTENTION_THREADS, ATTENTION_BLOCKS, attention_f16, Attention) { attention<F16Cache, 1>(a); }
-KERNEL_OF_BLOCKS(ATTENTION_THREADS, ATTENTION_BLOCKS, attention_f32, Attention) { attention<F32Cache, 1>(a); }
-KERNEL_OF_BLOCKS(ATTENTION_THREADS, ATTENTION_BLOCKS, attention_grouped_f16, Attention) { attention<F16Cache, ATTENTION_WARPS>(a); }
-KERNEL_OF_BLOCKS(ATTENTION_THREADS, ATTENTION_BLOCKS, attention_grouped_f32, Attention) { attention<F32Cache, ATTENTION_WARPS>(a); }
+#define ATTENTION(name, Cache, BLOCKS)                                                                                    \
+  KERNEL(WARP, append_kv_##name, Attention) { append_kv<Cache>(a); }                                                      \
+  KERNEL_OF_BLOCKS(ATTENTION_THREADS, BLOCKS, attention_##name, Attention) { attention<Cache, 1>(a); }                    \
+  KERNEL_OF_BLOCKS(ATTENTION_THREADS, BLOCKS, attention_grouped_##name, Attention) { attention<Cache, ATTENTION_WARPS>(a); }
+ATTENTION(f32, F32Cache, ATTENTION_BLOCKS)
+ATTENTION(f16, F16Cache, ATTENTION_BLOCKS)
+ATTENTION(q8_0, Q8Cache, Q8_BLOCKS)

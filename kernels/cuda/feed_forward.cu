@@ -217,8 +217,9 @@ struct GateUp {
   float* host_input;
   unsigned* flag;
   const unsigned* step;
-  // Running count of gate rows read.
+  // Running counts of gate rows read, and of neurons with h != 0 for any token.
   unsigned* gate_rows;
+  unsigned* union_rows;
 };
 
 // Position of set bit number `index` of a mask, by a warp; `before` holds the number of set bits before each word.
@@ -300,6 +301,7 @@ __device__ __forceinline__ void gate_up(const GateUp& a) {
   } else {
     x = load_inputs<GEMV_THREADS>(shared, a.x, columns, tokens, a.norm, Format::QUANTISED && a.int8, to_host);
   }
+  unsigned in_union = 0;
   for (int index = first; index < count; index += step) {
     if (index > first) neuron = neuron_at(index);
     unsigned active = tokens_of(neuron);
@@ -320,7 +322,9 @@ __device__ __forceinline__ void gate_up(const GateUp& a) {
     }
     h = active >> lane & 1 ? coefficient(a.ffn, neuron, h) : 0.0f;
     if (lane < tokens) a.activations[size_t(lane) * a.hot_count + neuron] = h;
+    in_union += __ballot_sync(ALL_LANES, h != 0.0f) != 0;
   }
+  if (in_union > 0 && lane == 0) atomicAdd(a.union_rows, in_union);
 }
 
 #define GATE_UP(name, Format)                                                      \
@@ -350,9 +354,8 @@ struct Down {
   uint64_t timeout_nanoseconds;
   // [tokens, hidden]: the residual stream, accumulated in place.
   float* hidden;
-  // Running counts of rows of down that tokens have read, and of those that any token of a batch has; null for none.
+  // Running count of rows of down read; null for none.
   unsigned* down_rows;
-  unsigned* union_rows;
 };
 
 // Threads per row, 16 bytes each, and rows that a block reads in parallel.
@@ -388,17 +391,11 @@ __device__ __forceinline__ void down(const Down& a) {
   for (int index = 0; index < WIDTH; index++) sum[index] = 0.0f;
   // Chunks take words of 32 neurons round-robin: neurons are sorted hottest first, so that work is balanced.
   const int words = (a.hot_count + WORD - 1) / WORD;
-  int pending = 0, active_rows = 0, union_rows = 0;
+  int pending = 0, active_rows = 0;
   for (int start = chunk; start < words; start += chunks * warp_count()) {
     const int word = start + warp_index() * chunks, neuron = word * WORD + lane_index();
     const float h = word < words && neuron < a.hot_count ? a.activations[size_t(token) * a.hot_count + neuron] : 0.0f;
     const bool active = h != 0.0f;
-    if (a.union_rows && tile == 0 && token == 0) {
-      bool any = active;
-      for (int other = 1; other < gridDim.x && word < words && neuron < a.hot_count; other++)
-        any |= a.activations[size_t(other) * a.hot_count + neuron] != 0.0f;
-      union_rows += __popc(__ballot_sync(ALL_LANES, any));
-    }
     int total;
     const int slot = pending + block_prefix(active, total, scratch);
     if (active) {
@@ -429,7 +426,6 @@ __device__ __forceinline__ void down(const Down& a) {
     __syncthreads();
   }
   if (a.down_rows && tile == 0 && threadIdx.x == 0) atomicAdd(a.down_rows, unsigned(active_rows));
-  if (union_rows > 0 && lane_index() == 0) atomicAdd(a.union_rows, unsigned(union_rows));
 #pragma unroll
   for (int index = 0; index < WIDTH; index++)
     sums[group * GROUP_STRIDE + index * (ROW_THREADS + 1) + column_thread] = sum[index];

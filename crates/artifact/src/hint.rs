@@ -40,8 +40,6 @@ pub enum Hint {
     AllowVram,
     /// Place without input sparsity.
     NoInputSparsity,
-    /// Place with a KV cache of 16-bit floats.
-    HalfPrecisionKvCache,
     /// Place with more tokens of context.
     LongerContext,
     /// Give another context, or decode fewer tokens.

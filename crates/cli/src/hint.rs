@@ -130,7 +130,6 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
         }
         Hint::AllowVram => "raise `--vram` to that, or keep less on the GPU by `--pin`",
         Hint::NoInputSparsity => "place it without `--input-sparsity`",
-        Hint::HalfPrecisionKvCache => "place it with `--kv-cache f16`",
         Hint::LongerContext => "place it with a longer `--context`",
         Hint::OtherContext => "give another `--context`, or fewer `--decode-tokens`",
         Hint::ShorterContext => "place the bundle again with a shorter `--context`",

@@ -213,7 +213,11 @@ fn floats_of(plane: &CachePlane) -> Vec<f32> {
     let mut floats = Vec::with_capacity(heads * positions * size);
     for head in 0..heads {
         for position in 0..positions {
-            floats.extend((0..size).map(|index| plane.value(head, position, index)));
+            let value = |index| {
+                let scale = plane.scale(head, position, index / BLOCK);
+                plane.value(head, position, index) * scale
+            };
+            floats.extend((0..size).map(value));
         }
     }
     floats

@@ -177,6 +177,7 @@ pub(super) struct GateUp {
     pub(super) flag: u64,
     pub(super) step: u64,
     pub(super) gate_rows: u64,
+    pub(super) union_rows: u64,
 }
 
 /// `Down` in `feed_forward.cu`.
@@ -198,7 +199,6 @@ pub(super) struct Down {
     pub(super) timeout_nanoseconds: u64,
     pub(super) hidden: u64,
     pub(super) down_rows: u64,
-    pub(super) union_rows: u64,
 }
 
 /// `F16Buffer` in `prompt.cu`.

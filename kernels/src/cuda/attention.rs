@@ -1,9 +1,10 @@
 //! Attention over the KV cache: the kernels of `attention.cu`.
 
-use powerinfer_tensor::CacheFormat;
+use powerinfer_tensor::BLOCK;
 
 use super::{
-    Buffer, DeviceError, Gpu, GpuCache, GpuNorm, arguments, gpu::WARP, weights::element_bytes,
+    Buffer, DeviceError, Gpu, GpuCache, GpuNorm, arguments,
+    gpu::{WARP, kernel, width},
 };
 
 /// Threads per block.
@@ -116,16 +117,18 @@ impl Gpu {
             out: out.address(),
         };
         let floats = |count: usize| (count * 4).next_multiple_of(16);
-        let [append, attend, grouped] = match cache.format {
-            CacheFormat::F32 => ["append_kv_f32", "attention_f32", "attention_grouped_f32"],
-            _ => ["append_kv_f16", "attention_f16", "attention_grouped_f16"],
-        };
         let (attend, queries) = match group {
-            1 => (attend, 1),
-            _ => (grouped, QUERIES),
+            1 => ("attention", 1),
+            _ => ("attention_grouped", QUERIES),
         };
-        let width = 16 / element_bytes(cache.format);
-        let pieces = size.div_ceil(width);
+        let format = cache.number_format();
+        let width = width(format);
+        // Quantised heads are padded to whole blocks, which have a scale per position.
+        let (stored, scales) = match format.is_quantised() {
+            true => (size.next_multiple_of(BLOCK), size.div_ceil(BLOCK) * TILE),
+            false => (size, 0),
+        };
+        let pieces = stored.div_ceil(width);
         let fours = pieces * width / 4;
         assert!(fours <= ATTENTION_THREADS, "a thread per four columns");
         let tiles = 2 * TILE * (pieces | 1) * 16;
@@ -136,17 +139,19 @@ impl Gpu {
             + floats(queries * TILE)
             + 2 * floats(queries)
             + 16
+            + 2 * floats(scales)
             + tiles.max(sums);
         if tokens > 1 {
             // All tokens first: their attention runs in any order.
             let grid = [kv_heads as u32, tokens as u32, 1];
-            let shared = floats(size);
-            self.launch(append, grid, WARP, shared, "a head", &arguments)?;
+            let shared = floats(stored) + floats(if scales > 0 { stored } else { 0 });
+            let append = kernel("append_kv", format);
+            self.launch(&append, grid, WARP, shared, "a head", &arguments)?;
         }
         let blocks = kv_heads * group.div_ceil(queries);
         let grid = [blocks as u32, splits as u32, tokens as u32];
         self.launch(
-            attend,
+            &kernel(attend, format),
             grid,
             ATTENTION_THREADS,
             shared,

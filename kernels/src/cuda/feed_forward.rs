@@ -50,7 +50,7 @@ pub struct DownScratch {
     partial: Buffer<f32>,
     /// One per tile of columns, all 0 between launches.
     counters: Buffer<u32>,
-    /// Rows of down, rows of gate, and rows of down of any token.
+    /// Rows of down, rows of gate, and neurons of any token.
     counted: Buffer<u32>,
 }
 
@@ -61,7 +61,7 @@ pub struct NeuronCounts {
     pub down_rows: u32,
     /// Rows of gate, in decoding alone.
     pub gate_rows: u32,
-    /// Rows of down of any token of a batch, in decoding alone.
+    /// Neurons with `h != 0` for any token of a batch, in decoding alone.
     pub union_rows: u32,
 }
 
@@ -179,7 +179,8 @@ impl Gpu {
         arguments.hot_count = hot as i32;
         arguments.tokens = tokens as i32;
         arguments.activations = activations.address();
-        arguments.gate_rows = scratch.counted.address() + size_of::<u32>() as u64;
+        let counter = |index: usize| scratch.counted.address() + (index * size_of::<u32>()) as u64;
+        (arguments.gate_rows, arguments.union_rows) = (counter(1), counter(2));
         arguments.int8 = (self.arithmetic == Arithmetic::Integer).into();
         let mask_bytes = match mask {
             Some(_) => mask_bytes(words),
@@ -255,7 +256,6 @@ impl Gpu {
         arguments.offset = offset.map_or(0, Buffer::address);
         arguments.hidden = hidden.address();
         arguments.down_rows = counted.address();
-        arguments.union_rows = counted.address() + 2 * size_of::<u32>() as u64;
         let group_stride = width(format) * (ROW_THREADS + 1) + ROW_THREADS;
         let shared = (ROW_GROUPS * group_stride + 2 * LIST_CAPACITY + WARP) * 4;
         let grid = [tokens as u32, tiles as u32, chunks as u32];

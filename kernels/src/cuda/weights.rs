@@ -1,9 +1,9 @@
 //! Weight matrices, norms and KV caches in device memory.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use super::{Buffer, Device, DeviceError, StagingStream, arguments};
-use powerinfer_tensor::{CacheFormat, Format, Matrix, MatrixData, NormKind, f16, pack};
+use powerinfer_tensor::{BLOCK, CacheFormat, Format, Matrix, MatrixData, NormKind, f16, pack};
 
 /// A weight matrix on a device, in the planes of [`Matrix`].
 #[derive(Debug)]
@@ -244,7 +244,8 @@ impl GpuNorm {
     }
 }
 
-/// KV cache of one layer: keys and values, `[kv_heads, context, head_size]` each.
+/// KV cache of one layer: keys and values, `[kv_heads, context, head_size]` each. In `q8_0` heads are padded to whole blocks
+/// of 32 numbers, and scales follow, `[kv_heads, blocks, context]`.
 #[derive(Debug)]
 pub struct GpuCache {
     pub(super) keys: Buffer<u8>,
@@ -261,10 +262,6 @@ impl GpuCache {
     /// # Errors
     ///
     /// The device is out of memory or fails.
-    ///
-    /// # Panics
-    ///
-    /// The format is neither `f32` nor `f16`.
     pub fn new(
         device: &Arc<dyn Device>,
         format: CacheFormat,
@@ -272,15 +269,18 @@ impl GpuCache {
         context: usize,
         head_size: usize,
     ) -> Result<Self, DeviceError> {
-        let bytes = kv_heads * context * head_size * element_bytes(format);
-        Ok(Self {
-            keys: Buffer::new(device, bytes)?,
-            values: Buffer::new(device, bytes)?,
+        let mut cache = Self {
+            keys: Buffer::new(device, 0)?,
+            values: Buffer::new(device, 0)?,
             format,
             kv_heads,
             context,
             head_size,
-        })
+        };
+        let bytes = kv_heads * context * (cache.head_bytes() + cache.blocks() * 2);
+        cache.keys = Buffer::new(device, bytes)?;
+        cache.values = Buffer::new(device, bytes)?;
+        Ok(cache)
     }
 
     /// Allocated bytes.
@@ -291,6 +291,44 @@ impl GpuCache {
     /// Device addresses of keys and values.
     pub fn addresses(&self) -> [u64; 2] {
         [self.keys.address(), self.values.address()]
+    }
+
+    /// Format of the numbers.
+    pub(super) fn number_format(&self) -> Format {
+        match self.format {
+            CacheFormat::F32 => Format::F32,
+            CacheFormat::F16 => Format::F16,
+            CacheFormat::Q8_0 => Format::Q8_0,
+        }
+    }
+
+    /// Blocks of a head that have a scale.
+    fn blocks(&self) -> usize {
+        match self.format {
+            CacheFormat::F32 | CacheFormat::F16 => 0,
+            CacheFormat::Q8_0 => self.head_size.div_ceil(BLOCK),
+        }
+    }
+
+    /// Bytes of a head at one position, without scales.
+    fn head_bytes(&self) -> usize {
+        match self.format {
+            CacheFormat::F32 => 4 * self.head_size,
+            CacheFormat::F16 => 2 * self.head_size,
+            CacheFormat::Q8_0 => BLOCK * self.blocks(),
+        }
+    }
+
+    /// Byte ranges of the first `positions` positions of a head: numbers, then the scales of each block.
+    fn ranges(&self, head: usize, positions: usize) -> Vec<Range<usize>> {
+        let numbers = head * self.context * self.head_bytes();
+        let scales = self.kv_heads * self.context * self.head_bytes();
+        let blocks = head * self.blocks()..(head + 1) * self.blocks();
+        let scales = blocks.map(|block| scales + block * self.context * 2);
+        let scales = scales.map(|start| start..start + positions * 2);
+        std::iter::once(numbers..numbers + positions * self.head_bytes())
+            .chain(scales)
+            .collect()
     }
 
     /// Reads the first `positions` positions of keys and of values, `[kv_heads, positions, head_size]` each.
@@ -304,25 +342,41 @@ impl GpuCache {
     /// The cache has fewer positions.
     pub fn read(&self, positions: usize) -> Result<[Vec<f32>; 2], DeviceError> {
         assert!(positions <= self.context, "positions of the cache");
-        let bytes = self.head_size * element_bytes(self.format);
         let read = |plane: &Buffer<u8>| {
             let mut floats = Vec::new();
-            let mut head = vec![0; positions * bytes];
-            for index in 0..self.kv_heads {
-                plane.read_at(index * self.context * bytes, &mut head)?;
-                match self.format {
-                    CacheFormat::F32 => floats
-                        .extend(head.chunks_exact(4).map(|bytes| {
-                            f32::from_le_bytes(bytes.try_into().expect("four bytes"))
-                        })),
-                    _ => floats.extend(head.chunks_exact(2).map(|bytes| {
-                        f16::from_le_bytes(bytes.try_into().expect("two bytes")).to_f32()
-                    })),
+            for head in 0..self.kv_heads {
+                let mut parts = Vec::new();
+                for range in self.ranges(head, positions) {
+                    let mut bytes = vec![0; range.len()];
+                    plane.read_at(range.start, &mut bytes)?;
+                    parts.push(bytes);
                 }
+                self.decode(&parts, positions, &mut floats);
             }
             Ok(floats)
         };
         Ok([read(&self.keys)?, read(&self.values)?])
+    }
+
+    /// Appends the numbers of a head that is stored in `parts`.
+    fn decode(&self, parts: &[Vec<u8>], positions: usize, floats: &mut Vec<f32>) {
+        let numbers = &parts[0];
+        let half = |bytes: &[u8]| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
+        match self.format {
+            CacheFormat::F32 => floats.extend(
+                (numbers.as_chunks::<4>().0.iter()).map(|bytes| f32::from_le_bytes(*bytes)),
+            ),
+            CacheFormat::F16 => floats.extend(numbers.chunks_exact(2).map(half)),
+            CacheFormat::Q8_0 => {
+                for position in 0..positions {
+                    let quants = &numbers[position * self.head_bytes()..][..self.head_size];
+                    floats.extend(quants.iter().enumerate().map(|(index, quant)| {
+                        let scale = half(&parts[1 + index / BLOCK][position * 2..]);
+                        f32::from(*quant as i8) * scale
+                    }));
+                }
+            }
+        }
     }
 
     /// Overwrites the first positions with keys and values as of [`read`](Self::read).
@@ -334,21 +388,27 @@ impl GpuCache {
     /// # Panics
     ///
     /// The shape differs, or the cache has fewer positions.
-    pub fn write(&mut self, positions: usize, planes: [&[f32]; 2]) -> Result<(), DeviceError> {
+    pub fn write(&mut self, positions: usize, both: [&[f32]; 2]) -> Result<(), DeviceError> {
         assert!(positions <= self.context, "positions of the cache");
-        let bytes = self.head_size * element_bytes(self.format);
-        for (plane, floats) in [&mut self.keys, &mut self.values].into_iter().zip(planes) {
-            assert_eq!(floats.len(), self.kv_heads * positions * self.head_size);
-            let heads = floats.chunks_exact((positions * self.head_size).max(1));
-            for (index, head) in heads.enumerate() {
-                let stored: Vec<u8> = match self.format {
-                    CacheFormat::F32 => head.iter().flat_map(|x| x.to_le_bytes()).collect(),
-                    _ => head
-                        .iter()
-                        .flat_map(|x| f16::from_f32(*x).to_le_bytes())
-                        .collect(),
-                };
-                plane.write_at(index * self.context * bytes, &stored)?;
+        let (heads, size, format) = (self.kv_heads, self.head_size, self.number_format());
+        let ranges: Vec<_> = (0..heads)
+            .map(|head| self.ranges(head, positions))
+            .collect();
+        for (plane, floats) in [&mut self.keys, &mut self.values].into_iter().zip(both) {
+            assert_eq!(floats.len(), heads * positions * size);
+            let floats = floats.chunks_exact((positions * size).max(1));
+            for (ranges, head) in ranges.iter().zip(floats) {
+                let packed = pack(format, positions, size, head);
+                let view = packed.as_view();
+                let [numbers, scales, _] = planes(&view).map(Option::unwrap_or_default);
+                plane.write_at(ranges[0].start, numbers)?;
+                // Of each block those of all positions.
+                let blocks = ranges.len() - 1;
+                for (block, range) in ranges[1..].iter().enumerate() {
+                    let of_block = scales.chunks_exact(2).skip(block).step_by(blocks);
+                    let of_block: Vec<u8> = of_block.flatten().copied().collect();
+                    plane.write_at(range.start, &of_block)?;
+                }
             }
         }
         Ok(())
@@ -365,22 +425,14 @@ impl GpuCache {
     /// The shapes differ.
     pub fn copy_from(&mut self, other: &Self, positions: usize) -> Result<(), DeviceError> {
         assert_eq!(self.keys.len(), other.keys.len(), "caches of one shape");
-        let position_bytes = self.head_size * element_bytes(self.format);
         for head in 0..self.kv_heads {
-            let start = head * self.context * position_bytes;
-            let count = positions.min(self.context) * position_bytes;
-            self.keys.copy_range(&other.keys, start, count)?;
-            self.values.copy_range(&other.values, start, count)?;
+            for range in self.ranges(head, positions.min(self.context)) {
+                self.keys
+                    .copy_range(&other.keys, range.start, range.len())?;
+                self.values
+                    .copy_range(&other.values, range.start, range.len())?;
+            }
         }
         Ok(())
-    }
-}
-
-/// Bytes per element of the cache.
-pub(super) fn element_bytes(format: CacheFormat) -> usize {
-    match format {
-        CacheFormat::F32 => 4,
-        CacheFormat::F16 => 2,
-        CacheFormat::Q8_0 => unreachable!("the kernels support caches of f32 and f16"),
     }
 }

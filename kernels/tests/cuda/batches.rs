@@ -216,7 +216,7 @@ fn attention_of_a_batch_has_the_bits_of_its_tokens_alone() {
     let (heads, kv_heads, size, context, pairs) = (6, 2, 20, 300, 10);
     // The sequence of each token, and its position.
     let batch = [(0, 0), (1, 5), (2, 100), (2, 101), (2, 102), (3, 250)];
-    for format in [CacheFormat::F32, CacheFormat::F16] {
+    for format in CacheFormat::ALL {
         on_every_device(|device| {
             let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
             let elements = kv_heads * context * size;

@@ -14,7 +14,6 @@ use powerinfer_kernels::{
     Arithmetic,
     cuda::{Buffer, Device, DeviceError, Gpu, GpuLinear, GpuMatrix, Predictor, SignBits},
 };
-use powerinfer_tensor::CacheFormat;
 
 use super::stored_layer::{StoredLayerSource, upload_stored};
 use crate::{
@@ -92,8 +91,7 @@ fn device_selector(
 ///
 /// # Errors
 ///
-/// Returns an error if the device has no room, or for parts that no kernel supports: projections by input, and a KV cache of
-/// 8 bits.
+/// Returns an error if the device has no room, or for projections by input, which no kernel supports.
 pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceModel, RuntimeError> {
     let (bundle, weights) = (&model.bundle, &model.weights);
     let context = model.context_limit();
@@ -119,12 +117,6 @@ pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceMode
             || (plan.hot_count > 0 && by_input(&stored.gate))
         {
             return Err(unsupported("projections by input", Hint::NoInputSparsity));
-        }
-        if has_cache && bundle.plan().budget.kv_cache == CacheFormat::Q8_0 {
-            return Err(unsupported(
-                "a KV cache of 8 bits",
-                Hint::HalfPrecisionKvCache,
-            ));
         }
         let source = StoredLayerSource {
             file,

@@ -72,7 +72,7 @@ fn a_batch_has_the_bits_of_its_tokens_alone() {
             "opt-postln-proj",
             Policy::Dense,
             Format::F16,
-            CacheFormat::F16,
+            CacheFormat::Q8_0,
         ),
     ];
     for (index, (name, policy, quant, cache)) in combinations.into_iter().enumerate() {

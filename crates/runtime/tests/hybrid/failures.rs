@@ -7,18 +7,12 @@ use std::{
 
 use powerinfer_emulator::{
     GraphCapture::{Fails, Unsupported},
-    Order, test_device, test_emulator,
+    Order, test_emulator,
 };
 use powerinfer_model::LanguageModel;
 use powerinfer_runtime::Runtime;
-use powerinfer_tensor::CacheFormat;
 
-use crate::{
-    assert_near,
-    case::Case,
-    one_by_one,
-    placement::{ALL, PLACEMENTS},
-};
+use crate::{assert_near, case::Case, one_by_one, placement::PLACEMENTS};
 
 #[test]
 fn a_lost_device_is_an_error_and_not_a_hang() {
@@ -84,16 +78,4 @@ fn a_failed_capture_is_reported() {
         let failure = model.graph_failure().unwrap();
         assert!(failure.contains(part), "{failure}");
     }
-}
-
-#[test]
-fn a_kv_cache_that_kernels_cannot_read_is_refused() {
-    let mut case = Case::open("llama-relu-gqa");
-    case.kv_cache = CacheFormat::Q8_0;
-    let Some(device) = test_device(Order::Forward) else {
-        return;
-    };
-    let error = Runtime::with_device(case.pack(&[ALL]), case.options(), device).unwrap_err();
-    let error = error.to_string();
-    assert!(error.contains("a KV cache of 8 bits of layer 0"), "{error}");
 }

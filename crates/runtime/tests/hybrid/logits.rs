@@ -7,7 +7,7 @@ use powerinfer_emulator::{
     Order, test_emulator,
 };
 use powerinfer_model::{Checkpoint, LanguageModel};
-use powerinfer_runtime::ActivationFormat;
+use powerinfer_runtime::{ActivationFormat, Runtime};
 use powerinfer_tensor::{CacheFormat, Format};
 
 use crate::{
@@ -102,6 +102,31 @@ fn graphs_give_the_same_bits_as_single_launches() {
             let first = first.get_or_insert_with(|| logits.clone());
             assert!(*first == logits, "{name}, {capture:?}");
         }
+    }
+}
+
+#[test]
+fn every_format_of_the_kv_cache_gives_the_logits_of_the_cpu() {
+    for (name, cache) in [
+        ("llama-relu-gqa", CacheFormat::F16),
+        ("llama-relu-gqa", CacheFormat::Q8_0),
+        ("falcon-new-relu", CacheFormat::Q8_0),
+    ] {
+        let mut case = Case::open(name);
+        case.kv_cache = cache;
+        let Some(mut device) = case.on_device(Order::Shuffled(5), &[ALL, HALF]) else {
+            return;
+        };
+        let mut host = case.on_host(&[ALL, HALF]);
+        // A prompt, then single tokens.
+        let logits = |model: &mut Runtime| -> Vec<f32> {
+            let mut logits = model.forward(&case.prompt[..12]).unwrap();
+            logits.extend(one_by_one(model, &case.prompt[12..]));
+            logits
+        };
+        let (want, found) = (logits(&mut host), logits(&mut device));
+        // A number that is rounded the other way differs by a 127th of the largest.
+        assert_near(&found, &want, 2e-3, &format!("{name} {cache}"));
     }
 }
 

@@ -54,7 +54,7 @@ fn a_prompt_cache_is_read_back_on_either_side() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cache");
     let mut case = Case::open("llama-relu-gqa");
-    for format in [CacheFormat::F32, CacheFormat::F16] {
+    for format in CacheFormat::ALL {
         case.kv_cache = format;
         // Keys and values of some layers are on the device, of others on the host.
         let bundle = case.pack(&PLACEMENTS[..4]);
