@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures and tests a machine with an NVIDIA GPU: copies, launches, synchronisations and kernels; decode, prefill and
+# Measures and tests a machine with an NVIDIA GPU: copies, launches, synchronisations and kernels; decode, batches, prefill and
 # profiling of synthetic models with all, half and a quarter of the weights on the GPU, compared with the predicted time of
 # each plan and with all neurons; the demo; five kernels in Nsight Compute if it is installed; then all tests of CUDA
 # kernels, also under compute-sanitizer if it is installed.
@@ -155,6 +155,7 @@ for shape in ${SHAPES:-llama-7b:4}; do
     quoted "$share" 45 bash -c 'time_model "$@"' _ 0 -p 512
     quoted "$share: all neurons" 30 bash -c 'time_model "$@"' _ 0 -p 0 --policy dense
     [ "$percent" != 100 ] || quoted "$share: after 4000 tokens" 30 bash -c 'time_model "$@"' _ 4000 -p 0
+    [ "$percent" = 25 ] || quoted "$share: batches" 45 bash -c 'time_model "$@"' _ 0 -p 0 --batch 1,2,4,8
   done
   for run in "$device 8192" "cpu 256"; do
     # shellcheck disable=SC2086
