@@ -160,10 +160,14 @@ struct Gemm {
   float* out;
   // out += instead of out =.
   int accumulate;
+  // [tiles, splits, TILE_TOKENS, TILE_ROWS], and one per tile, all 0; not used without splits.
+  float* partial;
+  unsigned* counters;
 };
 
-// out = x . matrix^T + bias + offset + cold. Grid: (tiles of outputs, tiles of tokens), double-buffered: while the tensor
-// cores compute one stage of columns, the next stage's weights are loaded to registers, its tokens to shared memory.
+// out = x . matrix^T + bias + offset + cold. Grid: (tiles of outputs, tiles of tokens, splits of the columns), double-buffered:
+// while the tensor cores compute one stage of columns, the next stage's weights are loaded to registers, its tokens to shared
+// memory. The last block of a tile adds up the splits in order.
 template <class Format, bool BY_NEURON>
 __device__ __forceinline__ void gemm(const Gemm& a) {
   constexpr int WIDTH = Format::WIDTH;
@@ -178,6 +182,7 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
   // [stage, term, row, column], and [stage, term, token, column].
   uint16_t* weights = shared.allocate<uint16_t>(2 * terms * TILE_ROWS * PITCH);
   uint16_t* inputs_f16 = shared.allocate<uint16_t>(2 * terms * TILE_TOKENS * PITCH);
+  unsigned* is_last = shared.allocate<unsigned>(1);
   const int weight_tile = TILE_ROWS * PITCH, token_tile = TILE_TOKENS * PITCH;
 
   float loaded[LOADS_PER_THREAD][WIDTH];
@@ -288,15 +293,16 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
     }
   };
 
-  const int stages = (inputs + TILE_COLUMNS - 1) / TILE_COLUMNS;
+  const int splits = gridDim.z, split = blockIdx.z, all_stages = (inputs + TILE_COLUMNS - 1) / TILE_COLUMNS;
+  const int first_stage = all_stages * split / splits, end = all_stages * (split + 1) / splits;
 #pragma unroll 1
-  for (int next = 0; next <= stages; next++) {
-    const bool has_next = next < stages;
+  for (int next = first_stage; next <= end; next++) {
+    const bool has_next = next < end;
     if (has_next) {
       load_weights(next);
       load_tokens(next, next % 2);
     }
-    if (next > 0) compute_stage((next - 1) % 2);
+    if (next > first_stage) compute_stage((next - 1) % 2);
     if (has_next) store_weights(next % 2);
     wait_for_copies();
     __syncthreads();
@@ -313,13 +319,29 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
     }
   }
   __syncthreads();
+  constexpr int TILE_SIZE = TILE_TOKENS * TILE_ROWS;
+  const int tile = blockIdx.y * gridDim.x + blockIdx.x;
+  const float* partial = a.partial + size_t(tile) * splits * TILE_SIZE;
+  if (splits > 1) {
+    float* to = a.partial + (size_t(tile) * splits + split) * TILE_SIZE;
+    for (int element = threadIdx.x; element < tokens * TILE_ROWS; element += GEMM_THREADS)
+      to[element] = tile_sums[element / TILE_ROWS * STRIDE + element % TILE_ROWS];
+    if (!is_last_block(a.counters + tile, splits, is_last)) return;
+  }
 #pragma unroll 1
   for (int element = threadIdx.x; element < tokens * TILE_ROWS; element += GEMM_THREADS) {
     const int tile_token = element / TILE_ROWS, tile_row = element % TILE_ROWS;
     const int row = first_row + tile_row, token = first_token + tile_token;
     if (row >= outputs) continue;
     const size_t index = size_t(token) * outputs + row;
-    float sum = tile_sums[tile_token * STRIDE + tile_row] * a.x.scales[token];
+    float sum = 0.0f;
+    if (splits == 1) {
+      sum = tile_sums[tile_token * STRIDE + tile_row];
+    } else {
+#pragma unroll 4
+      for (int part = 0; part < splits; part++) sum += load_gpu_scope(partial + part * TILE_SIZE + element);
+    }
+    sum *= a.x.scales[token];
     if (a.bias) sum += a.bias[row];
     if (a.offset) sum += a.offset[row];
     if (a.cold) sum += load_sys_scope(a.cold + index);

@@ -30,12 +30,14 @@ fn zeros<T: bytemuck::Pod>(device: &Arc<dyn Device>, count: usize) -> Buffer<T> 
 }
 
 /// Outputs, inputs and tokens: less than a tile, whole tiles, odd sizes.
-const SHAPES: [[usize; 3]; 5] = [
+const SHAPES: [[usize; 3]; 6] = [
     [1, 1, 2],
     [33, 70, 5],
     [64, 64, 64],
     [40, 130, 67],
     [31, 256, 17],
+    // Split along the columns.
+    [33, 800, 9],
 ];
 
 #[test]

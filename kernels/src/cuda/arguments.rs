@@ -253,6 +253,8 @@ pub(super) struct Gemm {
     pub(super) out: u64,
     pub(super) accumulate: i32,
     pub(super) padding: i32,
+    pub(super) partial: u64,
+    pub(super) counters: u64,
 }
 
 /// `SignalHost` in `prompt.cu`.

@@ -20,8 +20,11 @@ const TILE_ROWS: usize = 32;
 const TILE_TOKENS: usize = 64;
 const TILE_COLUMNS: usize = 64;
 const PITCH: usize = TILE_COLUMNS + 8;
-/// Threads per block of the GEMM.
+/// Threads per block of the GEMM, and thread blocks per multiprocessor: fewer tiles are split along the columns.
 const GEMM_THREADS: usize = 128;
+const GEMM_BLOCKS: usize = 4;
+/// Stages of columns of a split, at least.
+const STAGES: usize = 4;
 
 /// Vectors of several tokens in f16, the input of [`Gpu::gemm`].
 #[derive(Debug)]
@@ -34,6 +37,9 @@ pub struct F16Buffer {
     columns: usize,
     /// 1, or 2 with residuals.
     terms: usize,
+    /// Sums of the tiles of a product that is split along the columns, and a counter for each, all 0 between launches.
+    partial: Buffer<f32>,
+    counters: Buffer<u32>,
 }
 
 impl F16Buffer {
@@ -44,7 +50,8 @@ impl F16Buffer {
 
     /// Allocated bytes.
     pub fn bytes(&self) -> usize {
-        self.values.bytes() + self.scales.bytes()
+        let scratch = self.partial.bytes() + self.counters.bytes();
+        self.values.bytes() + self.scales.bytes() + scratch
     }
 
     /// Sets the shape to `[tokens, 0]`: vectors without elements.
@@ -109,12 +116,16 @@ impl Gpu {
     /// The device is out of memory.
     pub fn new_f16_buffer(&self, tokens: usize, columns: usize) -> Result<F16Buffer, DeviceError> {
         let padded = columns.next_multiple_of(TILE_COLUMNS);
+        // Splits of tiles have at most so many blocks.
+        let blocks = GEMM_BLOCKS * self.device().info().multiprocessors;
         Ok(F16Buffer {
             values: Buffer::new(self.device(), 2 * tokens * padded)?,
             scales: Buffer::new(self.device(), tokens)?,
             tokens,
             columns,
             terms: 1,
+            partial: Buffer::new(self.device(), blocks * TILE_TOKENS * TILE_ROWS)?,
+            counters: Buffer::new(self.device(), blocks)?,
         })
     }
 
@@ -298,12 +309,11 @@ impl Gpu {
         if outputs == 0 || x.tokens == 0 {
             return Ok(());
         }
-        let grid = [
-            outputs.div_ceil(TILE_ROWS) as u32,
-            x.tokens.div_ceil(TILE_TOKENS) as u32,
-            1,
-        ];
-        let shared = 2 * x.terms * (TILE_ROWS + TILE_TOKENS) * PITCH * size_of::<u16>();
+        let tiles = [outputs.div_ceil(TILE_ROWS), x.tokens.div_ceil(TILE_TOKENS)];
+        let most = (x.columns.div_ceil(TILE_COLUMNS) / STAGES).max(1);
+        let splits = (x.counters.len() / (tiles[0] * tiles[1])).clamp(1, most);
+        let grid = [tiles[0] as u32, tiles[1] as u32, splits as u32];
+        let shared = 2 * x.terms * (TILE_ROWS + TILE_TOKENS) * PITCH * size_of::<u16>() + 16;
         let name = kernel(name, matrix.format());
         let what = "a tile of the GEMM";
         self.launch(&name, grid, GEMM_THREADS, shared, what, arguments)
@@ -322,6 +332,8 @@ fn operands(matrix: &GpuMatrix, x: &F16Buffer) -> arguments::Gemm {
     arguments::Gemm {
         matrix: matrix.argument(),
         x: x.argument(),
+        partial: x.partial.address(),
+        counters: x.counters.address(),
         ..arguments::Gemm::zeroed()
     }
 }
