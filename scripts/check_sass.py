@@ -1,5 +1,6 @@
 """Assembles the PTX, and compares the machine code (SASS) with `sass_limits.json`. Run by `check-ptx.sh`."""
 
+import gzip
 import json
 import pathlib
 import re
@@ -59,8 +60,9 @@ def figures(kernel, registers, code):
 def assemble(folder):
     """Figures by chip and kernel, and what spills."""
     by_chip, faults = {chip: {} for chip in READ}, []
-    for file in sorted((ROOT / "kernels/ptx").glob("*.ptx")):
-        most = []
+    for compressed in sorted((ROOT / "kernels/ptx").glob("*.ptx.gz")):
+        file, most = folder / compressed.stem, []
+        file.write_bytes(gzip.decompress(compressed.read_bytes()))
         for chip in CHIPS:
             binary = folder / f"{file.stem}.cubin"
             said = run(TOOLS / "cuda_nvcc/bin/ptxas", "-v", f"-arch={chip}", file, "-o", binary)[1]

@@ -1,6 +1,7 @@
 """Compiles the CUDA kernels to PTX with NVRTC's C API. Run by `generate-ptx.sh`."""
 
 import ctypes
+import gzip
 import hashlib
 import pathlib
 import sys
@@ -60,11 +61,13 @@ def main():
         ptx = ptx.replace("$L__BB", "$")
         lines = [" ".join(line.split()).replace(", ", ",") for line in ptx.splitlines() if line and not line.startswith("//")]
         written = f"// source-sha256 {digest(source, headers)}\n" + "\n".join(lines) + "\n"
-        place = ROOT / "ptx" / f"{source.stem}.ptx"
-        if not place.exists() or place.read_text() != written:
+        place = ROOT / "ptx" / f"{source.stem}.ptx.gz"
+        # Versions of zlib compress differently.
+        is_stale = not place.exists() or gzip.decompress(place.read_bytes()).decode() != written
+        if is_stale:
             stale.append(place.name)
-        if not is_check:
-            place.write_text(written)
+        if is_stale and not is_check:
+            place.write_bytes(gzip.compress(written.encode(), mtime=0))
         print(f"{place.name}: {len(written)} bytes")
     if is_check and stale:
         sys.exit(f"error: out of date: {', '.join(stale)}; run scripts/generate-ptx.sh")

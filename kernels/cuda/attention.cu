@@ -53,6 +53,7 @@ struct Attention {
   unsigned* counters;
   // [tokens, heads, head_size].
   float* out;
+  int tokens;
 };
 
 struct F16Cache : F16 {
@@ -446,11 +447,173 @@ __device__ __forceinline__ void append_kv(const Attention& a) {
   }
 }
 
-// One query head per KV head, and several.
-#define ATTENTION(name, Cache, BLOCKS)                                                                                    \
-  KERNEL(WARP, append_kv_##name, Attention) { append_kv<Cache>(a); }                                                      \
-  KERNEL_OF_BLOCKS(ATTENTION_THREADS, BLOCKS, attention_##name, Attention) { attention<Cache, 1>(a); }                    \
-  KERNEL_OF_BLOCKS(ATTENTION_THREADS, BLOCKS, attention_grouped_##name, Attention) { attention<Cache, ATTENTION_WARPS>(a); }
+// Queries of a warp and of a thread block of `attention_prompt`.
+constexpr int WARP_QUERIES = 4, PROMPT_QUERIES = WARP_QUERIES * ATTENTION_WARPS;
+
+// Attention of consecutive tokens of one sequence, whose keys and values `append_kv` has stored: a tile of them is read once for
+// PROMPT_QUERIES queries, those of the heads of a group at as many tokens as that takes. Grid: (kv_heads, tiles of queries),
+// blocks of 128. A lane scores a position for the queries of its warp, then adds up FOURS times four columns: heads have at most
+// 256.
+template <class Cache>
+__device__ __forceinline__ void attention_prompt(const Attention& a) {
+  typedef typename Cache::Element Element;
+  constexpr int WIDTH = Cache::WIDTH, FOURS = 2;
+  const float minus_infinity = __uint_as_float(0xff800000u);
+  const int thread = threadIdx.x, lane = lane_index(), warp = warp_index(), kv_head = blockIdx.x;
+  const int size = a.head_size, stored = stored_size<Cache>(size), pieces = (stored + WIDTH - 1) / WIDTH, padded = pieces * WIDTH;
+  const int stride = pieces | 1, copy_rows = ATTENTION_THREADS / pieces, piece = thread % pieces;
+  const int copy_row = thread / pieces < copy_rows ? thread / pieces : TILE;
+  const int group = a.heads / a.kv_heads, all = a.tokens * group, first_query = blockIdx.y * PROMPT_QUERIES;
+
+  SharedMemory shared;
+  float* queries = shared.allocate<float>(PROMPT_QUERIES * padded);
+  // [warp, position, query].
+  float4* weights = shared.allocate<float4>(ATTENTION_WARPS * TILE) + warp * TILE;
+  const int scale_count = Cache::QUANTISED ? stored / BLOCK * TILE : 0;
+  float* key_scales = shared.allocate<float>(scale_count);
+  float* value_scales = shared.allocate<float>(scale_count);
+  uint4* keys = shared.allocate<uint4>(TILE * stride);
+  uint4* values = shared.allocate<uint4>(TILE * stride);
+
+  const auto first_of = [&](int position) { return a.window > 0 ? max(0, position + 1 - a.window) : 0; };
+  const CachePlace cache = *a.cache;
+  const int first = first_of(a.position[first_query / group]);
+  const int end = a.position[(min(first_query + PROMPT_QUERIES, all) - 1) / group] + 1;
+  const auto copy_tile = [&](void* plane, int tile, uint4* to, float* scales) {
+    const int rows = min(TILE, end - first - tile * TILE), position = first + tile * TILE;
+    const Element* from = static_cast<const Element*>(plane) + (size_t(kv_head) * a.context + position) * stored + piece * WIDTH;
+#pragma unroll 1
+    for (int row = copy_row; row < rows; row += copy_rows) {
+      if (stored % WIDTH == 0) {
+        copy_to_shared(to + row * stride + piece, from + size_t(row) * stored);
+      } else {  // rows are not 16-byte aligned
+#pragma unroll 1
+        for (int index = 0; index < WIDTH; index++)
+          reinterpret_cast<Element*>(to + row * stride + piece)[index] =
+              piece * WIDTH + index < size ? from[size_t(row) * stored + index] : Element(0);
+      }
+    }
+    commit_copies();
+    if (!Cache::QUANTISED) return;
+#pragma unroll 1
+    for (int item = thread; item < scale_count; item += ATTENTION_THREADS) {
+      const uint16_t* of_block = scales_of(plane, a, kv_head) + size_t(item / TILE) * a.context + position;
+      scales[item] = item % TILE < rows ? f16_to_float(of_block[item % TILE]) : 0.0f;
+    }
+  };
+  copy_tile(cache.keys, 0, keys, key_scales);
+  copy_tile(cache.values, 0, values, value_scales);
+
+  // Queries of the warp; those past the last repeat it.
+  int tokens[WARP_QUERIES], heads[WARP_QUERIES], positions[WARP_QUERIES];
+  const float* own_queries = queries + warp * WARP_QUERIES * padded;
+#pragma unroll
+  for (int index = 0; index < WARP_QUERIES; index++) {
+    const int query = min(first_query + warp * WARP_QUERIES + index, all - 1);
+    tokens[index] = query / group;
+    heads[index] = kv_head * group + query % group;
+    positions[index] = a.position[tokens[index]];
+    float* to = queries + (warp * WARP_QUERIES + index) * padded;
+    load_head(a, tokens[index], a.query + (size_t(tokens[index]) * a.heads + heads[index]) * size, a.query_norm, a.scale, to);
+    if (size + lane < padded) to[size + lane] = 0.0f;
+  }
+  __syncwarp();
+
+  float maxima[WARP_QUERIES], totals[WARP_QUERIES] = {};
+  float4 sums[WARP_QUERIES][FOURS] = {};
+#pragma unroll
+  for (int index = 0; index < WARP_QUERIES; index++) maxima[index] = minus_infinity;
+  const int tiles = (end - first + TILE - 1) / TILE;
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; tile++) {
+    const int position = first + tile * TILE + lane, rows = min(TILE, end - first - tile * TILE);
+    wait_for_copies_but<1>();
+    __syncthreads();
+    float scores[WARP_QUERIES] = {};
+#pragma unroll 1
+    for (int column_piece = 0; column_piece < pieces; column_piece++) {
+      float key[WIDTH];
+      const float scale = Cache::QUANTISED ? key_scales[column_piece * WIDTH / BLOCK * TILE + lane] : 1.0f;
+      Cache::unpack(keys[lane * stride + column_piece], scale, key);
+#pragma unroll
+      for (int index = 0; index < WARP_QUERIES; index++) {
+        const float4* inputs = reinterpret_cast<const float4*>(own_queries + index * padded + column_piece * WIDTH);
+#pragma unroll
+        for (int four = 0; four < WIDTH / 4; four++) {
+          const float4 x = inputs[four];
+          scores[index] = fmaf(x.x, key[4 * four], scores[index]);
+          scores[index] = fmaf(x.y, key[4 * four + 1], scores[index]);
+          scores[index] = fmaf(x.z, key[4 * four + 2], scores[index]);
+          scores[index] = fmaf(x.w, key[4 * four + 3], scores[index]);
+        }
+      }
+    }
+    float tile_weights[WARP_QUERIES], rescale[WARP_QUERIES];
+#pragma unroll
+    for (int index = 0; index < WARP_QUERIES; index++) {
+      float score = scores[index];
+      if (a.alibi_slopes) score += round_to_bf16(a.alibi_slopes[heads[index]] * round_to_bf16(float(position))) * a.scale;
+      if (position > positions[index] || position < first_of(positions[index])) score = minus_infinity;
+      const float maximum = fmaxf(maxima[index], warp_max(score));
+      // A query may see nothing of its first tiles.
+      const float base = maximum == minus_infinity ? 0.0f : maximum;
+      tile_weights[index] = exp2f(score - base);
+      rescale[index] = exp2f(maxima[index] - base);
+      totals[index] = fmaf(totals[index], rescale[index], tile_weights[index]);
+      maxima[index] = maximum;
+    }
+    weights[lane] = {tile_weights[0], tile_weights[1], tile_weights[2], tile_weights[3]};
+    __syncthreads();
+    copy_tile(cache.keys, tile + 1, keys, key_scales);
+    wait_for_copies_but<1>();
+    __syncthreads();
+#pragma unroll
+    for (int index = 0; index < WARP_QUERIES; index++) {
+#pragma unroll
+      for (int four = 0; four < FOURS; four++) sums[index][four] = fused(rescale[index], sums[index][four], {});
+    }
+#pragma unroll 2
+    for (int row = 0; row < rows; row++) {
+      const float4 weight = weights[row];
+#pragma unroll
+      for (int four = 0; four < FOURS; four++) {
+        const int column = (lane + four * WARP) * 4;
+        if (column >= padded) continue;
+        const float scale = Cache::QUANTISED ? value_scales[column / BLOCK * TILE + row] : 1.0f;
+        const float4 value = Cache::load_four(reinterpret_cast<const Element*>(values + row * stride) + column, scale);
+        sums[0][four] = fused(weight.x, value, sums[0][four]);
+        sums[1][four] = fused(weight.y, value, sums[1][four]);
+        sums[2][four] = fused(weight.z, value, sums[2][four]);
+        sums[3][four] = fused(weight.w, value, sums[3][four]);
+      }
+    }
+    __syncthreads();
+    copy_tile(cache.values, tile + 1, values, value_scales);
+  }
+#pragma unroll
+  for (int index = 0; index < WARP_QUERIES; index++) {
+    const float inverse = 1.0f / warp_sum(totals[index]);
+    if (first_query + warp * WARP_QUERIES + index >= all) continue;
+    float* out = a.out + (size_t(tokens[index]) * a.heads + heads[index]) * size;
+#pragma unroll
+    for (int four = 0; four < FOURS; four++) {
+      const float4 sum = sums[index][four];
+      const float columns[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+      for (int column = 0; column < 4; column++) {
+        const int to = (lane + four * WARP) * 4 + column;
+        if (to < size) out[to] = columns[column] * inverse;
+      }
+    }
+  }
+}
+
+// One query head per KV head, and several; prompts.
+#define ATTENTION(name, Cache, BLOCKS)                                                                                       \
+  KERNEL(WARP, append_kv_##name, Attention) { append_kv<Cache>(a); }                                                         \
+  KERNEL_OF_BLOCKS(ATTENTION_THREADS, BLOCKS, attention_##name, Attention) { attention<Cache, 1>(a); }                       \
+  KERNEL_OF_BLOCKS(ATTENTION_THREADS, BLOCKS, attention_grouped_##name, Attention) { attention<Cache, ATTENTION_WARPS>(a); } \
+  KERNEL_OF_BLOCKS(ATTENTION_THREADS, 3, attention_prompt_##name, Attention) { attention_prompt<Cache>(a); }
 ATTENTION(f32, F32Cache, ATTENTION_BLOCKS)
 ATTENTION(f16, F16Cache, ATTENTION_BLOCKS)
 ATTENTION(q8_0, Q8Cache, Q8_BLOCKS)

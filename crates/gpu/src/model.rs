@@ -204,14 +204,19 @@ impl DeviceModel {
         Ok(())
     }
 
-    /// Buffers of as many tokens as there is room for, up to `tokens`; `None` for a single one.
+    /// Buffers of as many tokens as there is room for, up to `tokens`; `None` for a single one, and for a prompt that a batch has room
+    /// for.
     fn new_state(
         &self,
         mut tokens: usize,
         products: Products,
         fits: impl Fn(&State) -> bool,
     ) -> Result<Option<State>, DeviceError> {
-        while tokens > 1 {
+        let least = match products {
+            Products::Gemv => 1,
+            Products::Gemm => Gpu::BATCH,
+        };
+        while tokens > least {
             match State::new(&self.gpu, &self.shape, &self.layers, tokens, products) {
                 Ok(state) if fits(&state) => return Ok(Some(state)),
                 Ok(_) | Err(DeviceError::OutOfMemory { .. }) => {}

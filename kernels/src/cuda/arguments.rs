@@ -100,6 +100,8 @@ pub(super) struct Attention {
     pub(super) partial: u64,
     pub(super) counters: u64,
     pub(super) out: u64,
+    pub(super) tokens: i32,
+    pub(super) end_padding: i32,
 }
 
 /// `Masks` in `feed_forward.cu`.

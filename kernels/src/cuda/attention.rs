@@ -13,6 +13,8 @@ const ATTENTION_THREADS: usize = 128;
 const TILE: usize = WARP;
 /// Query heads of a thread block, where several share a KV head.
 const QUERIES: usize = ATTENTION_THREADS / WARP;
+/// Queries of a thread block in a prompt.
+const PROMPT_QUERIES: usize = 16;
 /// Thread blocks per multiprocessor: each has one tile of keys or values in flight.
 const BLOCKS: usize = 4;
 
@@ -25,7 +27,8 @@ pub struct HeadNorms {
     pub key: GpuNorm,
 }
 
-/// Inputs of the attention of one layer, for tokens of one sequence or several; those of a sequence are consecutive.
+/// Inputs of the attention of one layer, for tokens of one sequence or, up to [`Gpu::BATCH`], of several; those of a sequence are
+/// consecutive.
 #[derive(Debug)]
 pub struct Attention<'a> {
     /// Number of tokens.
@@ -115,6 +118,8 @@ impl Gpu {
             partial: partial.address(),
             counters: counters.address(),
             out: out.address(),
+            tokens: tokens as i32,
+            end_padding: 0,
         };
         let floats = |count: usize| (count * 4).next_multiple_of(16);
         let (attend, queries) = match group {
@@ -148,6 +153,26 @@ impl Gpu {
             let append = kernel("append_kv", format);
             self.launch(&append, grid, WARP, shared, "a head", &arguments)?;
         }
+        if Self::is_prompt(tokens, size) {
+            let shared = floats(PROMPT_QUERIES * pieces * width)
+                + PROMPT_QUERIES * TILE * 4
+                + 2 * floats(scales)
+                + tiles;
+            let grid = [
+                kv_heads as u32,
+                (tokens * group).div_ceil(PROMPT_QUERIES) as u32,
+                1,
+            ];
+            let name = kernel("attention_prompt", format);
+            return self.launch(
+                &name,
+                grid,
+                ATTENTION_THREADS,
+                shared,
+                "attention",
+                &arguments,
+            );
+        }
         let blocks = kv_heads * group.div_ceil(queries);
         let grid = [blocks as u32, splits as u32, tokens as u32];
         self.launch(
@@ -169,7 +194,17 @@ impl Gpu {
         head_size: usize,
         context: usize,
     ) -> usize {
-        self.attention_splits(tokens, heads, kv_heads, context) * tokens * heads * (head_size + 2)
+        if Self::is_prompt(tokens, head_size) {
+            return 0;
+        }
+        let splits = self.attention_splits(tokens, heads, kv_heads, context);
+        splits * tokens * heads * (head_size + 2)
+    }
+
+    /// Whether tokens share tiles of keys and values: no batch, whose tokens have the bits of each alone, and heads not too large
+    /// for the kernel.
+    fn is_prompt(tokens: usize, head_size: usize) -> bool {
+        tokens > Self::BATCH && head_size <= 256
     }
 
     /// Thread blocks that split the positions of a KV head: enough to fill the device, if the context is long enough.

@@ -14,18 +14,6 @@ use cudarc::driver::{
 use super::{CudaDevice, CudaUnavailable};
 use crate::environment;
 
-/// The compiled modules: name and PTX.
-pub(super) const MODULES: [(&str, &str); 5] = [
-    ("attention", include_str!("../../../ptx/attention.ptx")),
-    (
-        "feed_forward",
-        include_str!("../../../ptx/feed_forward.ptx"),
-    ),
-    ("observe", include_str!("../../../ptx/observe.ptx")),
-    ("projection", include_str!("../../../ptx/projection.ptx")),
-    ("prompt", include_str!("../../../ptx/prompt.ptx")),
-];
-
 /// Driver functions that are called, by this module and by cudarc.
 const FUNCTIONS: [&str; 55] = [
     "cuInit",
@@ -143,31 +131,5 @@ impl CudaDevice {
             refused(format!("{code:?} {}", log.to_string_lossy().trim()))
         })?;
         Ok(module)
-    }
-}
-
-/// Names of the kernels in a PTX module.
-pub(super) fn entries(ptx: &str) -> impl Iterator<Item = &str> {
-    ptx.lines()
-        .filter_map(|line| line.strip_prefix(".visible .entry "))
-        .map(|rest| rest.trim_end_matches('(').trim())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_name_of_every_kernel_is_read_from_the_ptx() {
-        for (name, ptx) in MODULES {
-            let found: Vec<&str> = entries(ptx).collect();
-            assert_eq!(found.len(), ptx.matches(".entry").count(), "{name}");
-            assert!(
-                found.iter().all(|kernel| kernel
-                    .chars()
-                    .all(|letter| letter.is_alphanumeric() || letter == '_')),
-                "{name}: {found:?}"
-            );
-        }
     }
 }

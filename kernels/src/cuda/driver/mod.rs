@@ -23,11 +23,11 @@ use cudarc::driver::{
     sys::{self, CUdevice_attribute, CUfunction, CUfunction_attribute_enum, CUmodule},
 };
 
-use self::{
-    arena::Arena,
-    loader::{MODULES, entries, find_functions},
+use self::{arena::Arena, loader::find_functions};
+use super::{
+    DeviceError, DeviceInfo,
+    ptx::{entries, ptx_modules},
 };
-use super::{DeviceError, DeviceInfo};
 
 /// Oldest driver that compiles PTX ISA 8.4: CUDA 12.4, version 550.
 const MIN_DRIVER: i32 = 12_040;
@@ -148,11 +148,11 @@ impl CudaDevice {
             functions: Mutex::default(),
             events: Mutex::default(),
         };
-        for (name, ptx) in MODULES {
-            let module = device.load(name, ptx)?;
+        for (name, ptx) in ptx_modules() {
+            let module = device.load(name, &ptx)?;
             device.modules.push(module);
             // Eagerly: lazy loading would allocate memory at the first launch, and is not allowed during a graph capture.
-            for kernel in entries(ptx) {
+            for kernel in entries(&ptx) {
                 device
                     .function(kernel)
                     .map_err(|why| CudaUnavailable::ModuleLoad {
