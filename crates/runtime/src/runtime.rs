@@ -2,7 +2,7 @@
 
 use std::slice::from_mut;
 
-use powerinfer_artifact::plan::{InputThresholds, Policy, Threshold};
+use powerinfer_artifact::plan::{BudgetLine, Device, InputThresholds, KV_CACHE, Policy, Threshold};
 use powerinfer_bundle::Bundle;
 use powerinfer_gpu::DeviceModel;
 use powerinfer_model::{LanguageModel, ModelConfig, ModelError, check_finite};
@@ -135,13 +135,20 @@ impl Runtime {
         [layers - on_device, on_device].map(|layers| each.saturating_mul(layers))
     }
 
-    /// Bytes of the device's memory that the plan's budget leaves for KV caches, those of [`Self::sequence`] included; none
-    /// where no KV cache is on a device, or the plan has no budget.
+    /// Bytes of the device's memory that the plan's budget leaves for KV caches beside the plan's other lines, those of
+    /// [`Self::sequence`] included; none where no KV cache is on a device, or the plan has no budget.
     pub fn device_cache_budget(&self) -> Option<u64> {
         let device = self.executor.device()?;
         let plan = self.model.bundle.plan();
-        (plan.is_placed() && device.cached_layers() > 0)
-            .then(|| plan.budget.vram_bytes.saturating_sub(device.bytes() as u64))
+        if !plan.is_placed() || device.cached_layers() == 0 {
+            return None;
+        }
+        let budget = plan.budget.vram_bytes;
+        let is_cache = |line: &&BudgetLine| line.name == KV_CACHE && line.device == Device::Gpu;
+        let planned = plan.lines.iter().find(is_cache);
+        let unplanned = budget.saturating_sub(plan.totals.gpu_bytes);
+        let left = unplanned + planned.map_or(0, |line| line.bytes);
+        Some(left.min(budget.saturating_sub(device.bytes() as u64)))
     }
 
     /// Memory in use, by the lines of a plan.
