@@ -162,6 +162,24 @@ __device__ __forceinline__ void mma_m16n8k16(float (&sums)[4], const unsigned (&
 #endif
 }
 
+// Loads four matrices of 8 rows of 8 f16 from shared memory by one warp. Lane 8 i + j passes the address of row j of matrix i;
+// register i of lane 4 j + k is elements 2 k and 2 k + 1 of row j.
+__device__ __forceinline__ void load_matrices(const uint16_t* row, unsigned (&registers)[4]) {
+#ifdef CUDA_EMULATOR
+  const int lane = threadIdx.x % WARP, offset = int(reinterpret_cast<const char*>(row) - shared_memory());
+  for (int index = 0; index < 4; index++) {
+    const int of_row = __shfl_sync(ALL_LANES, offset, 8 * index + lane / 4);
+    registers[index] = *reinterpret_cast<const unsigned*>(shared_memory() + of_row + lane % 4 * 4);
+  }
+#else
+  const unsigned address = unsigned(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
+               : "r"(address)
+               : "memory");
+#endif
+}
+
 // Starts an asynchronous copy of 16 bytes to shared memory, which must not be read before a wait.
 __device__ __forceinline__ void copy_to_shared(void* to, const void* from) {
 #ifdef CUDA_EMULATOR

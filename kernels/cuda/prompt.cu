@@ -20,6 +20,8 @@ constexpr int ROW_WARPS = TILE_ROWS / MMA_ROWS;
 constexpr int TOKEN_WARPS = 2;
 constexpr int GEMM_THREADS = ROW_WARPS * TOKEN_WARPS * WARP;
 constexpr int WARP_TOKENS = TILE_TOKENS / TOKEN_WARPS;
+// Blocks per multiprocessor that registers leave room for.
+constexpr int GEMM_BLOCKS = 5;
 
 // Vectors of several tokens in f16.
 struct F16Buffer {
@@ -166,8 +168,8 @@ struct Gemm {
 };
 
 // out = x . matrix^T + bias + offset + cold. Grid: (tiles of outputs, tiles of tokens, splits of the columns), double-buffered:
-// while the tensor cores compute one stage of columns, the next stage's weights are loaded to registers, its tokens to shared
-// memory. The last block of a tile adds up the splits in order.
+// while the tensor cores compute one stage of columns, the next stage's weights are loaded to registers as they are stored, its
+// tokens to shared memory. The last block of a tile adds up the splits in order.
 template <class Format, bool BY_NEURON>
 __device__ __forceinline__ void gemm(const Gemm& a) {
   constexpr int WIDTH = Format::WIDTH;
@@ -185,35 +187,34 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
   unsigned* is_last = shared.allocate<unsigned>(1);
   const int weight_tile = TILE_ROWS * PITCH, token_tile = TILE_TOKENS * PITCH;
 
-  float loaded[LOADS_PER_THREAD][WIDTH];
-  const auto load_weights = [&](int stage) {
+  typename Format::Unit loaded[LOADS_PER_THREAD];
+  // Calls `use(index, matrix_row, start, row, column)` for the loads of this thread: row and first weight within the tile, then in
+  // the matrix.
+  const auto for_each_load = [&](int stage, auto use) {
 #pragma unroll
     for (int index = 0; index < LOADS_PER_THREAD; index++) {
       const int load = threadIdx.x + index * GEMM_THREADS;
       if (load >= LOADS) break;
       const int matrix_row = load / (ROW_WEIGHTS / WIDTH), start = load % (ROW_WEIGHTS / WIDTH) * WIDTH;
       const int row = matrix_row + (BY_NEURON ? stage * TILE_COLUMNS : first_row);
-      const int column = start + (BY_NEURON ? first_row : stage * TILE_COLUMNS);
-      if (row < matrix.rows && column < matrix.columns) {
-        Format::weights(matrix, row, column, loaded[index]);
-      } else {
-#pragma unroll
-        for (int offset = 0; offset < WIDTH; offset++) loaded[index][offset] = 0.0f;
-      }
+      use(index, matrix_row, start, row, start + (BY_NEURON ? first_row : stage * TILE_COLUMNS));
     }
   };
-  const auto store_weights = [&](int buffer) {
-#pragma unroll
-    for (int index = 0; index < LOADS_PER_THREAD; index++) {
-      const int load = threadIdx.x + index * GEMM_THREADS;
-      if (load >= LOADS) break;
-      const int matrix_row = load / (ROW_WEIGHTS / WIDTH), start = load % (ROW_WEIGHTS / WIDTH) * WIDTH;
+  const auto load_weights = [&](int stage) {
+    for_each_load(stage, [&](int index, int, int, int row, int column) {
+      if (row < matrix.rows && column < matrix.columns) loaded[index] = Format::load(matrix, row, column / WIDTH);
+    });
+  };
+  const auto store_weights = [&](int stage, int buffer) {
+    for_each_load(stage, [&](int index, int matrix_row, int start, int row, int column) {
+      float values[WIDTH] = {};
+      if (row < matrix.rows && column < matrix.columns) Format::unpack(loaded[index], values);
       uint16_t* tile = weights + buffer * terms * weight_tile;
 #pragma unroll 1
       for (int term = 0; term < terms; term++, tile += weight_tile) {
 #pragma unroll
         for (int offset = 0; offset < WIDTH; offset += 2) {
-          const uint16_t high = float_to_f16(loaded[index][offset]), high_next = float_to_f16(loaded[index][offset + 1]);
+          const uint16_t high = float_to_f16(values[offset]), high_next = float_to_f16(values[offset + 1]);
           if (BY_NEURON) {
             tile[(start + offset) * PITCH + matrix_row] = high;
             tile[(start + offset + 1) * PITCH + matrix_row] = high_next;
@@ -221,11 +222,11 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
             *reinterpret_cast<unsigned*>(tile + matrix_row * PITCH + start + offset) = high | unsigned(high_next) << 16;
           }
           // The residual is the next term.
-          loaded[index][offset] -= f16_to_float(high);
-          loaded[index][offset + 1] -= f16_to_float(high_next);
+          values[offset] -= f16_to_float(high);
+          values[offset + 1] -= f16_to_float(high_next);
         }
       }
-    }
+    });
   };
   const auto load_tokens = [&](int stage, int buffer) {
     uint16_t* tile = inputs_f16 + buffer * terms * token_tile;
@@ -252,43 +253,41 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
 #pragma unroll
     for (int index = 0; index < 4; index++) sums[tile][index] = 0.0f;
   }
-  // Two adjacent f16 in one register.
-  const auto pair = [](const uint16_t* values) { return *reinterpret_cast<const unsigned*>(values); };
   const auto compute_stage = [&](int buffer) {
-    const uint16_t* rows =
-        weights + buffer * terms * weight_tile + (warp_row + fragment_row) * PITCH + 2 * fragment_column;
-    const uint16_t* columns =
-        inputs_f16 + buffer * terms * token_tile + (warp_token + fragment_row) * PITCH + 2 * fragment_column;
+    // Addresses that this lane passes: matrices are rows and columns of the weights, then columns of two tiles of tokens.
+    const int matrix_row = lane % 8, low = lane / 8 % 2 * 8, high = lane / 16 * 8;
+    const uint16_t* rows = weights + buffer * terms * weight_tile + (warp_row + low + matrix_row) * PITCH + high;
+    const uint16_t* columns = inputs_f16 + buffer * terms * token_tile + (warp_token + high + matrix_row) * PITCH + low;
 #pragma unroll 1
     for (int step = 0; step < TILE_COLUMNS; step += 16) {
-      const uint16_t* row = rows + step;
-      const unsigned weight_fragment[4] = {pair(row), pair(row + 8 * PITCH), pair(row + 8), pair(row + 8 * PITCH + 8)};
-      unsigned weight_residual[4] = {0, 0, 0, 0};
-      if (terms > 1) {
-        row += weight_tile;
-        weight_residual[0] = pair(row);
-        weight_residual[1] = pair(row + 8 * PITCH);
-        weight_residual[2] = pair(row + 8);
-        weight_residual[3] = pair(row + 8 * PITCH + 8);
-      }
+      unsigned weight_fragment[4], weight_residual[4] = {};
+      load_matrices(rows + step, weight_fragment);
+      if (terms > 1) load_matrices(rows + step + weight_tile, weight_residual);
 #pragma unroll
-      for (int tile = 0; tile < WARP_TOKENS / MMA_TOKENS; tile++) {
-        if (warp_token + tile * MMA_TOKENS >= tokens) break;
-        const uint16_t* column = columns + tile * MMA_TOKENS * PITCH + step;
-        const unsigned token_fragment[2] = {pair(column), pair(column + 8)};
-        if (terms == 1) {
-          mma_m16n8k16(sums[tile], weight_fragment, token_fragment);
-          continue;
+      for (int first = 0; first < WARP_TOKENS / MMA_TOKENS; first += 2) {
+        if (warp_token + first * MMA_TOKENS >= tokens) break;
+        const uint16_t* column = columns + first * MMA_TOKENS * PITCH + step;
+        unsigned token_fragments[4], token_residuals[4] = {};
+        load_matrices(column, token_fragments);
+        if (terms > 1) load_matrices(column + token_tile, token_residuals);
+#pragma unroll
+        for (int second = 0; second < 2; second++) {
+          float(&tile_sums)[4] = sums[first + second];
+          const unsigned token_fragment[2] = {token_fragments[2 * second], token_fragments[2 * second + 1]};
+          if (terms == 1) {
+            mma_m16n8k16(tile_sums, weight_fragment, token_fragment);
+            continue;
+          }
+          // Tensor cores truncate: over thousands of columns, sums of one sign would lose a part in ten thousand. The
+          // product of both residuals is below f32 precision.
+          const unsigned token_residual[2] = {token_residuals[2 * second], token_residuals[2 * second + 1]};
+          float step_sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+          mma_m16n8k16(step_sums, weight_residual, token_fragment);
+          mma_m16n8k16(step_sums, weight_fragment, token_residual);
+          mma_m16n8k16(step_sums, weight_fragment, token_fragment);
+#pragma unroll
+          for (int index = 0; index < 4; index++) tile_sums[index] += step_sums[index];
         }
-        // Tensor cores truncate: over thousands of columns, sums of one sign would lose a part in ten thousand. The
-        // product of both residuals is below f32 precision.
-        const unsigned token_residual[2] = {pair(column + token_tile), pair(column + token_tile + 8)};
-        float step_sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        mma_m16n8k16(step_sums, weight_residual, token_fragment);
-        mma_m16n8k16(step_sums, weight_fragment, token_residual);
-        mma_m16n8k16(step_sums, weight_fragment, token_fragment);
-#pragma unroll
-        for (int index = 0; index < 4; index++) sums[tile][index] += step_sums[index];
       }
     }
   };
@@ -303,7 +302,7 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
       load_tokens(next, next % 2);
     }
     if (next > first_stage) compute_stage((next - 1) % 2);
-    if (has_next) store_weights(next % 2);
+    if (has_next) store_weights(next, next % 2);
     wait_for_copies();
     __syncthreads();
   }
@@ -350,12 +349,12 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
 }
 
 #define GEMM(name, Format) \
-  KERNEL(GEMM_THREADS, gemm_##name, Gemm) { gemm<Format, false>(a); }
+  KERNEL_OF_BLOCKS(GEMM_THREADS, GEMM_BLOCKS, gemm_##name, Gemm) { gemm<Format, false>(a); }
 FOR_ALL_FORMATS(GEMM)
 
 // Rows of the matrix are inputs (neurons), as in down.
 #define GEMM_DOWN(name, Format) \
-  KERNEL(GEMM_THREADS, gemm_down_##name, Gemm) { gemm<Format, true>(a); }
+  KERNEL_OF_BLOCKS(GEMM_THREADS, GEMM_BLOCKS, gemm_down_##name, Gemm) { gemm<Format, true>(a); }
 FOR_ALL_FORMATS(GEMM_DOWN)
 
 struct SignalHost {

@@ -22,7 +22,7 @@ const TILE_COLUMNS: usize = 64;
 const PITCH: usize = TILE_COLUMNS + 8;
 /// Threads per block of the GEMM, and thread blocks per multiprocessor: fewer tiles are split along the columns.
 const GEMM_THREADS: usize = 128;
-const GEMM_BLOCKS: usize = 4;
+const GEMM_BLOCKS: usize = 5;
 /// Stages of columns of a split, at least.
 const STAGES: usize = 4;
 
