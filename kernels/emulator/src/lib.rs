@@ -9,6 +9,7 @@
 #[cfg(emulated)]
 mod device;
 mod graph;
+mod ptx;
 mod staging;
 #[cfg(not(emulated))]
 mod unavailable;
@@ -27,6 +28,8 @@ use powerinfer_kernels::{
     cuda::{CudaDevice, Device, DeviceError, DeviceInfo},
     environment,
 };
+
+pub use ptx::{PtxDevice, PtxError};
 
 use self::{
     graph::{Node, RunningGraph},

@@ -24,7 +24,7 @@ mod weights;
 
 pub use attention::{Attention, HeadNorms};
 pub use device::{Device, DeviceError, DeviceInfo, Graph, Launch};
-pub use driver::{CudaDevice, CudaUnavailable};
+pub use driver::{CudaDevice, CudaUnavailable, MODULES};
 pub use feed_forward::{ColdSum, DownScratch, HostMirror, NeuronCounts};
 pub use ffn::{Ffn, NeuronFilter};
 pub use gpu::Gpu;

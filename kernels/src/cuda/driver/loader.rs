@@ -14,8 +14,8 @@ use cudarc::driver::{
 use super::{CudaDevice, CudaUnavailable};
 use crate::environment;
 
-/// The compiled modules: name and PTX.
-pub(super) const MODULES: [(&str, &str); 5] = [
+/// The compiled modules that ship: name and PTX.
+pub const MODULES: [(&str, &str); 5] = [
     ("attention", include_str!("../../../ptx/attention.ptx")),
     (
         "feed_forward",

@@ -23,9 +23,10 @@ use cudarc::driver::{
     sys::{self, CUdevice_attribute, CUfunction, CUfunction_attribute_enum, CUmodule},
 };
 
+pub use self::loader::MODULES;
 use self::{
     arena::Arena,
-    loader::{MODULES, entries, find_functions},
+    loader::{entries, find_functions},
 };
 use super::{DeviceError, DeviceInfo};
 
