@@ -174,7 +174,10 @@ impl<'a> Decoder<'a> {
             }
             None => {
                 for variable in &function.parameters {
-                    let start = self.kernel.argument_bytes.next_multiple_of(variable.alignment);
+                    let start = self
+                        .kernel
+                        .argument_bytes
+                        .next_multiple_of(variable.alignment);
                     scope.offsets.insert(variable.name.to_owned(), start as u64);
                     self.kernel.argument_bytes = start + variable.bytes;
                 }
@@ -200,7 +203,11 @@ impl<'a> Decoder<'a> {
         // A body may end without `ret`.
         self.emit_return(&scope);
         if self.kernel.registers.len() > MAX_REGISTERS {
-            return Err(error(self.line, function.name, "too many registers".to_owned()));
+            return Err(error(
+                self.line,
+                function.name,
+                "too many registers".to_owned(),
+            ));
         }
         Ok(())
     }
@@ -270,7 +277,9 @@ impl<'a> Decoder<'a> {
     }
 
     fn immediate(&self, scope: &Scope, name: &str) -> Decoded<u64> {
-        let hexadecimal = ["0f", "0d", "0x"].iter().find_map(|prefix| name.strip_prefix(prefix));
+        let hexadecimal = ["0f", "0d", "0x"]
+            .iter()
+            .find_map(|prefix| name.strip_prefix(prefix));
         if let Some(digits) = hexadecimal {
             return u64::from_str_radix(digits, 16).map_err(|why| format!("{name}: {why}"));
         }
@@ -306,10 +315,14 @@ impl<'a> Decoder<'a> {
 
     fn statement(&mut self, scope: &mut Scope, statement: &str) -> Decoded<()> {
         if let Some(label) = statement.strip_suffix(':') {
-            scope.labels.insert(label.to_owned(), self.kernel.code.len());
+            scope
+                .labels
+                .insert(label.to_owned(), self.kernel.code.len());
             return Ok(());
         }
-        let (word, rest) = statement.split_once(char::is_whitespace).unwrap_or((statement, ""));
+        let (word, rest) = statement
+            .split_once(char::is_whitespace)
+            .unwrap_or((statement, ""));
         match word {
             ".pragma" => Ok(()),
             ".reg" => self.declare(scope, rest),
@@ -329,8 +342,7 @@ impl<'a> Decoder<'a> {
                 };
                 let guard = self.source(scope, name, 1)?;
                 let rest = rest.trim();
-                let (opcode, operands) =
-                    rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+                let (opcode, operands) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
                 let index = self.kernel.code.len();
                 let is_branch = opcode == "bra" || opcode == "bra.uni";
                 // A guarded instruction that is no branch is branched over.
@@ -359,10 +371,15 @@ impl<'a> Decoder<'a> {
             let Some((prefix, count)) = name.split_once('<') else {
                 continue;
             };
-            let count: usize = count.trim_end_matches('>').parse().map_err(|_| "no count")?;
+            let count: usize = count
+                .trim_end_matches('>')
+                .parse()
+                .map_err(|_| "no count")?;
             let first = self.kernel.registers.len();
             self.kernel.registers.resize(first + count, u64::MAX);
-            scope.ranges.insert(prefix.to_owned(), (first as u16, count, bits));
+            scope
+                .ranges
+                .insert(prefix.to_owned(), (first as u16, count, bits));
         }
         Ok(())
     }
@@ -371,7 +388,10 @@ impl<'a> Decoder<'a> {
         let operands = split_operands(operands);
         let count = |expected: usize| match operands.len() == expected {
             true => Ok(()),
-            false => Err(format!("expected {expected} operands, found {}", operands.len())),
+            false => Err(format!(
+                "expected {expected} operands, found {}",
+                operands.len()
+            )),
         };
         if let Some((op, to_bits, source_bits)) = arithmetic(opcode) {
             count(source_bits.len() + 1)?;
@@ -384,7 +404,10 @@ impl<'a> Decoder<'a> {
             return Ok(());
         }
         let (name, modifiers) = opcode.split_once('.').unwrap_or((opcode, ""));
-        let modifiers: Vec<&str> = modifiers.split('.').filter(|part| !part.is_empty()).collect();
+        let modifiers: Vec<&str> = modifiers
+            .split('.')
+            .filter(|part| !part.is_empty())
+            .collect();
         match (name, &modifiers[..]) {
             ("mov", [kind]) => {
                 count(2)?;
@@ -492,7 +515,9 @@ impl<'a> Decoder<'a> {
             }
             ("bra", [] | ["uni"]) => {
                 count(1)?;
-                scope.branches.push((self.kernel.code.len(), operands[0].to_owned()));
+                scope
+                    .branches
+                    .push((self.kernel.code.len(), operands[0].to_owned()));
                 self.control(Op::Branch, 0)
             }
             ("call", [] | ["uni"]) => self.call(scope, &operands),
@@ -521,7 +546,20 @@ impl<'a> Decoder<'a> {
                 self.emit(operation(Op::Ballot, to, [a, b, ZERO], 0));
                 Ok(())
             }
-            ("mma", ["sync", "aligned", "m16n8k16", "row", "col", "f32", "f16", "f16", "f32"]) => {
+            (
+                "mma",
+                [
+                    "sync",
+                    "aligned",
+                    "m16n8k16",
+                    "row",
+                    "col",
+                    "f32",
+                    "f16",
+                    "f16",
+                    "f32",
+                ],
+            ) => {
                 count(4)?;
                 let mut slots = Vec::new();
                 for (list, expected) in operands.iter().zip([4, 4, 2, 4]) {
@@ -580,7 +618,10 @@ impl<'a> Decoder<'a> {
         let (kind, bits) = parse_type(kind)?;
         let expected = if combine.is_some() { 4 } else { 3 };
         if operands.len() != expected {
-            return Err(format!("expected {expected} operands, found {}", operands.len()));
+            return Err(format!(
+                "expected {expected} operands, found {}",
+                operands.len()
+            ));
         }
         let a = self.source(scope, operands[1], bits)?;
         let b = self.source(scope, operands[2], bits)?;
@@ -613,7 +654,11 @@ impl<'a> Decoder<'a> {
             ("ltu", Some(less_equal)) => (less_equal, true, true),
             _ => return Err(format!("unknown comparison `{comparison}`")),
         };
-        let sources = if is_swapped { [b, a, ZERO] } else { [a, b, ZERO] };
+        let sources = if is_swapped {
+            [b, a, ZERO]
+        } else {
+            [a, b, ZERO]
+        };
         let (p, q) = match operands[0].split_once('|') {
             Some((p, q)) => (p, Some(q)),
             None => (operands[0], None),
@@ -670,7 +715,9 @@ impl<'a> Decoder<'a> {
             _ => return Err("unknown conversion".to_owned()),
         };
         let is_float = to_kind == 'f';
-        if source_bits < from_bits || register_bits < to_bits || is_float && register_bits != to_bits
+        if source_bits < from_bits
+            || register_bits < to_bits
+            || is_float && register_bits != to_bits
         {
             return Err("registers of other types than the conversion".to_owned());
         }
@@ -835,7 +882,10 @@ impl<'a> Decoder<'a> {
             return Err("only calls with a result and arguments are known".to_owned());
         };
         let module = self.module;
-        let function = module.functions.iter().find(|found| found.name == *name && !found.is_kernel);
+        let function = module
+            .functions
+            .iter()
+            .find(|found| found.name == *name && !found.is_kernel);
         let function = function.ok_or_else(|| format!("unknown function `{name}`"))?;
         let slots = |text: &str| -> Decoded<Vec<u16>> {
             let slot = |name: &&str| scope.slots.get(*name).copied();
@@ -846,7 +896,10 @@ impl<'a> Decoder<'a> {
         if result.len() != 1 || arguments.len() != function.parameters.len() {
             return Err("another number of arguments than the function has".to_owned());
         }
-        let known = self.callees.iter().position(|callee| callee.function.name == *name);
+        let known = self
+            .callees
+            .iter()
+            .position(|callee| callee.function.name == *name);
         let index = known.unwrap_or_else(|| {
             let callee = Callee {
                 function,

@@ -190,11 +190,15 @@ impl Device for PtxDevice {
         let (threads, bytes) = (launch.threads, launch.arguments.len());
         if threads == 0 || threads > kernel.max_threads {
             let largest = kernel.max_threads;
-            return Err(failed(format!("it has up to {largest} threads, not {threads}")));
+            return Err(failed(format!(
+                "it has up to {largest} threads, not {threads}"
+            )));
         }
         if bytes != kernel.argument_bytes {
             let expected = kernel.argument_bytes;
-            return Err(failed(format!("its arguments have {expected} bytes, not {bytes}")));
+            return Err(failed(format!(
+                "its arguments have {expected} bytes, not {bytes}"
+            )));
         }
         if launch.shared_bytes > self.info.shared_bytes {
             let needed = launch.shared_bytes;

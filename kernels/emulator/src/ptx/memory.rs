@@ -136,7 +136,9 @@ impl<'a> Memory<'a> {
             ),
             Space::Global | Space::Generic => {
                 if !(self.last.start <= address && address < self.last.end) {
-                    let next = self.allocations.partition_point(|range| range.start <= address);
+                    let next = self
+                        .allocations
+                        .partition_point(|range| range.start <= address);
                     self.last = match next {
                         0 => 0..0,
                         next => self.allocations[next - 1].clone(),

@@ -145,7 +145,9 @@ fn parse_header(header: &str) -> Option<Function<'_>> {
             let end = tail
                 .find(|c: char| c != ',' && c != ' ' && !c.is_ascii_digit())
                 .unwrap_or(tail.len());
-            let sizes = tail[..end].split(',').map(|size| size.trim().parse::<u32>());
+            let sizes = tail[..end]
+                .split(',')
+                .map(|size| size.trim().parse::<u32>());
             sizes.product::<Result<u32, _>>().ok()?
         }
         None => 1024,

@@ -172,9 +172,7 @@ impl Block<'_, '_> {
             match instruction.op {
                 Op::SyncWarp => block.register(thread, instruction.a) as u32,
                 Op::Ballot => block.register(thread, instruction.b) as u32,
-                Op::Shuffle(_) => {
-                    block.register(thread, (instruction.extra >> 16) as u16) as u32
-                }
+                Op::Shuffle(_) => block.register(thread, (instruction.extra >> 16) as u16) as u32,
                 _ => u32::MAX,
             }
         };
@@ -184,7 +182,10 @@ impl Block<'_, '_> {
             return Err("is not in the mask of its own warp operation".to_owned());
         }
         let mut participants = Vec::with_capacity(WARP);
-        for other in lanes.clone().filter(|other| members >> (other - lanes.start) & 1 == 1) {
+        for other in lanes
+            .clone()
+            .filter(|other| members >> (other - lanes.start) & 1 == 1)
+        {
             match self.threads[other].state {
                 State::Exited => {}
                 State::Warp if self.threads[other].counter == counter => {
@@ -447,8 +448,8 @@ fn step(
         }),
         Op::NegF32 => a ^ 1 << 31,
         Op::AbsF32 => a & !(1 << 31),
-        Op::Exp2F32 => bits(f64::from(float(a)).exp2() as f32),
-        Op::Exp2FlushedF32 => bits(flushed(f64::from(flushed(float(a))).exp2() as f32)),
+        Op::Exp2F32 => bits(float(a).exp2()),
+        Op::Exp2FlushedF32 => bits(flushed(flushed(float(a)).exp2())),
         Op::ReciprocalF32 => bits(1.0 / float(a)),
         Op::ReciprocalFlushedF32 => bits(flushed(1.0 / flushed(float(a)))),
         Op::SaturateF32 => match float(a) {
@@ -488,7 +489,13 @@ fn step(
             // The target is not to be read before the copy lands, which it does as late as allowed.
             for half in [0, 8] {
                 memory.load(Space::Global, b.wrapping_add(half), 8, 16 - half as u8)?;
-                memory.store(Space::Shared, a.wrapping_add(half), u64::MAX, 8, 16 - half as u8)?;
+                memory.store(
+                    Space::Shared,
+                    a.wrapping_add(half),
+                    u64::MAX,
+                    8,
+                    16 - half as u8,
+                )?;
             }
             thread.copies.push([a, b]);
             return Ok(Next::Follow);

@@ -39,7 +39,9 @@ pub(crate) fn multiply_accumulate(lanes: &[Fragments; 32]) -> [[u32; 4]; 32] {
 fn add_products(sum: f32, products: [f64; PRODUCTS_AT_ONCE]) -> f32 {
     let sum = f64::from(sum);
     let plain = sum + products.iter().sum::<f64>();
-    let largest = products.iter().fold(sum.abs(), |largest, product| largest.max(product.abs()));
+    let largest = products
+        .iter()
+        .fold(sum.abs(), |largest, product| largest.max(product.abs()));
     if largest == 0.0 || !plain.is_finite() {
         return plain as f32;
     }
