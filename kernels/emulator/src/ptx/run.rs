@@ -362,8 +362,8 @@ fn step(
         Op::Mul32 => unsigned(signed(a).wrapping_mul(signed(b))),
         Op::Mul64 => a.wrapping_mul(b),
         Op::MulWideSigned => (i64::from(signed(a)) * i64::from(signed(b))) as u64,
-        Op::MulHighSigned => unsigned((i64::from(signed(a)) * i64::from(signed(b)) >> 32) as i32),
-        Op::MulHighUnsigned => a * b >> 32,
+        Op::MulHighSigned => unsigned(((i64::from(signed(a)) * i64::from(signed(b))) >> 32) as i32),
+        Op::MulHighUnsigned => (a * b) >> 32,
         Op::Mad32 => unsigned(signed(a).wrapping_mul(signed(b)).wrapping_add(signed(c))),
         Op::DivSigned | Op::DivUnsigned | Op::RemSigned | Op::RemUnsigned if b == 0 => {
             return Err("divides by 0".to_owned());

@@ -1,6 +1,5 @@
 //! The interpreter on the shipped PTX and on small modules.
 #![expect(unsafe_code, reason = "launches kernels")]
-#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use half::f16;
 use powerinfer_kernels::cuda::{Device, DeviceError, Launch, MODULES};
