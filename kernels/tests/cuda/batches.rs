@@ -178,6 +178,7 @@ fn products_of_a_batch_have_the_bits_of_its_tokens_alone() {
             (Arithmetic::Integer, RootMeanSquare, [33, 40, 70], 2),
             (Arithmetic::Integer, RootMeanSquare, [100, 290, 300], 8),
             (Arithmetic::Integer, RootMeanSquare, [1200, 31, 32], 3),
+            (Arithmetic::Integer, RootMeanSquare, [8, 900, 910], 2),
             (Arithmetic::Float, RootMeanSquare, [64, 70, 70], 5),
             // Long enough for the unrolled loops over the input.
             (Arithmetic::Integer, Mean, [4700, 9, 10], 2),
