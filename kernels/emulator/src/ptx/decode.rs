@@ -4,19 +4,23 @@ use std::collections::HashMap;
 
 use super::{
     PtxError,
-    instruction::{Instruction, Kernel, Op, SHARED_BASE, SHARED_WINDOW, Shuffle, Space, Special},
+    arithmetic::arithmetic,
+    instruction::{Instruction, Kernel, Op, Shuffle, Space},
+    operand::{Scope, inner, parse_type, split_operands},
     parse::{Function, Module},
 };
 
 /// Slot of the constant 0, for operands that an operation does not have.
-const ZERO: u16 = 0;
+pub(super) const ZERO: u16 = 0;
 /// Slot of results that nothing reads.
-const UNUSED: u16 = 1;
+pub(super) const UNUSED: u16 = 1;
+/// The only product of matrices that is known.
+const MMA: &str = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32";
 /// Number of registers that a thread may have.
 const MAX_REGISTERS: usize = 1 << 16;
 
 /// Result of decoding a statement; the error is the reason.
-type Decoded<T> = Result<T, String>;
+pub(super) type Decoded<T> = Result<T, String>;
 
 /// Decodes a kernel.
 ///
@@ -68,34 +72,19 @@ struct Callee<'a> {
     calls: Vec<usize>,
 }
 
-struct Decoder<'a> {
-    module: &'a Module<'a>,
-    kernel: Kernel,
-    constants: HashMap<u64, u16>,
-    special_slots: HashMap<String, u16>,
+/// A kernel that is being decoded.
+pub(super) struct Decoder<'a> {
+    pub(super) module: &'a Module<'a>,
+    pub(super) kernel: Kernel,
+    pub(super) constants: HashMap<u64, u16>,
+    pub(super) special_slots: HashMap<String, u16>,
     callees: Vec<Callee<'a>>,
     /// Line of the statement.
     line: u32,
 }
 
-/// Names of one function.
-#[derive(Default)]
-struct Scope {
-    /// Registers `%r<288>`: first slot, count, bits, by prefix.
-    ranges: HashMap<String, (u16, usize, u32)>,
-    /// Parameters and results in slots, of the function and of calls.
-    slots: HashMap<String, u16>,
-    /// Offsets of the kernel's parameters.
-    offsets: HashMap<String, u64>,
-    labels: HashMap<String, usize>,
-    /// Branches to labels.
-    branches: Vec<(usize, String)>,
-    /// Slot of the place to return to, in functions.
-    return_to: Option<u16>,
-}
-
 /// The operands of an operation, for [`Decoder::emit`].
-fn operation(op: Op, to: u16, [a, b, c]: [u16; 3], extra: i32) -> Instruction {
+pub(super) fn operation(op: Op, to: u16, [a, b, c]: [u16; 3], extra: i32) -> Instruction {
     Instruction {
         op,
         size: 0,
@@ -107,51 +96,6 @@ fn operation(op: Op, to: u16, [a, b, c]: [u16; 3], extra: i32) -> Instruction {
         b,
         c,
         extra,
-    }
-}
-
-fn mask(bits: u32) -> u64 {
-    u64::MAX >> (64 - bits)
-}
-
-/// Splits at commas outside of brackets.
-fn split_operands(text: &str) -> Vec<&str> {
-    let (mut depth, mut start, mut parts) = (0, 0, Vec::new());
-    for (index, character) in text.char_indices() {
-        match character {
-            '{' | '[' | '(' => depth += 1,
-            '}' | ']' | ')' => depth -= 1,
-            ',' if depth == 0 => {
-                parts.push(text[start..index].trim());
-                start = index + 1;
-            }
-            _ => {}
-        }
-    }
-    if !text[start..].trim().is_empty() {
-        parts.push(text[start..].trim());
-    }
-    parts
-}
-
-/// The operands between brackets.
-fn inner(text: &str, open: char, close: char) -> Decoded<Vec<&str>> {
-    let inner = text
-        .strip_prefix(open)
-        .and_then(|text| text.strip_suffix(close));
-    let inner = inner.ok_or_else(|| format!("expected `{open}…{close}`, found `{text}`"))?;
-    Ok(split_operands(inner))
-}
-
-/// Bits and kind (`s`, `u`, `b`, `f`, `p`) of a type.
-fn parse_type(name: &str) -> Decoded<(char, u32)> {
-    if name == "pred" {
-        return Ok(('p', 1));
-    }
-    let bits = name.get(1..).and_then(|bits| bits.parse().ok());
-    match (name.chars().next(), bits) {
-        (Some(kind @ ('s' | 'u' | 'b' | 'f')), Some(bits @ (8 | 16 | 32 | 64))) => Ok((kind, bits)),
-        _ => Err(format!("unknown type `{name}`")),
     }
 }
 
@@ -212,7 +156,7 @@ impl<'a> Decoder<'a> {
         Ok(())
     }
 
-    fn emit(&mut self, instruction: Instruction) {
+    pub(super) fn emit(&mut self, instruction: Instruction) {
         self.kernel.code.push(instruction);
         self.kernel.lines.push(self.line);
     }
@@ -223,94 +167,6 @@ impl<'a> Decoder<'a> {
             None => (Op::Exit, ZERO),
         };
         self.emit(operation(op, UNUSED, [slot, ZERO, ZERO], 0));
-    }
-
-    /// A new slot; all ones at the start, which is NaN.
-    fn slot(&mut self) -> u16 {
-        self.kernel.registers.push(u64::MAX);
-        (self.kernel.registers.len() - 1) as u16
-    }
-
-    fn constant(&mut self, value: u64) -> u16 {
-        if let Some(slot) = self.constants.get(&value) {
-            return *slot;
-        }
-        let slot = self.slot();
-        self.kernel.registers[usize::from(slot)] = value;
-        self.constants.insert(value, slot);
-        slot
-    }
-
-    /// Slot and bits of a register.
-    fn register(&self, scope: &Scope, name: &str) -> Decoded<(u16, u32)> {
-        let digits = name.find(|c: char| c.is_ascii_digit());
-        let found = digits.and_then(|digits| {
-            let (first, count, bits) = scope.ranges.get(&name[..digits])?;
-            let index: usize = name[digits..].parse().ok()?;
-            (index < *count).then_some((*first + index as u16, *bits))
-        });
-        found.ok_or_else(|| format!("unknown register `{name}`"))
-    }
-
-    /// Slot of a destination of this many bits.
-    fn destination(&self, scope: &Scope, name: &str, bits: u32) -> Decoded<u16> {
-        match self.register(scope, name)? {
-            (slot, found) if found == bits => Ok(slot),
-            (_, found) => Err(format!("`{name}` has {found} bits, not {bits}")),
-        }
-    }
-
-    /// Slot of a register, special register, immediate or address, of this many bits.
-    fn source(&mut self, scope: &Scope, name: &str, bits: u32) -> Decoded<u16> {
-        if name.starts_with('%') {
-            if let Some(slot) = self.special(name) {
-                return Ok(slot);
-            }
-            return self.destination(scope, name, bits);
-        }
-        let value = self.immediate(scope, name)?;
-        let value = match bits {
-            1 => u64::from(value != 0),
-            bits => value & mask(bits),
-        };
-        Ok(self.constant(value))
-    }
-
-    fn immediate(&self, scope: &Scope, name: &str) -> Decoded<u64> {
-        let hexadecimal = ["0f", "0d", "0x"]
-            .iter()
-            .find_map(|prefix| name.strip_prefix(prefix));
-        if let Some(digits) = hexadecimal {
-            return u64::from_str_radix(digits, 16).map_err(|why| format!("{name}: {why}"));
-        }
-        if let Ok(value) = name.parse::<i64>() {
-            return Ok(value as u64);
-        }
-        if self.module.shared == Some(name) {
-            return Ok(SHARED_BASE);
-        }
-        let offset = scope.offsets.get(name).copied();
-        offset.ok_or_else(|| format!("unknown operand `{name}`"))
-    }
-
-    fn special(&mut self, name: &str) -> Option<u16> {
-        if let Some(slot) = self.special_slots.get(name) {
-            return Some(*slot);
-        }
-        let (base, dimension) = name.split_once('.').unwrap_or((name, ""));
-        let dimension = ["x", "y", "z"].iter().position(|found| *found == dimension);
-        let special = match (base, dimension) {
-            ("%tid", Some(dimension)) => Special::Thread(dimension),
-            ("%ntid", Some(dimension)) => Special::Threads(dimension),
-            ("%ctaid", Some(dimension)) => Special::Block(dimension),
-            ("%nctaid", Some(dimension)) => Special::Blocks(dimension),
-            ("%laneid", None) => Special::Lane,
-            _ => return None,
-        };
-        let slot = self.slot();
-        self.kernel.specials.push((slot, special));
-        self.special_slots.insert(name.to_owned(), slot);
-        Some(slot)
     }
 
     fn statement(&mut self, scope: &mut Scope, statement: &str) -> Decoded<()> {
@@ -362,28 +218,6 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// `.pred %p<108>`.
-    fn declare(&mut self, scope: &mut Scope, text: &str) -> Decoded<()> {
-        let (kind, names) = text.split_once(char::is_whitespace).ok_or("no names")?;
-        let (_, bits) = parse_type(kind.trim_start_matches('.'))?;
-        for name in split_operands(names) {
-            // A register without a range is the scratch register of a call, which nothing uses.
-            let Some((prefix, count)) = name.split_once('<') else {
-                continue;
-            };
-            let count: usize = count
-                .trim_end_matches('>')
-                .parse()
-                .map_err(|_| "no count")?;
-            let first = self.kernel.registers.len();
-            self.kernel.registers.resize(first + count, u64::MAX);
-            scope
-                .ranges
-                .insert(prefix.to_owned(), (first as u16, count, bits));
-        }
-        Ok(())
-    }
-
     fn instruction(&mut self, scope: &mut Scope, opcode: &str, operands: &str) -> Decoded<()> {
         let operands = split_operands(operands);
         let count = |expected: usize| match operands.len() == expected {
@@ -396,170 +230,93 @@ impl<'a> Decoder<'a> {
         if let Some((op, to_bits, source_bits)) = arithmetic(opcode) {
             count(source_bits.len() + 1)?;
             let to = self.destination(scope, operands[0], to_bits)?;
-            let mut sources = [ZERO; 3];
+            let mut sources = [ZERO; 4];
             for (index, bits) in source_bits.iter().enumerate() {
                 sources[index] = self.source(scope, operands[index + 1], *bits)?;
             }
-            self.emit(operation(op, to, sources, 0));
+            let [a, b, c, fourth] = sources;
+            let op = match op {
+                Op::Logic3 if self.kernel.registers[usize::from(fourth)] == 0xea => Op::AndOr,
+                op => op,
+            };
+            self.emit(Instruction {
+                bits: to_bits as u8,
+                ..operation(op, to, [a, b, c], fourth.into())
+            });
             return Ok(());
         }
-        let (name, modifiers) = opcode.split_once('.').unwrap_or((opcode, ""));
-        let modifiers: Vec<&str> = modifiers
-            .split('.')
-            .filter(|part| !part.is_empty())
-            .collect();
-        match (name, &modifiers[..]) {
-            ("mov", [kind]) => {
+        let parts: Vec<&str> = opcode.split('.').collect();
+        match parts[..] {
+            ["mov", kind] => {
                 count(2)?;
                 self.move_value(scope, kind, &operands)
             }
-            ("not", [kind]) => {
-                count(2)?;
-                let (_, bits) = parse_type(kind)?;
-                let to = self.destination(scope, operands[0], bits)?;
-                let a = self.source(scope, operands[1], bits)?;
-                let ones = self.constant(mask(bits));
-                self.emit(operation(Op::Xor, to, [a, ones, ZERO], 0));
-                Ok(())
-            }
-            ("selp", [kind]) => {
-                count(4)?;
-                let (_, bits) = parse_type(kind)?;
-                let to = self.destination(scope, operands[0], bits)?;
-                let a = self.source(scope, operands[1], bits)?;
-                let b = self.source(scope, operands[2], bits)?;
-                let c = self.source(scope, operands[3], 1)?;
-                self.emit(operation(Op::Select, to, [a, b, c], 0));
-                Ok(())
-            }
-            ("bfi", ["b32"]) => {
-                count(5)?;
-                let to = self.destination(scope, operands[0], 32)?;
-                let mut sources = [ZERO; 4];
-                for (source, name) in sources.iter_mut().zip(&operands[1..]) {
-                    *source = self.source(scope, name, 32)?;
-                }
-                let [a, b, c, length] = sources;
-                self.emit(operation(Op::InsertBits, to, [a, b, c], length.into()));
-                Ok(())
-            }
-            ("lop3", ["b32"]) => {
-                count(5)?;
-                let to = self.destination(scope, operands[0], 32)?;
-                let mut sources = [ZERO; 3];
-                for (source, name) in sources.iter_mut().zip(&operands[1..]) {
-                    *source = self.source(scope, name, 32)?;
-                }
-                let (op, table) = match self.immediate(scope, operands[4])? {
-                    0xea => (Op::AndOr, 0),
-                    table => (Op::Logic3, (table & 0xff) as i32),
-                };
-                self.emit(operation(op, to, sources, table));
-                Ok(())
-            }
-            ("setp", [comparison, combine @ .., kind]) if combine.len() <= 1 => {
+            ["setp", comparison, ref combine @ .., kind] if combine.len() <= 1 => {
                 self.compare(scope, comparison, combine.first().copied(), kind, &operands)
             }
-            ("cvt", modifiers) => {
+            ["cvt", ref modifiers @ ..] => {
                 count(2)?;
                 self.convert(scope, modifiers, &operands)
             }
-            ("cvta", ["to", "global", "u64"]) | ("cvta", ["global", "u64"]) => {
+            ["ld" | "st", ref modifiers @ ..] => {
                 count(2)?;
-                self.move_value(scope, "u64", &operands)
+                self.access(scope, parts[0] == "ld", modifiers, &operands)
             }
-            ("cvta", ["shared", "u64"]) => {
-                count(2)?;
-                let to = self.destination(scope, operands[0], 64)?;
-                let a = self.source(scope, operands[1], 64)?;
-                let window = self.constant(SHARED_WINDOW);
-                self.emit(operation(Op::Add64, to, [a, window, ZERO], 0));
-                Ok(())
-            }
-            ("ld" | "st", modifiers) => {
-                count(2)?;
-                self.access(scope, name == "ld", modifiers, &operands)
-            }
-            ("atom", ["global", action, kind]) => {
+            ["atom", "global", action, kind] => {
                 count(3)?;
                 let (_, bits) = parse_type(kind)?;
                 let to = self.destination(scope, operands[0], bits)?;
                 self.atomic(scope, action, to, bits, &operands[1..])
             }
-            ("red", ["global", action @ "add", kind]) => {
+            ["red", "global", action @ "add", kind] => {
                 count(2)?;
                 let (_, bits) = parse_type(kind)?;
                 self.atomic(scope, action, UNUSED, bits, &operands)
             }
             // Only the order of accesses, of which there is one, and the speed are affected.
-            ("membar", ["gl" | "cta" | "sys"]) | ("prefetch", ["global", "L2"]) => Ok(()),
-            ("cp", ["async", "cg", "shared", "global"]) => {
+            ["membar", "gl" | "cta" | "sys"] | ["prefetch", "global", "L2"] => Ok(()),
+            ["cp", "async", "cg", "shared", "global"] => {
                 count(3)?;
-                if operands[2] != "16" {
-                    return Err("only copies of 16 bytes are known".to_owned());
-                }
                 let (a, to_offset) = self.address(scope, operands[0], 32)?;
                 let (b, from_offset) = self.address(scope, operands[1], 64)?;
-                if (to_offset, from_offset) != (0, 0) {
-                    return Err("offsets of copies are not known".to_owned());
+                if (operands[2], to_offset, from_offset) != ("16", 0, 0) {
+                    return Err("only copies of 16 bytes without offsets are known".to_owned());
                 }
                 self.emit(operation(Op::CopyAsync, UNUSED, [a, b, ZERO], 0));
                 Ok(())
             }
-            ("cp", ["async", "commit_group"]) => self.control(Op::CommitCopies, 0),
-            ("cp", ["async", "wait_all"]) => self.control(Op::WaitCopies, -1),
-            ("cp", ["async", "wait_group"]) => {
+            ["cp", "async", "commit_group"] => self.control(Op::CommitCopies, 0),
+            ["cp", "async", "wait_all"] => self.control(Op::WaitCopies, -1),
+            ["cp", "async", "wait_group"] => {
                 count(1)?;
                 let groups = self.immediate(scope, operands[0])? as i32;
                 self.control(Op::WaitCopies, groups)
             }
-            ("bra", [] | ["uni"]) => {
+            ["bra"] | ["bra", "uni"] => {
                 count(1)?;
-                scope
-                    .branches
-                    .push((self.kernel.code.len(), operands[0].to_owned()));
+                let branch = (self.kernel.code.len(), operands[0].to_owned());
+                scope.branches.push(branch);
                 self.control(Op::Branch, 0)
             }
-            ("call", [] | ["uni"]) => self.call(scope, &operands),
-            ("ret", []) => {
+            ["call"] | ["call", "uni"] => self.call(scope, &operands),
+            ["ret"] => {
                 self.emit_return(scope);
                 Ok(())
             }
-            ("exit", []) => self.control(Op::Exit, 0),
-            ("trap", []) => self.control(Op::Trap, 0),
-            ("bar", ["sync"]) if operands == ["0"] => self.control(Op::Barrier, 0),
-            ("bar", ["warp", "sync"]) => {
+            ["exit"] => self.control(Op::Exit, 0),
+            ["trap"] => self.control(Op::Trap, 0),
+            ["bar", "sync"] if operands == ["0"] => self.control(Op::Barrier, 0),
+            ["bar", "warp", "sync"] => {
                 count(1)?;
                 let a = self.source(scope, operands[0], 32)?;
                 self.emit(operation(Op::SyncWarp, UNUSED, [a, ZERO, ZERO], 0));
                 Ok(())
             }
-            ("shfl", ["sync", mode, "b32"]) => {
+            ["shfl", "sync", mode, "b32"] => {
                 count(5)?;
                 self.shuffle(scope, mode, &operands)
             }
-            ("vote", ["sync", "ballot", "b32"]) => {
-                count(3)?;
-                let to = self.destination(scope, operands[0], 32)?;
-                let a = self.source(scope, operands[1], 1)?;
-                let b = self.source(scope, operands[2], 32)?;
-                self.emit(operation(Op::Ballot, to, [a, b, ZERO], 0));
-                Ok(())
-            }
-            (
-                "mma",
-                [
-                    "sync",
-                    "aligned",
-                    "m16n8k16",
-                    "row",
-                    "col",
-                    "f32",
-                    "f16",
-                    "f16",
-                    "f32",
-                ],
-            ) => {
+            _ if opcode == MMA => {
                 count(4)?;
                 let mut slots = Vec::new();
                 for (list, expected) in operands.iter().zip([4, 4, 2, 4]) {
@@ -571,9 +328,10 @@ impl<'a> Decoder<'a> {
                         slots.push(self.source(scope, name, 32)?);
                     }
                 }
-                let list = slots.try_into().expect("14 registers");
                 let index = self.kernel.lists.len() as i32;
-                self.kernel.lists.push(list);
+                self.kernel
+                    .lists
+                    .push(slots.try_into().expect("14 registers"));
                 self.control(Op::Mma, index)
             }
             _ => Err(format!("unknown opcode `{opcode}`")),
@@ -583,165 +341,6 @@ impl<'a> Decoder<'a> {
     fn control(&mut self, op: Op, extra: i32) -> Decoded<()> {
         self.emit(operation(op, UNUSED, [ZERO; 3], extra));
         Ok(())
-    }
-
-    fn move_value(&mut self, scope: &Scope, kind: &str, operands: &[&str]) -> Decoded<()> {
-        let (_, bits) = parse_type(kind)?;
-        let to = self.destination(scope, operands[0], bits)?;
-        let instruction = if operands[1] == "%globaltimer" {
-            operation(Op::Timer, to, [ZERO; 3], 0)
-        } else if operands[1].starts_with('{') {
-            let parts = inner(operands[1], '{', '}')?;
-            let ([low, high], 32) = (&parts[..], bits) else {
-                return Err("only two halves of 16 bits can be packed".to_owned());
-            };
-            let low = self.source(scope, low, 16)?;
-            let high = self.source(scope, high, 16)?;
-            operation(Op::Pack16, to, [low, high, ZERO], 0)
-        } else {
-            let a = self.source(scope, operands[1], bits)?;
-            operation(Op::Move, to, [a, ZERO, ZERO], 0)
-        };
-        self.emit(instruction);
-        Ok(())
-    }
-
-    /// `setp.lt.and.s32 p|q, a, b, c`: p is `(a < b) & c`, q is `!(a < b) & c`.
-    fn compare(
-        &mut self,
-        scope: &Scope,
-        comparison: &str,
-        combine: Option<&str>,
-        kind: &str,
-        operands: &[&str],
-    ) -> Decoded<()> {
-        let (kind, bits) = parse_type(kind)?;
-        let expected = if combine.is_some() { 4 } else { 3 };
-        if operands.len() != expected {
-            return Err(format!(
-                "expected {expected} operands, found {}",
-                operands.len()
-            ));
-        }
-        let a = self.source(scope, operands[1], bits)?;
-        let b = self.source(scope, operands[2], bits)?;
-        let (less, less_equal) = match (kind, bits) {
-            ('f', 32) => (Op::LessF32, Some(Op::LessEqualF32)),
-            ('s', 32) => (Op::LessSigned32, None),
-            ('s', 64) => (Op::LessSigned64, None),
-            ('u' | 'b', 32) => (Op::LessUnsigned32, None),
-            ('u' | 'b', 64) => (Op::LessUnsigned64, None),
-            _ => return Err(format!("unknown type of comparison `{kind}{bits}`")),
-        };
-        let equal = if kind == 'f' { Op::EqualF32 } else { Op::Equal };
-        // What is not less or equal is greater, and the other way round, but for NaN: unordered comparisons are inverted
-        // ordered ones.
-        let (op, is_swapped, is_inverted) = match (comparison, less_equal) {
-            ("eq", _) => (equal, false, false),
-            ("ne", Some(_)) => (Op::UnequalF32, false, false),
-            ("ne", None) => (equal, false, true),
-            ("lt", _) => (less, false, false),
-            ("gt", _) => (less, true, false),
-            ("le", None) => (less, true, true),
-            ("ge", None) => (less, false, true),
-            ("le", Some(less_equal)) => (less_equal, false, false),
-            ("ge", Some(less_equal)) => (less_equal, true, false),
-            ("neu", Some(_)) => (equal, false, true),
-            ("equ", Some(_)) => (Op::UnequalF32, false, true),
-            ("geu", Some(_)) => (less, false, true),
-            ("leu", Some(_)) => (less, true, true),
-            ("gtu", Some(less_equal)) => (less_equal, false, true),
-            ("ltu", Some(less_equal)) => (less_equal, true, true),
-            _ => return Err(format!("unknown comparison `{comparison}`")),
-        };
-        let sources = if is_swapped {
-            [b, a, ZERO]
-        } else {
-            [a, b, ZERO]
-        };
-        let (p, q) = match operands[0].split_once('|') {
-            Some((p, q)) => (p, Some(q)),
-            None => (operands[0], None),
-        };
-        let p = self.destination(scope, p, 1)?;
-        let Some(combine) = combine else {
-            self.emit(operation(op, p, sources, is_inverted.into()));
-            if let Some(q) = q {
-                let q = self.destination(scope, q, 1)?;
-                self.emit(operation(op, q, sources, (!is_inverted).into()));
-            }
-            return Ok(());
-        };
-        let with = match combine {
-            "and" => Op::And,
-            "or" => Op::Or,
-            "xor" => Op::Xor,
-            _ => return Err(format!("unknown combination `{combine}`")),
-        };
-        let (result, inverse, other) = (self.slot(), self.slot(), self.slot());
-        let (is_not, name) = match operands[3].strip_prefix('!') {
-            Some(name) => (true, name),
-            None => (false, operands[3]),
-        };
-        let c = self.source(scope, name, 1)?;
-        let flip = self.constant(is_not.into());
-        self.emit(operation(Op::Xor, other, [c, flip, ZERO], 0));
-        self.emit(operation(op, result, sources, is_inverted.into()));
-        self.emit(operation(op, inverse, sources, (!is_inverted).into()));
-        self.emit(operation(with, p, [result, other, ZERO], 0));
-        if let Some(q) = q {
-            let q = self.destination(scope, q, 1)?;
-            self.emit(operation(with, q, [inverse, other, ZERO], 0));
-        }
-        Ok(())
-    }
-
-    fn convert(&mut self, scope: &Scope, modifiers: &[&str], operands: &[&str]) -> Decoded<()> {
-        let (modifiers, [to_type, from_type]) = modifiers
-            .split_last_chunk::<2>()
-            .ok_or("expected two types")?;
-        let (to_kind, to_bits) = parse_type(to_type)?;
-        let (from_kind, from_bits) = parse_type(from_type)?;
-        // Integers may be in wider registers.
-        let (to, register_bits) = self.register(scope, operands[0])?;
-        let (a, source_bits) = self.register(scope, operands[1])?;
-        let op = match (modifiers, (to_kind, to_bits), (from_kind, from_bits)) {
-            ([], ('f', 32), ('f', 16)) => Op::F16ToF32,
-            (["rn"], ('f', 16), ('f', 32)) => Op::F32ToF16,
-            ([], ('f', 64), ('f', 32)) => Op::F32ToF64,
-            (["sat"], ('f', 32), ('f', 32)) => Op::SaturateF32,
-            (["rn"], ('f', 32), ('s', _) | ('u', 8..=32)) => Op::IntToF32,
-            ([], ('s' | 'u', _), ('s' | 'u', _)) => Op::Extend,
-            _ => return Err("unknown conversion".to_owned()),
-        };
-        let is_float = to_kind == 'f';
-        if source_bits < from_bits
-            || register_bits < to_bits
-            || is_float && register_bits != to_bits
-        {
-            return Err("registers of other types than the conversion".to_owned());
-        }
-        if op == Op::Extend && to_bits < from_bits.min(register_bits) && to_bits != register_bits {
-            return Err("narrowing conversions into wider registers are not known".to_owned());
-        }
-        self.emit(Instruction {
-            size: (from_bits / 8) as u8,
-            is_signed: from_kind == 's',
-            bits: register_bits as u8,
-            ..operation(op, to, [a, ZERO, ZERO], 0)
-        });
-        Ok(())
-    }
-
-    /// Slot and offset of `[%rd1+-4]`.
-    fn address(&mut self, scope: &Scope, text: &str, bits: u32) -> Decoded<(u16, i32)> {
-        let parts = inner(text, '[', ']')?;
-        let [text] = parts[..] else {
-            return Err(format!("unknown form of address `{text}`"));
-        };
-        let (base, offset) = text.split_once('+').unwrap_or((text, "0"));
-        let offset = offset.parse().map_err(|why| format!("{offset}: {why}"))?;
-        Ok((self.source(scope, base, bits)?, offset))
     }
 
     fn access(
@@ -924,77 +523,4 @@ impl<'a> Decoder<'a> {
         self.emit(operation(Op::Move, result[0], [from, ZERO, ZERO], 0));
         Ok(())
     }
-}
-
-/// Operation, bits of the destination and of the sources of what has no further modifiers. Float operations without
-/// `.rn` are not known: an assembler may fuse them.
-fn arithmetic(opcode: &str) -> Option<(Op, u32, &'static [u32])> {
-    const ONE: [&[u32]; 2] = [&[32], &[64]];
-    const TWO: [&[u32]; 2] = [&[32, 32], &[64, 64]];
-    const THREE: &[u32] = &[32, 32, 32];
-    Some(match opcode {
-        "and.pred" => (Op::And, 1, &[1, 1]),
-        "or.pred" => (Op::Or, 1, &[1, 1]),
-        "xor.pred" => (Op::Xor, 1, &[1, 1]),
-        "and.b16" => (Op::And, 16, &[16, 16]),
-        "or.b16" => (Op::Or, 16, &[16, 16]),
-        "xor.b16" => (Op::Xor, 16, &[16, 16]),
-        "and.b32" => (Op::And, 32, TWO[0]),
-        "or.b32" => (Op::Or, 32, TWO[0]),
-        "xor.b32" => (Op::Xor, 32, TWO[0]),
-        "and.b64" => (Op::And, 64, TWO[1]),
-        "or.b64" => (Op::Or, 64, TWO[1]),
-        "xor.b64" => (Op::Xor, 64, TWO[1]),
-        "add.s32" | "add.u32" => (Op::Add32, 32, TWO[0]),
-        "add.s64" | "add.u64" => (Op::Add64, 64, TWO[1]),
-        "sub.s32" | "sub.u32" => (Op::Sub32, 32, TWO[0]),
-        "sub.s64" | "sub.u64" => (Op::Sub64, 64, TWO[1]),
-        "mul.lo.s32" | "mul.lo.u32" => (Op::Mul32, 32, TWO[0]),
-        "mul.lo.s64" | "mul.lo.u64" => (Op::Mul64, 64, TWO[1]),
-        "mul.hi.s32" => (Op::MulHighSigned, 32, TWO[0]),
-        "mul.hi.u32" => (Op::MulHighUnsigned, 32, TWO[0]),
-        "mul.wide.s32" => (Op::MulWideSigned, 64, TWO[0]),
-        // Operands are extended with zeros.
-        "mul.wide.u32" => (Op::Mul64, 64, TWO[0]),
-        "mul.wide.u16" => (Op::Mul32, 32, &[16, 16]),
-        "mad.lo.s32" | "mad.lo.u32" => (Op::Mad32, 32, THREE),
-        "div.s32" => (Op::DivSigned, 32, TWO[0]),
-        "div.u32" => (Op::DivUnsigned, 32, TWO[0]),
-        "rem.s32" => (Op::RemSigned, 32, TWO[0]),
-        "rem.u32" => (Op::RemUnsigned, 32, TWO[0]),
-        "min.s32" => (Op::MinSigned, 32, TWO[0]),
-        "min.u32" => (Op::MinUnsigned, 32, TWO[0]),
-        "max.s32" => (Op::MaxSigned, 32, TWO[0]),
-        "max.u32" => (Op::MaxUnsigned, 32, TWO[0]),
-        "shl.b32" => (Op::Shl32, 32, TWO[0]),
-        "shl.b64" => (Op::Shl64, 64, &[64, 32]),
-        "shr.u16" => (Op::ShrUnsigned32, 16, &[16, 32]),
-        "shr.u32" | "shr.b32" => (Op::ShrUnsigned32, 32, TWO[0]),
-        "shr.s32" => (Op::ShrSigned32, 32, TWO[0]),
-        "shr.u64" | "shr.b64" => (Op::ShrUnsigned64, 64, &[64, 32]),
-        "shr.s64" => (Op::ShrSigned64, 64, &[64, 32]),
-        "popc.b32" => (Op::PopCount, 32, ONE[0]),
-        "clz.b32" => (Op::LeadingZeros, 32, ONE[0]),
-        "bfind.shiftamt.u32" => (Op::FindShift, 32, ONE[0]),
-        "brev.b32" => (Op::ReverseBits, 32, ONE[0]),
-        "prmt.b32" => (Op::PermuteBytes, 32, THREE),
-        "dp4a.s32.s32" => (Op::Dot4, 32, THREE),
-        "add.rn.f32" => (Op::AddF32, 32, TWO[0]),
-        "sub.rn.f32" => (Op::SubF32, 32, TWO[0]),
-        "mul.rn.f32" => (Op::MulF32, 32, TWO[0]),
-        "div.rn.f32" => (Op::DivF32, 32, TWO[0]),
-        "fma.rn.f32" => (Op::FmaF32, 32, THREE),
-        "fma.rm.f32" => (Op::FmaDownF32, 32, THREE),
-        "sqrt.rn.f32" => (Op::SqrtF32, 32, ONE[0]),
-        "rcp.rn.f32" => (Op::ReciprocalF32, 32, ONE[0]),
-        "rcp.approx.ftz.f32" => (Op::ReciprocalFlushedF32, 32, ONE[0]),
-        "ex2.approx.f32" => (Op::Exp2F32, 32, ONE[0]),
-        "ex2.approx.ftz.f32" => (Op::Exp2FlushedF32, 32, ONE[0]),
-        "min.f32" => (Op::MinF32, 32, TWO[0]),
-        "max.f32" => (Op::MaxF32, 32, TWO[0]),
-        "neg.f32" => (Op::NegF32, 32, ONE[0]),
-        "abs.f32" => (Op::AbsF32, 32, ONE[0]),
-        "add.rn.f64" => (Op::AddF64, 64, TWO[1]),
-        _ => return None,
-    })
 }

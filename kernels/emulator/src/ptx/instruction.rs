@@ -48,6 +48,10 @@ pub(crate) enum Op {
     And,
     Or,
     Xor,
+    /// Of the bits of the destination.
+    Not,
+    /// `cvta.shared`.
+    ToGeneric,
     Add32,
     Add64,
     Sub32,
@@ -82,7 +86,7 @@ pub(crate) enum Op {
     InsertBits,
     /// `a & b | c`, the most frequent `lop3`.
     AndOr,
-    /// `lop3` with table `extra`.
+    /// `lop3`; `extra` is the slot of the table.
     Logic3,
     PermuteBytes,
     /// `dp4a.s32.s32`.

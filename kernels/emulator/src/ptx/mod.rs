@@ -1,11 +1,14 @@
 //! An interpreter of PTX, so that the kernels which ship are tested on a CPU, and not only their source.
 
+mod arithmetic;
 mod decode;
 mod device;
 mod instruction;
 mod memory;
+mod operand;
 mod parse;
 mod run;
+mod step;
 mod tensor_core;
 #[cfg(test)]
 mod tests;
