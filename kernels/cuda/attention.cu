@@ -114,7 +114,9 @@ __device__ __forceinline__ void round_to_q8(const Attention& a, float* head, voi
     const float x = head[block * BLOCK + lane];
     const float scale = warp_max(fabsf(x)) / 127.0f;
     const float scaled = x * (scale == 0.0f ? 0.0f : 1.0f / scale);
-    const int quant = scaled == scaled ? int(roundf(scaled)) : 0;
+    // To the nearest, halves away from 0.
+    const int whole = scaled == scaled ? int(scaled) : 0;
+    const int quant = whole + (fabsf(scaled - float(whole)) >= 0.5f ? (scaled < 0.0f ? -1 : 1) : 0);
     // A block with a NaN shows it; larger scales than f16 has saturate.
     const bool has_nan = __ballot_sync(ALL_LANES, x != x) != 0;
     const uint16_t stored = has_nan ? 0x7e00 : float_to_f16(fminf(scale, 65504.0f));

@@ -5,10 +5,13 @@
 //! masks, and reads of asynchronous copies that were not waited for. The [order](Order) of threads and blocks is a parameter,
 //! so that races change results; with [checks](Checks), races are reported even where they do not. Tensor cores truncate
 //! as real ones do. Loads that return old values, and the accuracy of `exp2`, `erf` and `tanh`, need a GPU.
+//!
+//! [`PtxDevice`] interprets the PTX that ships, instead of its source.
 
 #[cfg(emulated)]
 mod device;
 mod graph;
+mod ptx;
 mod staging;
 #[cfg(not(emulated))]
 mod unavailable;
@@ -27,6 +30,8 @@ use powerinfer_kernels::{
     cuda::{CudaDevice, Device, DeviceError, DeviceInfo},
     environment,
 };
+
+pub use ptx::{PtxDevice, PtxError};
 
 use self::{
     graph::{Node, RunningGraph},

@@ -211,6 +211,20 @@ fn attention_equals_its_formula() {
         ..AttentionCase::new(4, 2, 12)
     }
     .check(40, 64, 4e-3);
+    AttentionCase {
+        slopes: Some(vec![0.5, 0.25]),
+        norms: Some([NormKind::Layer, NormKind::RootMeanSquare].map(|kind| Norm::new(kind, 134))),
+        pairs: 67,
+        ..AttentionCase::new(2, 1, 134)
+    }
+    .check(40, 64, 1e-5);
+    AttentionCase {
+        slopes: Some(vec![0.5, 0.25]),
+        norms: Some([NormKind::RootMeanSquare, NormKind::Layer].map(|kind| Norm::new(kind, 134))),
+        format: CacheFormat::F16,
+        ..AttentionCase::new(2, 2, 134)
+    }
+    .check(40, 64, 4e-3);
 }
 
 #[test]

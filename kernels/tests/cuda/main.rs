@@ -5,6 +5,7 @@
 mod attention;
 mod batches;
 mod feed_forward;
+mod planted;
 mod prediction;
 mod projection;
 

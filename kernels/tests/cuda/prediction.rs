@@ -6,9 +6,9 @@ use powerinfer_kernels::{
     Arithmetic,
     cuda::{Buffer, Gpu, GpuLinear, GpuMatrix, HostBuffer, PredictedMask, Predictor, SignBits},
 };
-use powerinfer_tensor::{Format, pack, pack_signs};
+use powerinfer_tensor::{Format, NormKind, pack, pack_signs};
 
-use crate::{devices::on_every_device, noise::noise, product, upload, zeros};
+use crate::{Norm, devices::on_every_device, noise::noise, product, upload, zeros};
 
 #[test]
 fn predictors_select_the_neurons_of_their_formula() {
@@ -100,15 +100,21 @@ fn predictors_select_the_neurons_of_their_formula() {
 
 #[test]
 fn sign_bits_select_the_neurons_with_enough_agreements() {
-    for (columns, neurons) in [(1, 1), (63, 40), (64, 31), (200, 300), (1030, 70)] {
+    let shapes = [(1, 1), (63, 40), (64, 31), (200, 300), (1030, 70)];
+    let plain = shapes.map(|shape| (shape, None));
+    let kinds = [NormKind::RootMeanSquare, NormKind::Layer];
+    let normed = kinds.map(|kind| ((5000, 33), Some(kind)));
+    for ((columns, neurons), kind) in plain.into_iter().chain(normed) {
         let (gate, x) = (noise(16, columns * neurons), noise(17, columns));
+        let norm = kind.map(|kind| Norm::new(kind, columns));
+        let input = norm.as_ref().map_or(x.clone(), |norm| norm.apply(&x));
         let agreements = columns as u32 / 2 + 1;
         let want: Vec<bool> = gate
             .chunks(columns)
             .map(|row| {
                 let same = row
                     .iter()
-                    .zip(&x)
+                    .zip(&input)
                     .filter(|(w, x)| w.is_sign_negative() == x.is_sign_negative());
                 same.count() as u32 >= agreements
             })
@@ -130,7 +136,8 @@ fn sign_bits_select_the_neurons_with_enough_agreements() {
                 hot_count: neurons,
             };
             let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
-            gpu.predict_by_signs(&upload(device, &x), None, &signs, &mut predicted)
+            let norm = norm.as_ref().map(|norm| norm.upload(device));
+            gpu.predict_by_signs(&upload(device, &x), norm.as_ref(), &signs, &mut predicted)
                 .unwrap();
             let mask = mask.to_vec().unwrap();
             let found: Vec<bool> = (0..neurons)

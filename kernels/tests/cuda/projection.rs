@@ -97,7 +97,7 @@ fn a_projection_fuses_the_norm_and_three_matrices_for_several_tokens() {
 
 #[test]
 fn norms_in_place_and_arg_max_equal_their_formulas() {
-    for size in [1, 33, 300] {
+    for size in [1, 33, 300, 5000] {
         for kind in [NormKind::RootMeanSquare, NormKind::Layer] {
             let norm = Norm::new(kind, size);
             let x = noise(6, 2 * size);
