@@ -46,23 +46,18 @@ pub(crate) fn decode(module: &Module<'_>, function: &Function<'_>) -> Result<Ker
         line: 0,
     };
     decoder.function(function, None)?;
-    // Functions follow the kernel; a function that is called may call others.
-    let mut next = 0;
-    while let Some(callee) = decoder.callees.get(next).cloned() {
+    // Functions follow the kernel. They call no others.
+    for callee in std::mem::take(&mut decoder.callees) {
         let entry = decoder.kernel.code.len() as i32;
-        for (index, instruction) in decoder.kernel.code.iter_mut().enumerate() {
-            if instruction.op == Op::Call && callee.calls.contains(&index) {
-                instruction.extra = entry;
-            }
+        for call in &callee.calls {
+            decoder.kernel.code[*call].extra = entry;
         }
         decoder.function(callee.function, Some(&callee))?;
-        next += 1;
     }
     Ok(decoder.kernel)
 }
 
-/// A function that the kernel calls, with registers of its own: it cannot call itself.
-#[derive(Clone)]
+/// A function that the kernel calls, with registers of its own, since it cannot call itself.
 struct Callee<'a> {
     function: &'a Function<'a>,
     /// Slots of the parameters, of the result and of the place to return to.

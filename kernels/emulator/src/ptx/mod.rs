@@ -1,4 +1,8 @@
 //! An interpreter of PTX, so that the kernels which ship are tested on a CPU, and not only their source.
+//!
+//! ```text
+//! text ─ parse ─► statements ─ decode (arithmetic, operand) ─► instructions ─ run (step, memory, tensor_core) ─► results
+//! ```
 
 mod arithmetic;
 mod decode;

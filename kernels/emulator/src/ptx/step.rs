@@ -182,6 +182,7 @@ pub(super) fn step(
         }),
         Op::NegF32 => a ^ 1 << 31,
         Op::AbsF32 => a & !(1 << 31),
+        // The function of the C library, as in the emulator, so that attention can be compared bit for bit.
         Op::Exp2F32 => bits(float(a).exp2()),
         Op::Exp2FlushedF32 => bits(flushed(flushed(float(a)).exp2())),
         Op::ReciprocalF32 => bits(1.0 / float(a)),
