@@ -114,7 +114,7 @@ __device__ __forceinline__ void round_to_q8(const Attention& a, float* head, voi
     const float x = head[block * BLOCK + lane];
     const float scale = warp_max(fabsf(x)) / 127.0f;
     const float scaled = x * (scale == 0.0f ? 0.0f : 1.0f / scale);
-    // To the nearest, halves away from 0.
+    // To the nearest, ties away from 0.
     const int whole = scaled == scaled ? int(scaled) : 0;
     const int quant = whole + (fabsf(scaled - float(whole)) >= 0.5f ? (scaled < 0.0f ? -1 : 1) : 0);
     // A block with a NaN shows it; larger scales than f16 has saturate.

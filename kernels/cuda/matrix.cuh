@@ -1,6 +1,6 @@
 // Weight formats, in the planes of the Rust `Matrix`. A row is read by units of WIDTH weights, 16 bytes of quants and
 // their scale: `load` requests one without using it, so that several can be in flight; `dot_unit`, `accumulate` and
-// `unpack` use it. `weights` is both, `weight` reads a single weight.
+// `unpack` use it. `weight` reads a single weight.
 #pragma once
 #include "input.cuh"
 
@@ -167,11 +167,6 @@ struct Plain {
 
   __device__ static __forceinline__ void unpack(const Unit& unit, float (&out)[WIDTH]) { Element::unpack(unit, out); }
 
-  // WIDTH weights of `row` from `column`, a multiple of WIDTH; zeros past the end.
-  __device__ static __forceinline__ void weights(const Matrix& matrix, int row, int column, float (&out)[WIDTH]) {
-    unpack(load(matrix, row, column / WIDTH), out);
-  }
-
   __device__ static __forceinline__ float weight(const Matrix& matrix, int row, int column) {
     return Element::at(matrix.quants, size_t(row) * matrix.columns + column);
   }
@@ -281,11 +276,6 @@ struct Q8_0 {
     for (int column = 0; column < WIDTH; column++) out[column] = quant(unit, column) * scale;
   }
 
-  // WIDTH weights of `row` from `column`, a multiple of WIDTH; zeros past the end.
-  __device__ static __forceinline__ void weights(const Matrix& matrix, int row, int column, float (&out)[WIDTH]) {
-    unpack(load(matrix, row, column / WIDTH), out);
-  }
-
   __device__ static __forceinline__ float weight(const Matrix& matrix, int row, int column) {
     const size_t block = size_t(row) * blocks_of(matrix.columns) + column / BLOCK;
     const int8_t quant = static_cast<const int8_t*>(matrix.quants)[block * BLOCK + column % BLOCK];
@@ -359,11 +349,6 @@ struct Nibbles {
     for_each_nibble(unit.quants, [&](int column, int place, float nibble) {
       out[column] = fmaf(nibble, factors[place], Scales::HAS_MINIMA ? -scale.y : 0.0f);
     });
-  }
-
-  // WIDTH weights of `row` from `column`, a multiple of WIDTH; zeros past the end.
-  __device__ static __forceinline__ void weights(const Matrix& matrix, int row, int column, float (&out)[WIDTH]) {
-    unpack(load(matrix, row, column / WIDTH), out);
   }
 
   __device__ static __forceinline__ float weight(const Matrix& matrix, int row, int column) {

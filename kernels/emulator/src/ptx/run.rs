@@ -242,12 +242,12 @@ impl Block<'_, '_> {
                     return Err("loads matrices without all lanes of its warp".to_owned());
                 }
                 let list = self.kernel.lists[instruction.extra as usize];
-                // Of each lane's row two halves of four elements.
+                // Of each lane's row two parts of four elements.
                 let mut rows = [[0; 2]; WARP];
                 for (address, row) in sources(self, list[4]).into_iter().zip(&mut rows) {
-                    for (place, half) in row.iter_mut().enumerate() {
+                    for (place, part) in row.iter_mut().enumerate() {
                         let from = address + 8 * place as u64;
-                        *half = self
+                        *part = self
                             .memory
                             .load(Space::Shared, from, 8, 16 - 8 * place as u8)?;
                     }
@@ -255,8 +255,8 @@ impl Block<'_, '_> {
                 for (lane, thread) in lanes.enumerate() {
                     let (row, pair) = (lane / 4, lane % 4);
                     for (matrix, slot) in list[..4].iter().enumerate() {
-                        let half: u64 = rows[8 * matrix + row][pair / 2];
-                        self.set_register(thread, *slot, half >> (32 * (pair % 2)) & 0xffff_ffff);
+                        let part: u64 = rows[8 * matrix + row][pair / 2];
+                        self.set_register(thread, *slot, part >> (32 * (pair % 2)) & 0xffff_ffff);
                     }
                 }
             }
