@@ -112,10 +112,11 @@ time_profile() {
   set -e
   local started
   started=$(date +%s.%N)
-  "$powerinfer" profile "$work/model" --data "$work/text.txt" --tokens "$2" --device "$1" --out "$work/timed" --quiet > /dev/null
+  # A run that was stopped before may still hold its folder.
+  "$powerinfer" profile "$work/model" --data "$work/text.txt" --tokens "$2" --device "$1" --out "$work/timed-$2" --quiet > /dev/null
   awk -v device="$1" -v tokens="$2" -v a="$started" -v b="$(date +%s.%N)" \
     'BEGIN { printf "%s: %d tokens in %.1f s, %.0f tokens/s\n", device, tokens, b - a, tokens / (b - a) }'
-  rm -rf "$work/timed"
+  rm -rf "$work/timed-$2"
 }
 # Sweeps the demo over several placements: only speed may change.
 sweep_demo() {
