@@ -132,6 +132,61 @@ __device__ __forceinline__ float4 fused(float factor, float4 x, float4 addend) {
           fmaf(factor, x.w, addend.w)};
 }
 
+// sum + x . key for a piece of a key in registers.
+template <int WIDTH>
+__device__ __forceinline__ float dot_piece(const float* x, const float (&key)[WIDTH], float sum) {
+  const float4* fours = reinterpret_cast<const float4*>(x);
+#pragma unroll
+  for (int four = 0; four < WIDTH / 4; four++) {
+    const float4 x_four = fours[four];
+    sum = fmaf(x_four.x, key[4 * four], sum);
+    sum = fmaf(x_four.y, key[4 * four + 1], sum);
+    sum = fmaf(x_four.z, key[4 * four + 2], sum);
+    sum = fmaf(x_four.w, key[4 * four + 3], sum);
+  }
+  return sum;
+}
+
+// ALiBi bias of a query head at the position of a key, scaled as scores are.
+__device__ __forceinline__ float position_bias(const Attention& a, int head, int key_position) {
+  if (!a.alibi_slopes) return 0.0f;
+  return round_to_bf16(a.alibi_slopes[head] * round_to_bf16(float(key_position))) * a.scale;
+}
+
+// Asynchronous copies of rows of a head to a tile in shared memory: a thread copies one piece of every `step`-th row.
+template <class Cache>
+struct TileCopies {
+  typedef typename Cache::Element Element;
+  static constexpr int WIDTH = Cache::WIDTH;
+  int stored, stride, piece, first_row, step;
+
+  __device__ __forceinline__ TileCopies(int head_size) : stored(stored_size<Cache>(head_size)) {
+    const int pieces = (stored + WIDTH - 1) / WIDTH;
+    // Pieces between rows: odd, so that the lanes of a quarter-warp read one piece of 8 rows from all banks.
+    stride = pieces | 1;
+    step = ATTENTION_THREADS / pieces;
+    piece = threadIdx.x % pieces;
+    // Threads left over have no rows.
+    first_row = threadIdx.x / pieces < step ? threadIdx.x / pieces : TILE;
+  }
+
+  // Starts the copies of `rows` rows from the one at `from`, in a group of their own.
+  __device__ __forceinline__ void start(const Element* from, int rows, uint4* to) const {
+#pragma unroll 1
+    for (int row = first_row; row < rows; row += step) {
+      const Element* elements = from + size_t(row) * stored + piece * WIDTH;
+      if (stored % WIDTH == 0) {
+        copy_to_shared(to + row * stride + piece, elements);
+      } else {  // rows are not 16-byte aligned
+#pragma unroll 1
+        for (int index = 0; index < WIDTH; index++)
+          reinterpret_cast<Element*>(to + row * stride + piece)[index] = piece * WIDTH + index < stored ? elements[index] : Element(0);
+      }
+    }
+    commit_copies();
+  }
+};
+
 // out = scale * rope(norm(x)) for one head of a token, in shared memory, by one warp.
 __device__ __forceinline__ void load_head(const Attention& a, int token, const float* x, const Norm& norm,
                                           float scale, float* out) {
@@ -179,13 +234,11 @@ __device__ __forceinline__ void attention(const Attention& a) {
   const int kv_head = blockIdx.x / chunks, first_query = blockIdx.x % chunks * QUERIES;
   const int head = kv_head * group + first_query, queries = min(QUERIES, group - first_query);
   const int size = a.head_size, stored = stored_size<Cache>(size), pieces = (stored + WIDTH - 1) / WIDTH, padded = pieces * WIDTH;
-  // Pieces between rows: odd, so that the lanes of a quarter-warp read one piece of 8 rows from all banks.
-  const int stride = pieces | 1;
-  // A thread copies one piece of every `copy_rows`-th row of a tile, and accumulates four columns of every `row_groups`-th.
-  const int thread = threadIdx.x, copy_rows = ATTENTION_THREADS / pieces, piece = thread % pieces;
-  const int fours = padded / 4, row_groups = ATTENTION_THREADS / fours, column = thread % fours * 4;
+  const TileCopies<Cache> copies(size);
+  const int stride = copies.stride;
+  // A thread accumulates four columns of every `row_groups`-th row of a tile.
+  const int thread = threadIdx.x, fours = padded / 4, row_groups = ATTENTION_THREADS / fours, column = thread % fours * 4;
   // Threads left over have no rows.
-  const int copy_row = thread / pieces < copy_rows ? thread / pieces : TILE;
   const int row_group = thread / fours < row_groups ? thread / fours : TILE;
 
   SharedMemory shared;
@@ -213,25 +266,8 @@ __device__ __forceinline__ void attention(const Attention& a) {
   const int used_splits = max(1, min((cached + TILE - 1) / TILE, splits));
   if (split >= used_splits) return;
   const size_t first_row = size_t(kv_head) * a.context + first;
-  const auto copy_tile = [&](const void* from_cache, int tile, uint4* to) {
-    const Element* rows = static_cast<const Element*>(from_cache) + (first_row + tile * TILE) * stored + piece * WIDTH;
-#pragma unroll 1
-    for (int row = copy_row; row < min(TILE, cached - tile * TILE); row += copy_rows) {
-      const Element* from = rows + size_t(row) * stored;
-      if (stored % WIDTH == 0) {
-        copy_to_shared(to + row * stride + piece, from);
-      } else {  // rows are not 16-byte aligned
-#pragma unroll 1
-        for (int index = 0; index < WIDTH; index++)
-          reinterpret_cast<Element*>(to + row * stride + piece)[index] =
-              piece * WIDTH + index < size ? from[index] : Element(0);
-      }
-    }
-    commit_copies();
-  };
-  const auto bias = [&](int index, int key_position) {
-    if (!a.alibi_slopes) return 0.0f;
-    return round_to_bf16(a.alibi_slopes[head + index] * round_to_bf16(float(key_position))) * a.scale;
+  const auto copy_tile = [&](const void* plane, int tile, uint4* to) {
+    copies.start(static_cast<const Element*>(plane) + (first_row + tile * TILE) * stored, min(TILE, cached - tile * TILE), to);
   };
   // Scales of the next tile, on their way to shared memory.
   constexpr int SCALES = Cache::QUANTISED ? 4 : 1;
@@ -294,7 +330,7 @@ __device__ __forceinline__ void attention(const Attention& a) {
       float score = 0.0f;
 #pragma unroll 1
       for (int i = lane; i < size; i += WARP) score = fmaf(query[warp * padded + i], own_key[i], score);
-      maximum = warp_sum(score) + bias(warp, position);
+      maximum = warp_sum(score) + position_bias(a, head + warp, position);
       total = lane == 0 ? 1.0f : 0.0f;
     }
     if (row_group == 0) {
@@ -319,15 +355,7 @@ __device__ __forceinline__ void attention(const Attention& a) {
 #pragma unroll
       for (int index = 0; index < QUERIES; index++) {
         if (index >= queries) break;
-        const float4* inputs = reinterpret_cast<const float4*>(query + index * padded + column_piece * WIDTH);
-#pragma unroll
-        for (int four = 0; four < WIDTH / 4; four++) {
-          const float4 x = inputs[four];
-          score[index] = fmaf(x.x, key[4 * four], score[index]);
-          score[index] = fmaf(x.y, key[4 * four + 1], score[index]);
-          score[index] = fmaf(x.z, key[4 * four + 2], score[index]);
-          score[index] = fmaf(x.w, key[4 * four + 3], score[index]);
-        }
+        score[index] = dot_piece(query + index * padded + column_piece * WIDTH, key, score[index]);
       }
     }
 #pragma unroll
@@ -336,7 +364,7 @@ __device__ __forceinline__ void attention(const Attention& a) {
     copy_tile(cache.keys, tile + splits, keys);
     request_scales(cache.keys, tile + splits, next_key_scales);
     if (warp < queries) {
-      float sum = bias(warp, first + tile * TILE + lane);
+      float sum = position_bias(a, head + warp, first + tile * TILE + lane);
 #pragma unroll
       for (int part = 0; part < ATTENTION_WARPS; part++) sum += scores[(part * QUERIES + warp) * TILE + lane];
       if (lane >= rows) sum = minus_infinity;
@@ -463,9 +491,8 @@ __device__ __forceinline__ void attention_prompt(const Attention& a) {
   const float minus_infinity = __uint_as_float(0xff800000u);
   const int thread = threadIdx.x, lane = lane_index(), warp = warp_index(), kv_head = blockIdx.x;
   const int size = a.head_size, stored = stored_size<Cache>(size), pieces = (stored + WIDTH - 1) / WIDTH, padded = pieces * WIDTH;
-  const int stride = pieces | 1, copy_rows = ATTENTION_THREADS / pieces, piece = thread % pieces;
-  const int copy_row = thread / pieces < copy_rows ? thread / pieces : TILE;
-  const int group = a.heads / a.kv_heads, all = a.tokens * group, first_query = blockIdx.y * PROMPT_QUERIES;
+  const TileCopies<Cache> copies(size);
+  const int stride = copies.stride, group = a.heads / a.kv_heads, all = a.tokens * group, first_query = blockIdx.y * PROMPT_QUERIES;
 
   SharedMemory shared;
   float* queries = shared.allocate<float>(PROMPT_QUERIES * padded);
@@ -483,19 +510,7 @@ __device__ __forceinline__ void attention_prompt(const Attention& a) {
   const int end = a.position[(min(first_query + PROMPT_QUERIES, all) - 1) / group] + 1;
   const auto copy_tile = [&](void* plane, int tile, uint4* to, float* scales) {
     const int rows = min(TILE, end - first - tile * TILE), position = first + tile * TILE;
-    const Element* from = static_cast<const Element*>(plane) + (size_t(kv_head) * a.context + position) * stored + piece * WIDTH;
-#pragma unroll 1
-    for (int row = copy_row; row < rows; row += copy_rows) {
-      if (stored % WIDTH == 0) {
-        copy_to_shared(to + row * stride + piece, from + size_t(row) * stored);
-      } else {  // rows are not 16-byte aligned
-#pragma unroll 1
-        for (int index = 0; index < WIDTH; index++)
-          reinterpret_cast<Element*>(to + row * stride + piece)[index] =
-              piece * WIDTH + index < size ? from[size_t(row) * stored + index] : Element(0);
-      }
-    }
-    commit_copies();
+    copies.start(static_cast<const Element*>(plane) + (size_t(kv_head) * a.context + position) * stored, rows, to);
     if (!Cache::QUANTISED) return;
 #pragma unroll 1
     for (int item = thread; item < scale_count; item += ATTENTION_THREADS) {
@@ -538,23 +553,13 @@ __device__ __forceinline__ void attention_prompt(const Attention& a) {
       const float scale = Cache::QUANTISED ? key_scales[column_piece * WIDTH / BLOCK * TILE + lane] : 1.0f;
       Cache::unpack(keys[lane * stride + column_piece], scale, key);
 #pragma unroll
-      for (int index = 0; index < WARP_QUERIES; index++) {
-        const float4* inputs = reinterpret_cast<const float4*>(own_queries + index * padded + column_piece * WIDTH);
-#pragma unroll
-        for (int four = 0; four < WIDTH / 4; four++) {
-          const float4 x = inputs[four];
-          scores[index] = fmaf(x.x, key[4 * four], scores[index]);
-          scores[index] = fmaf(x.y, key[4 * four + 1], scores[index]);
-          scores[index] = fmaf(x.z, key[4 * four + 2], scores[index]);
-          scores[index] = fmaf(x.w, key[4 * four + 3], scores[index]);
-        }
-      }
+      for (int index = 0; index < WARP_QUERIES; index++)
+        scores[index] = dot_piece(own_queries + index * padded + column_piece * WIDTH, key, scores[index]);
     }
     float tile_weights[WARP_QUERIES], rescale[WARP_QUERIES];
 #pragma unroll
     for (int index = 0; index < WARP_QUERIES; index++) {
-      float score = scores[index];
-      if (a.alibi_slopes) score += round_to_bf16(a.alibi_slopes[heads[index]] * round_to_bf16(float(position))) * a.scale;
+      float score = scores[index] + position_bias(a, heads[index], position);
       if (position > positions[index] || position < first_of(positions[index])) score = minus_infinity;
       const float maximum = fmaxf(maxima[index], warp_max(score));
       // A query may see nothing of its first tiles.

@@ -18,11 +18,9 @@ pub(crate) enum Products {
     Gemm,
 }
 
-/// Buffers of up to `capacity` tokens.
+/// Buffers of up to [`capacity`](State::capacity) tokens.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// Tokens that there is room for.
-    capacity: usize,
     /// Buffers that only products of matrices need.
     pub(crate) prompt: Option<Prompt>,
     /// `[tokens, layers]`: addresses of the keys and values of each token's sequence, zeros where the host has them.
@@ -142,7 +140,6 @@ impl State {
             .into_iter()
             .max();
         Ok(State {
-            capacity: tokens,
             prompt,
             caches: Buffer::new(device, tokens * layers.len())?,
             known_caches: Vec::new(),
@@ -175,12 +172,12 @@ impl State {
 
     /// Tokens that there is room for.
     pub(crate) fn capacity(&self) -> usize {
-        self.capacity
+        self.positions.capacity()
     }
 
     /// Sets the lengths of all buffers to `tokens` tokens.
     pub(crate) fn set_tokens(&mut self, tokens: usize) {
-        let capacity = self.capacity;
+        let capacity = self.capacity();
         for buffer in [
             &mut self.hidden,
             &mut self.residual,

@@ -7,13 +7,13 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Instant,
 };
 
 use powerinfer_kernels::cuda::{Device, DeviceError, DeviceInfo, Graph, Launch};
 
 use crate::{
     Checks, Emulator, GraphCapture, Order,
+    events::Events,
     graph::{EmulatedGraph, Node, RunningGraph},
     lock,
     staging::AsyncCopy,
@@ -203,7 +203,7 @@ impl Device for Emulator {
             checks: self.checks,
             capture: GraphCapture::Unsupported,
             captured: Mutex::default(),
-            events: Mutex::default(),
+            events: Events::default(),
             free_bytes: AtomicUsize::new(usize::MAX),
             launches_left: Arc::clone(&self.launches_left),
             running: RunningGraph::default(),
@@ -218,23 +218,13 @@ impl Device for Emulator {
 
     fn record_event(&self, index: usize) -> Result<(), DeviceError> {
         self.check_not_capturing("recording an event")?;
-        let mut events = lock(&self.events);
-        let now = Instant::now();
-        if events.len() <= index {
-            events.resize(index + 1, now);
-        }
-        events[index] = now;
+        self.events.record(index);
         Ok(())
     }
 
     fn elapsed_seconds(&self, earlier: usize, later: usize) -> Result<f64, DeviceError> {
-        let events = lock(&self.events);
-        match (events.get(earlier), events.get(later)) {
-            (Some(earlier), Some(later)) => {
-                Ok(later.saturating_duration_since(*earlier).as_secs_f64())
-            }
-            _ => Err(self.failed("timing events", "the event was not recorded")),
-        }
+        let seconds = self.events.seconds_between(earlier, later);
+        seconds.ok_or_else(|| self.failed("timing events", "the event was not recorded"))
     }
 
     unsafe fn copy_async(

@@ -10,6 +10,7 @@
 
 #[cfg(emulated)]
 mod device;
+mod events;
 mod graph;
 mod ptx;
 mod staging;
@@ -23,7 +24,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use powerinfer_kernels::{
@@ -34,6 +35,7 @@ use powerinfer_kernels::{
 pub use ptx::{PtxDevice, PtxError};
 
 use self::{
+    events::Events,
     graph::{Node, RunningGraph},
     staging::AsyncCopies,
 };
@@ -127,8 +129,7 @@ pub struct Emulator {
     capture: GraphCapture,
     /// Nodes of the graph that is being captured.
     captured: Mutex<Option<Vec<Node>>>,
-    /// Times of the events, by index.
-    events: Mutex<Vec<Instant>>,
+    events: Events,
     /// Bytes of free memory.
     free_bytes: AtomicUsize,
     /// Launches until the device is lost, plus one; 0 once it is.
@@ -152,7 +153,7 @@ impl Emulator {
             checks: Checks::Off,
             capture: GraphCapture::Works,
             captured: Mutex::default(),
-            events: Mutex::default(),
+            events: Events::default(),
             free_bytes: AtomicUsize::new(usize::MAX),
             launches_left: Arc::new(AtomicUsize::new(usize::MAX)),
             running: RunningGraph::default(),

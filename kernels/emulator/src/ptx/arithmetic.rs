@@ -106,7 +106,7 @@ impl Decoder<'_> {
         } else if operands[1].starts_with('{') {
             let parts = inner(operands[1], '{', '}')?;
             let ([low, high], 32) = (&parts[..], bits) else {
-                return Err("only two halves of 16 bits can be packed".to_owned());
+                return Err("only two registers of 16 bits can be packed".to_owned());
             };
             let low = self.source(scope, low, 16)?;
             let high = self.source(scope, high, 16)?;

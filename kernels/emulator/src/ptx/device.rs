@@ -6,7 +6,6 @@ use std::{
     collections::{BTreeMap, HashMap},
     ops::Range,
     sync::{Arc, LazyLock, Mutex},
-    time::Instant,
 };
 
 use powerinfer_kernels::cuda::{Device, DeviceError, DeviceInfo, Graph, Launch, ptx_modules};
@@ -14,7 +13,7 @@ use powerinfer_kernels::cuda::{Device, DeviceError, DeviceInfo, Graph, Launch, p
 use super::{
     PtxError, decode::decode, instruction::Kernel, memory::Memory, parse::Module, run::run_grid,
 };
-use crate::lock;
+use crate::{events::Events, lock};
 
 /// Alignment of allocations, as that of the emulator.
 const ALIGNMENT: usize = 16;
@@ -31,8 +30,7 @@ pub struct PtxDevice {
     kernels: Arc<Kernels>,
     /// Size of every allocation, by address.
     allocations: Mutex<BTreeMap<u64, usize>>,
-    /// Times of the events, by index.
-    events: Mutex<Vec<Instant>>,
+    events: Events,
 }
 
 impl PtxDevice {
@@ -76,7 +74,7 @@ impl PtxDevice {
             },
             kernels,
             allocations: Mutex::default(),
-            events: Mutex::default(),
+            events: Events::default(),
         }
     }
 
@@ -222,23 +220,13 @@ impl Device for PtxDevice {
     }
 
     fn record_event(&self, index: usize) -> Result<(), DeviceError> {
-        let mut events = lock(&self.events);
-        let now = Instant::now();
-        if events.len() <= index {
-            events.resize(index + 1, now);
-        }
-        events[index] = now;
+        self.events.record(index);
         Ok(())
     }
 
     fn elapsed_seconds(&self, earlier: usize, later: usize) -> Result<f64, DeviceError> {
-        let events = lock(&self.events);
-        match (events.get(earlier), events.get(later)) {
-            (Some(earlier), Some(later)) => {
-                Ok(later.saturating_duration_since(*earlier).as_secs_f64())
-            }
-            _ => Err(self.failed("timing events", "the event was not recorded")),
-        }
+        let seconds = self.events.seconds_between(earlier, later);
+        seconds.ok_or_else(|| self.failed("timing events", "the event was not recorded"))
     }
 
     unsafe fn copy_async(&self, _: usize, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
