@@ -21,7 +21,9 @@ constexpr int TOKEN_WARPS = 2;
 constexpr int GEMM_THREADS = ROW_WARPS * TOKEN_WARPS * WARP;
 constexpr int WARP_TOKENS = TILE_TOKENS / TOKEN_WARPS;
 // Blocks per multiprocessor that registers leave room for.
-constexpr int GEMM_BLOCKS = 5;
+constexpr int GEMM_BLOCKS = 4;
+// Stages of columns whose tokens have memory: two are in flight while one is computed.
+constexpr int STAGES = 3;
 
 // Vectors of several tokens in f16.
 struct F16Buffer {
@@ -167,9 +169,9 @@ struct Gemm {
   unsigned* counters;
 };
 
-// out = x . matrix^T + bias + offset + cold. Grid: (tiles of outputs, tiles of tokens, splits of the columns), double-buffered:
-// while the tensor cores compute one stage of columns, the next stage's weights are loaded to registers as they are stored, its
-// tokens to shared memory. The last block of a tile adds up the splits in order.
+// out = x . matrix^T + bias + offset + cold. Grid: (tiles of outputs, tiles of tokens, splits of the columns). While the tensor
+// cores compute one stage of columns, the weights of the next three are on their way to registers as they are stored, the tokens
+// of the next two to shared memory. The last block of a tile adds up the splits in order.
 template <class Format, bool BY_NEURON>
 __device__ __forceinline__ void gemm(const Gemm& a) {
   constexpr int WIDTH = Format::WIDTH;
@@ -181,13 +183,15 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
   const int first_row = blockIdx.x * TILE_ROWS, first_token = blockIdx.y * TILE_TOKENS;
   const int tokens = min(TILE_TOKENS, a.x.tokens - first_token), terms = a.x.terms;
   SharedMemory shared;
-  // [stage, term, row, column], and [stage, term, token, column].
+  // [buffer, term, row, column], and [stage, term, token, column].
   uint16_t* weights = shared.allocate<uint16_t>(2 * terms * TILE_ROWS * PITCH);
-  uint16_t* inputs_f16 = shared.allocate<uint16_t>(2 * terms * TILE_TOKENS * PITCH);
+  uint16_t* inputs_f16 = shared.allocate<uint16_t>(STAGES * terms * TILE_TOKENS * PITCH);
   unsigned* is_last = shared.allocate<unsigned>(1);
   const int weight_tile = TILE_ROWS * PITCH, token_tile = TILE_TOKENS * PITCH;
 
-  typename Format::Unit loaded[LOADS_PER_THREAD];
+  // Stages whose weights are in flight: f32 has registers for two.
+  constexpr int AHEAD = sizeof(typename Format::Unit) * LOADS_PER_THREAD < 64 ? STAGES : STAGES - 1;
+  typename Format::Unit loaded[AHEAD][LOADS_PER_THREAD];
   // Calls `use(index, matrix_row, start, row, column)` for the loads of this thread: row and first weight within the tile, then in
   // the matrix.
   const auto for_each_load = [&](int stage, auto use) {
@@ -200,15 +204,15 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
       use(index, matrix_row, start, row, start + (BY_NEURON ? first_row : stage * TILE_COLUMNS));
     }
   };
-  const auto load_weights = [&](int stage) {
+  const auto load_weights = [&](int stage, auto& units) {
     for_each_load(stage, [&](int index, int, int, int row, int column) {
-      if (row < matrix.rows && column < matrix.columns) loaded[index] = Format::load(matrix, row, column / WIDTH);
+      if (row < matrix.rows && column < matrix.columns) units[index] = Format::load(matrix, row, column / WIDTH);
     });
   };
-  const auto store_weights = [&](int stage, int buffer) {
+  const auto store_weights = [&](int stage, const auto& units, int buffer) {
     for_each_load(stage, [&](int index, int matrix_row, int start, int row, int column) {
       float values[WIDTH] = {};
-      if (row < matrix.rows && column < matrix.columns) Format::unpack(loaded[index], values);
+      if (row < matrix.rows && column < matrix.columns) Format::unpack(units[index], values);
       uint16_t* tile = weights + buffer * terms * weight_tile;
 #pragma unroll 1
       for (int term = 0; term < terms; term++, tile += weight_tile) {
@@ -228,8 +232,8 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
       }
     });
   };
-  const auto load_tokens = [&](int stage, int buffer) {
-    uint16_t* tile = inputs_f16 + buffer * terms * token_tile;
+  const auto load_tokens = [&](int stage, int slot) {
+    uint16_t* tile = inputs_f16 + slot * terms * token_tile;
     constexpr int COPIES = TILE_COLUMNS / COPY_ELEMENTS;
 #pragma unroll 1
     for (int copy = threadIdx.x; copy < terms * TILE_TOKENS * COPIES; copy += GEMM_THREADS) {
@@ -253,11 +257,11 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
 #pragma unroll
     for (int index = 0; index < 4; index++) sums[tile][index] = 0.0f;
   }
-  const auto compute_stage = [&](int buffer) {
+  const auto compute_stage = [&](int buffer, int slot) {
     // Addresses that this lane passes: matrices are rows and columns of the weights, then columns of two tiles of tokens.
     const int matrix_row = lane % 8, low = lane / 8 % 2 * 8, high = lane / 16 * 8;
     const uint16_t* rows = weights + buffer * terms * weight_tile + (warp_row + low + matrix_row) * PITCH + high;
-    const uint16_t* columns = inputs_f16 + buffer * terms * token_tile + (warp_token + high + matrix_row) * PITCH + low;
+    const uint16_t* columns = inputs_f16 + slot * terms * token_tile + (warp_token + high + matrix_row) * PITCH + low;
 #pragma unroll 1
     for (int step = 0; step < TILE_COLUMNS; step += 16) {
       unsigned weight_fragment[4], weight_residual[4] = {};
@@ -294,18 +298,35 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
 
   const int splits = gridDim.z, split = blockIdx.z, all_stages = (inputs + TILE_COLUMNS - 1) / TILE_COLUMNS;
   const int first_stage = all_stages * split / splits, end = all_stages * (split + 1) / splits;
+#pragma unroll
+  for (int slot = 0; slot < AHEAD; slot++)
+    if (first_stage + slot < end) load_weights(first_stage + slot, loaded[slot]);
+  // A group of copies for each stage, empty past the end.
 #pragma unroll 1
-  for (int next = first_stage; next <= end; next++) {
-    const bool has_next = next < end;
-    if (has_next) {
-      load_weights(next);
-      load_tokens(next, next % 2);
-    }
-    if (next > first_stage) compute_stage((next - 1) % 2);
-    if (has_next) store_weights(next, next % 2);
-    wait_for_copies();
-    __syncthreads();
+  for (int slot = 0; slot < STAGES - 1; slot++) {
+    if (first_stage + slot < end) load_tokens(first_stage + slot, slot);
+    commit_copies();
   }
+  int slot = 0;
+#pragma unroll 1
+  for (int first = first_stage; first < end; first += AHEAD) {
+#pragma unroll
+    for (int index = 0; index < AHEAD; index++) {
+      const int stage = first + index;
+      if (stage >= end) break;
+      store_weights(stage, loaded[index], stage % 2);
+      if (stage + AHEAD < end) load_weights(stage + AHEAD, loaded[index]);
+      wait_for_copies_but<STAGES - 2>();
+      __syncthreads();
+      // No warp needs the tokens of the stage before any more.
+      const int ahead = stage + STAGES - 1;
+      if (ahead < end) load_tokens(ahead, slot == 0 ? STAGES - 1 : slot - 1);
+      commit_copies();
+      compute_stage(stage % 2, slot);
+      slot = slot == STAGES - 1 ? 0 : slot + 1;
+    }
+  }
+  __syncthreads();
   // Transposed through the weights' shared memory, which is free now, for coalesced stores.
   float* tile_sums = reinterpret_cast<float*>(weights);
   constexpr int STRIDE = TILE_ROWS + 1;

@@ -10,8 +10,10 @@
 
 namespace emulator {
 
-void Checks::begin(uint32_t blocks, uint32_t threads) {
+void Checks::begin(uint32_t blocks, uint32_t threads, uint32_t order) {
   launch_++;
+  random_ = order;
+  yields_ = order >= 2;
   threads_ = threads;
   fences_ = 1;
   // Pages of freed memory are not kept for ever.
@@ -38,12 +40,20 @@ bool Checks::is_before_barrier(const Access& access) const {
   return int16_t(access.barrier - blocks_[access.thread / threads_].published_barrier) < 0;
 }
 
-// Whether the current block has seen an atomic of the other block, which followed a fence after the access.
+// Whether the current block has seen an atomic of the other block, which followed a fence after the access, and has fenced since.
 bool Checks::is_published(const Access& before, const Access& now) const {
   const BlockState& state = blocks_[now.thread / threads_];
   const uint32_t other = before.thread / threads_;
   if (state.acquired.empty() || !state.acquired[other]) return false;
-  if (state.atomic.thread != now.thread && state.atomic.barrier == now.barrier) return false;
+  const auto follows = [&](const Access& later, const Access& earlier) {
+    return later.thread == earlier.thread || later.barrier != earlier.barrier;
+  };
+  // The thread of the atomic fences before a barrier, or this thread after it.
+  const auto fences = [&](uint32_t thread) {
+    const Access& fence = fenced_[thread];
+    return fence.thread != NOBODY && fence.fences > state.atomic.fences && follows(fence, state.atomic) && follows(now, fence);
+  };
+  if (!fences(now.thread) && !fences(state.atomic.thread)) return false;
   return before.fences < published_[before.thread] || is_before_barrier(before);
 }
 
@@ -77,17 +87,11 @@ void Checks::report(const char* does, const Access& other, const char* did, uint
 void Checks::check(Cell& cell, Kind kind, const Access& now, uintptr_t address, bool is_shared) {
   const Access& writer = cell.writer;
   const auto why = [&](const Access& other) {
-    return is_own(other.thread) ? "without a barrier between" : "unordered by a fence and an atomic";
+    return is_own(other.thread) ? "without a barrier between" : "unordered by fences and an atomic";
   };
   if (kind == Kind::LAND) {
     cell.writer = now;
     cell.copying = false;
-    return;
-  }
-  if (kind == Kind::GPU_READ) {
-    const bool is_seen = writer.thread == NOBODY || is_own(writer.thread) || is_before_barrier(writer) ||
-                         writer.fences < fenced_[writer.thread].fences;
-    if (!is_seen) report("reads", writer, "wrote", address, "without a fence since");
     return;
   }
   const char* does = kind == Kind::READ ? "reads" : "overwrites";
@@ -136,6 +140,8 @@ void Checks::access(const void* pointer, size_t bytes, Kind kind) {
   const Block& b = *block;
   uintptr_t address = uintptr_t(pointer);
   if (address - uintptr_t(b.current->stack) < STACK_BYTES) return;
+  random_ = random_ * 1664525u + 1013904223u;
+  if (yields_ && random_ >> 27 == 0) yield();
   const bool is_shared = address - uintptr_t(b.shared) < b.shared_bytes;
   const Access now = this->now();
   while (bytes) {

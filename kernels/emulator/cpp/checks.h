@@ -1,7 +1,7 @@
 // Shadow memory: who wrote and who read each word of shared and global memory last, and what orders two accesses.
 //
 // Threads of a block are ordered by barriers, lanes of a warp also by __syncwarp. Blocks are ordered by a fence and an
-// atomic of the earlier one, followed by an atomic of the later one on the same word. Every conflicting access that is
+// atomic of the earlier one, followed by an atomic on the same word and a fence of the later one. Every conflicting access that is
 // not ordered is reported, whether or not it changed the result.
 #pragma once
 
@@ -36,7 +36,7 @@ struct Word {
   int32_t split = -1;
 };
 
-enum class Kind { READ, WRITE, COPY, LAND, GPU_READ };
+enum class Kind { READ, WRITE, COPY, LAND };
 
 // An allocation of the device, or mapped host memory.
 struct Allocation {
@@ -50,7 +50,8 @@ Allocation find_allocation(uintptr_t address);
 
 // State of one launch. An object serves one CPU thread.
 struct Checks {
-  void begin(uint32_t blocks, uint32_t threads);
+  // In shuffled orders, a thread gives way to others before one access of 32.
+  void begin(uint32_t blocks, uint32_t threads, uint32_t order);
   void access(const void* address, size_t bytes, Kind kind);
   // The block's current thread performs a fence, an atomic, or a store of the host's flag.
   void fence();
@@ -88,7 +89,8 @@ struct Checks {
   bool is_published(const Access& before, const Access& now) const;
   [[noreturn]] void report(const char* does, const Access& other, const char* did, uintptr_t address, const char* why);
 
-  uint32_t launch_ = 0, threads_ = 0, fences_ = 0;
+  uint32_t launch_ = 0, threads_ = 0, fences_ = 0, random_ = 0;
+  bool yields_ = false;
   std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
   std::array<Cached, CACHED> cache_;
   std::vector<std::array<Cell, 4>> splits_;

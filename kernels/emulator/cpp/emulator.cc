@@ -22,7 +22,7 @@ namespace {
 constexpr uint32_t ALL = 0xffffffffu;
 
 // Blocks that are resident at once in shuffled orders.
-constexpr unsigned RESIDENT = 3;
+constexpr unsigned RESIDENT = 4;
 
 std::mutex allocations_mutex;
 std::map<uintptr_t, Allocation>& allocations() {
@@ -279,6 +279,11 @@ void fail(const char* what, int line) {
   for (;;) switch_to_scheduler();
 }
 
+void yield() {
+  block->progress++;
+  switch_to_scheduler();
+}
+
 char* shared_memory() { return block->shared; }
 dim3 thread_index() { return block->current->thread; }
 dim3 block_index() { return block->index; }
@@ -408,16 +413,14 @@ void release_to_host(unsigned* flag, unsigned value) {
 }
 
 unsigned acquire_from_host(const unsigned* flag) {
-  // Another block runs while this one polls.
-  block->progress++;
-  switch_to_scheduler();
+  yield();
   return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
 }
 
 float load_sys_scope(const float* address) { return *address; }
 
 float load_gpu_scope(const float* address) {
-  if (block->checks) block->checks->access(address, 4, Kind::GPU_READ);
+  if (block->checks) block->checks->access(address, 4, Kind::READ);
   return *address;
 }
 
@@ -488,7 +491,7 @@ extern "C" const char* emulator_launch(const void* which, const unsigned grid[3]
   const unsigned blocks = grid[0] * grid[1] * grid[2];
   make_order(thread_order, threads, order);
   make_order(block_order, blocks, order);
-  if (has_checks) checks.begin(blocks, threads);
+  if (has_checks) checks.begin(blocks, threads, order);
   const unsigned resident = order < 2 ? 1 : std::min(blocks, RESIDENT);
   std::vector<Block*> running;
   const char* why = nullptr;

@@ -1,8 +1,8 @@
 // CUDA C++ on a CPU: the built-ins of CUDA that the kernels use, for a C++ compiler.
 //
-// Every thread of a block is a fiber. Fibers switch at barriers and warp primitives alone, in an order that is a
-// parameter, so that races show as results which depend on it. In shuffled orders several blocks are resident and take
-// turns. Memory ends at an inaccessible page, so that out-of-bounds accesses fault. Kernels are compiled twice; the
+// Every thread of a block is a fiber. Fibers switch at barriers and warp primitives, in an order that is a parameter, so
+// that races show as results which depend on it. In shuffled orders several blocks are resident and take turns; with
+// checks, fibers then also switch at random accesses, as threads of a CPU would, but the same in every run. Memory ends at an inaccessible page, so that out-of-bounds accesses fault. Kernels are compiled twice; the
 // second copy reports every access to the checks of `checks.h`.
 //
 // Not modelled: loads that return old values, bank conflicts, speed.
@@ -124,6 +124,8 @@ extern __thread Block* block;
 
 // Aborts the launch with a message.
 [[noreturn]] void fail(const char* what, int line);
+// Lets other threads and blocks run.
+void yield();
 // __syncthreads.
 void wait_for_block(int line);
 // __syncwarp for the lanes of `mask`.

@@ -142,16 +142,27 @@ KERNEL(64, atomic_update, Arguments) {
   if (threadIdx.x == 0) atomicAdd(reinterpret_cast<unsigned*>(a.out), 1u);
 }
 
+// Every block adds one by two atomics, between which another block may add.
+KERNEL(64, two_atomics, Arguments) {
+  if (threadIdx.x > 0) return;
+  unsigned* sum = reinterpret_cast<unsigned*>(a.out);
+  const unsigned before = atomicAdd(sum, 0u);
+  for (int i = 0; i < 64; i++) a.out[1 + blockIdx.x] = a.x[i];
+  atomicExch(sum, before + 1);
+}
+
 // The last block adds up what all blocks have stored.
-template <bool FENCES, bool AT_GPU_SCOPE>
+enum Fences { NONE, OF_WRITERS, ALL };
+template <Fences FENCES, bool AT_GPU_SCOPE>
 inline void sum_of_blocks(const Arguments& a) {
   unsigned* counter = reinterpret_cast<unsigned*>(a.out + a.count - 1);
   unsigned* scratch = reinterpret_cast<unsigned*>(shared_memory());
   if (threadIdx.x == 0) a.out[1 + blockIdx.x] = a.x[blockIdx.x];
   bool last;
-  if (FENCES) {
+  if (FENCES == ALL) {
     last = is_last_block(counter, gridDim.x, scratch);
   } else {
+    if (FENCES == OF_WRITERS) __threadfence();
     if (threadIdx.x == 0) *scratch = atomicAdd(counter, 1u);
     __syncthreads();
     last = *scratch == gridDim.x - 1;
@@ -161,10 +172,11 @@ inline void sum_of_blocks(const Arguments& a) {
   for (unsigned i = 1; i <= gridDim.x; i++) sum += AT_GPU_SCOPE ? load_gpu_scope(a.out + i) : a.out[i];
   a.out[0] = sum;
 }
-KERNEL(64, missing_fence, Arguments) { sum_of_blocks<false, true>(a); }
-KERNEL(64, missing_fence_plain_load, Arguments) { sum_of_blocks<false, false>(a); }
-KERNEL(64, with_fence, Arguments) { sum_of_blocks<true, true>(a); }
-KERNEL(64, with_fence_plain_load, Arguments) { sum_of_blocks<true, false>(a); }
+KERNEL(64, missing_fence, Arguments) { sum_of_blocks<NONE, true>(a); }
+KERNEL(64, missing_fence_plain_load, Arguments) { sum_of_blocks<NONE, false>(a); }
+KERNEL(64, missing_second_fence, Arguments) { sum_of_blocks<OF_WRITERS, true>(a); }
+KERNEL(64, with_fence, Arguments) { sum_of_blocks<ALL, true>(a); }
+KERNEL(64, with_fence_plain_load, Arguments) { sum_of_blocks<ALL, false>(a); }
 
 // Writes for the host and sets its flag, the last word.
 template <bool SYNCS, bool WRITES_LATER>

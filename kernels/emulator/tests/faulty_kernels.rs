@@ -181,24 +181,22 @@ fn races_between_blocks_are_reported_in_every_order() {
         "lost_update",
         "atomic_update",
         5,
-        &["of a buffer", "unordered by a fence and an atomic"],
+        &["of a buffer", "unordered by fences and an atomic"],
     );
     assert_reported(
         "missing_fence_plain_load",
         "with_fence_plain_load",
         5,
-        &["reads byte", "unordered by a fence and an atomic"],
+        &["reads byte", "unordered by fences and an atomic"],
     );
 }
 
 #[test]
-fn stores_that_are_not_fenced_are_reported_where_another_block_reads_them() {
-    assert_reported(
-        "missing_fence",
-        "with_fence",
-        5,
-        &["reads byte", "wrote, without a fence since"],
-    );
+fn both_sides_of_a_sum_over_blocks_have_to_fence() {
+    for faulty in ["missing_fence", "missing_second_fence"] {
+        let unordered = "wrote, unordered by fences and an atomic";
+        assert_reported(faulty, "with_fence", 5, &["reads byte", unordered]);
+    }
 }
 
 #[test]
@@ -224,6 +222,22 @@ fn resident_blocks_take_turns_at_barriers_in_shuffled_orders() {
     assert!(lost < 20.0, "{lost}");
     let atomic = updates("atomic_update", Order::Shuffled(1)).unwrap();
     assert_eq!(atomic.to_bits(), 20);
+}
+
+#[test]
+fn threads_give_way_at_random_accesses_in_shuffled_orders_with_checks() {
+    let sums: Vec<u32> = match run_checked("two_atomics", 20) {
+        Some(found) => found
+            .into_iter()
+            .map(|out| out.unwrap()[0].to_bits())
+            .collect(),
+        None => return,
+    };
+    assert_eq!(sums[..2], [20, 20]);
+    assert!(sums[2] < 20, "{sums:?}");
+    // The same in every run.
+    let again = run_checked("two_atomics", 20).unwrap();
+    assert_eq!(again[2].as_ref().unwrap()[0].to_bits(), sums[2]);
 }
 
 #[test]

@@ -22,9 +22,10 @@ const TILE_COLUMNS: usize = 64;
 const PITCH: usize = TILE_COLUMNS + 8;
 /// Threads per block of the GEMM, and thread blocks per multiprocessor: fewer tiles are split along the columns.
 const GEMM_THREADS: usize = 128;
-const GEMM_BLOCKS: usize = 5;
-/// Stages of columns of a split, at least.
-const STAGES: usize = 4;
+const GEMM_BLOCKS: usize = 4;
+/// Stages of columns that a thread block requests ahead, and those of a split, at least.
+const STAGES: usize = 3;
+const SPLIT_STAGES: usize = 4;
 
 /// Vectors of several tokens in f16, the input of [`Gpu::gemm`].
 #[derive(Debug)]
@@ -310,10 +311,11 @@ impl Gpu {
             return Ok(());
         }
         let tiles = [outputs.div_ceil(TILE_ROWS), x.tokens.div_ceil(TILE_TOKENS)];
-        let most = (x.columns.div_ceil(TILE_COLUMNS) / STAGES).max(1);
+        let most = (x.columns.div_ceil(TILE_COLUMNS) / SPLIT_STAGES).max(1);
         let splits = (x.counters.len() / (tiles[0] * tiles[1])).clamp(1, most);
         let grid = [tiles[0] as u32, tiles[1] as u32, splits as u32];
-        let shared = 2 * x.terms * (TILE_ROWS + TILE_TOKENS) * PITCH * size_of::<u16>() + 16;
+        let rows = 2 * TILE_ROWS + STAGES * TILE_TOKENS;
+        let shared = x.terms * rows * PITCH * size_of::<u16>() + 16;
         let name = kernel(name, matrix.format());
         let what = "a tile of the GEMM";
         self.launch(&name, grid, GEMM_THREADS, shared, what, arguments)
