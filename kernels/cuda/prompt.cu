@@ -10,6 +10,7 @@ constexpr int TILE_TOKENS = 64;
 constexpr int TILE_COLUMNS = 64;
 // Row stride of a tile in f16, padded against shared memory bank conflicts.
 constexpr int PITCH = TILE_COLUMNS + 8;
+constexpr int WEIGHT_TILE = TILE_ROWS * PITCH, TOKEN_TILE = TILE_TOKENS * PITCH;
 // f16 per asynchronous copy of 16 bytes.
 constexpr int COPY_ELEMENTS = 8;
 // Rows and tokens of one mma instruction.
@@ -169,6 +170,42 @@ struct Gemm {
   unsigned* counters;
 };
 
+// Adds a warp's products of one stage of columns. `rows` and `columns` are the addresses that this lane passes to `load_matrices`
+// for the weights and the tokens; a tile of residuals follows each tile if there are two terms.
+template <int TERMS>
+__device__ __forceinline__ void multiply(const uint16_t* rows, const uint16_t* columns, int tokens, float (&sums)[WARP_TOKENS / MMA_TOKENS][4]) {
+#pragma unroll(TERMS == 1 ? TILE_COLUMNS / 16 : 1)
+  for (int step = 0; step < TILE_COLUMNS; step += 16) {
+    unsigned weights[TERMS][4];
+    for (int term = 0; term < TERMS; term++) load_matrices(rows + step + term * WEIGHT_TILE, weights[term]);
+#pragma unroll
+    for (int pair = 0; pair < WARP_TOKENS / MMA_TOKENS; pair += 2) {
+      if (pair * MMA_TOKENS >= tokens) break;
+      unsigned fragments[TERMS][4];
+      for (int term = 0; term < TERMS; term++)
+        load_matrices(columns + pair * MMA_TOKENS * PITCH + step + term * TOKEN_TILE, fragments[term]);
+#pragma unroll
+      for (int second = 0; second < 2; second++) {
+        float(&tile_sums)[4] = sums[pair + second];
+        const unsigned values[2] = {fragments[0][2 * second], fragments[0][2 * second + 1]};
+        if (TERMS == 1) {
+          mma_m16n8k16(tile_sums, weights[0], values);
+          continue;
+        }
+        // Tensor cores truncate: over thousands of columns, sums of one sign would lose a part in ten thousand. The product of
+        // both residuals is below f32 precision.
+        const unsigned residuals[2] = {fragments[TERMS - 1][2 * second], fragments[TERMS - 1][2 * second + 1]};
+        float step_sums[4] = {};
+        mma_m16n8k16(step_sums, weights[TERMS - 1], values);
+        mma_m16n8k16(step_sums, weights[0], residuals);
+        mma_m16n8k16(step_sums, weights[0], values);
+#pragma unroll
+        for (int index = 0; index < 4; index++) tile_sums[index] += step_sums[index];
+      }
+    }
+  }
+}
+
 // out = x . matrix^T + bias + offset + cold. Grid: (tiles of outputs, tiles of tokens, splits of the columns). While the tensor
 // cores compute one stage of columns, the weights of the next three are on their way to registers as they are stored, the tokens
 // of the next two to shared memory. The last block of a tile adds up the splits in order.
@@ -187,112 +224,80 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
   uint16_t* weights = shared.allocate<uint16_t>(2 * terms * TILE_ROWS * PITCH);
   uint16_t* inputs_f16 = shared.allocate<uint16_t>(STAGES * terms * TILE_TOKENS * PITCH);
   unsigned* is_last = shared.allocate<unsigned>(1);
-  const int weight_tile = TILE_ROWS * PITCH, token_tile = TILE_TOKENS * PITCH;
 
   // Stages whose weights are in flight: f32 has registers for two.
   constexpr int AHEAD = sizeof(typename Format::Unit) * LOADS_PER_THREAD < 64 ? STAGES : STAGES - 1;
   typename Format::Unit loaded[AHEAD][LOADS_PER_THREAD];
-  // Calls `use(index, matrix_row, start, row, column)` for the loads of this thread: row and first weight within the tile, then in
-  // the matrix.
-  const auto for_each_load = [&](int stage, auto use) {
+  // Calls `use(index, matrix_row, start)` for the loads of this thread: row and first weight within the tile.
+  const auto for_each_load = [&](auto use) {
 #pragma unroll
     for (int index = 0; index < LOADS_PER_THREAD; index++) {
       const int load = threadIdx.x + index * GEMM_THREADS;
-      if (load >= LOADS) break;
-      const int matrix_row = load / (ROW_WEIGHTS / WIDTH), start = load % (ROW_WEIGHTS / WIDTH) * WIDTH;
-      const int row = matrix_row + (BY_NEURON ? stage * TILE_COLUMNS : first_row);
-      use(index, matrix_row, start, row, start + (BY_NEURON ? first_row : stage * TILE_COLUMNS));
+      if (load < LOADS) use(index, load / (ROW_WEIGHTS / WIDTH), load % (ROW_WEIGHTS / WIDTH) * WIDTH);
     }
   };
   const auto load_weights = [&](int stage, auto& units) {
-    for_each_load(stage, [&](int index, int, int, int row, int column) {
+    for_each_load([&](int index, int matrix_row, int start) {
+      const int row = matrix_row + (BY_NEURON ? stage * TILE_COLUMNS : first_row);
+      const int column = start + (BY_NEURON ? first_row : stage * TILE_COLUMNS);
+      // Zero bits are zero weights.
+      units[index] = typename Format::Unit{};
       if (row < matrix.rows && column < matrix.columns) units[index] = Format::load(matrix, row, column / WIDTH);
     });
   };
-  const auto store_weights = [&](int stage, const auto& units, int buffer) {
-    for_each_load(stage, [&](int index, int matrix_row, int start, int row, int column) {
-      float values[WIDTH] = {};
-      if (row < matrix.rows && column < matrix.columns) Format::unpack(units[index], values);
-      uint16_t* tile = weights + buffer * terms * weight_tile;
-#pragma unroll 1
-      for (int term = 0; term < terms; term++, tile += weight_tile) {
+  const auto store_weights = [&](const auto& units, int buffer) {
+    for_each_load([&](int index, int matrix_row, int start) {
+      float values[WIDTH];
+      Format::unpack(units[index], values);
+      const auto store = [&](uint16_t* tile) {
 #pragma unroll
         for (int offset = 0; offset < WIDTH; offset += 2) {
-          const uint16_t high = float_to_f16(values[offset]), high_next = float_to_f16(values[offset + 1]);
+          const uint16_t value = float_to_f16(values[offset]), next = float_to_f16(values[offset + 1]);
           if (BY_NEURON) {
-            tile[(start + offset) * PITCH + matrix_row] = high;
-            tile[(start + offset + 1) * PITCH + matrix_row] = high_next;
+            tile[(start + offset) * PITCH + matrix_row] = value;
+            tile[(start + offset + 1) * PITCH + matrix_row] = next;
           } else {
-            *reinterpret_cast<unsigned*>(tile + matrix_row * PITCH + start + offset) = high | unsigned(high_next) << 16;
+            *reinterpret_cast<unsigned*>(tile + matrix_row * PITCH + start + offset) = value | unsigned(next) << 16;
           }
-          // The residual is the next term.
-          values[offset] -= f16_to_float(high);
-          values[offset + 1] -= f16_to_float(high_next);
         }
-      }
+      };
+      uint16_t* tile = weights + buffer * terms * WEIGHT_TILE;
+      store(tile);
+      if (terms == 1) return;
+#pragma unroll
+      for (int offset = 0; offset < WIDTH; offset++) values[offset] -= f16_to_float(float_to_f16(values[offset]));
+      store(tile + WEIGHT_TILE);
     });
   };
+  // Tokens past the last are not copied: they have no sums.
   const auto load_tokens = [&](int stage, int slot) {
-    uint16_t* tile = inputs_f16 + slot * terms * token_tile;
-    constexpr int COPIES = TILE_COLUMNS / COPY_ELEMENTS;
+    constexpr int COPIES = TILE_COLUMNS / COPY_ELEMENTS, AT_ONCE = GEMM_THREADS / COPIES;
+    const int own = threadIdx.x / COPIES, column = threadIdx.x % COPIES * COPY_ELEMENTS;
+    const uint16_t* from = a.x.values + size_t(first_token + own) * a.x.stride + stage * TILE_COLUMNS + column;
+    uint16_t* to = inputs_f16 + slot * terms * TOKEN_TILE + own * PITCH + column;
 #pragma unroll 1
-    for (int copy = threadIdx.x; copy < terms * TILE_TOKENS * COPIES; copy += GEMM_THREADS) {
-      const int term = copy / (TILE_TOKENS * COPIES), token = copy / COPIES % TILE_TOKENS;
-      const int column = copy % COPIES * COPY_ELEMENTS;
-      uint16_t* to = tile + term * token_tile + token * PITCH + column;
-      if (token < tokens) {
-        const size_t row = size_t(term) * a.x.tokens + first_token + token;
-        copy_to_shared(to, a.x.values + row * a.x.stride + stage * TILE_COLUMNS + column);
-      } else {
-        *reinterpret_cast<uint4*>(to) = uint4{0, 0, 0, 0};
-      }
+    for (int term = 0; term < terms; term++) {
+#pragma unroll
+      for (int token = 0; token < TILE_TOKENS; token += AT_ONCE)
+        if (own + token < tokens) copy_to_shared(to + token * PITCH, from + token * a.x.stride);
+      from += size_t(a.x.tokens) * a.x.stride;
+      to += TOKEN_TILE;
     }
   };
 
   const int lane = lane_index(), fragment_row = lane / 4, fragment_column = lane % 4;
   const int warp_row = warp_index() / TOKEN_WARPS * MMA_ROWS, warp_token = warp_index() % TOKEN_WARPS * WARP_TOKENS;
-  float sums[WARP_TOKENS / MMA_TOKENS][4];
-#pragma unroll
-  for (int tile = 0; tile < WARP_TOKENS / MMA_TOKENS; tile++) {
-#pragma unroll
-    for (int index = 0; index < 4; index++) sums[tile][index] = 0.0f;
-  }
+  float sums[WARP_TOKENS / MMA_TOKENS][4] = {};
+  // Addresses that this lane passes to `load_matrices`: rows and columns of the weights, then columns of two tiles of tokens.
+  const int matrix_row = lane % 8, low = lane / 8 % 2 * 8, high = lane / 16 * 8;
+  const uint16_t* own_weights = weights + (warp_row + low + matrix_row) * PITCH + high;
+  const uint16_t* own_tokens = inputs_f16 + (warp_token + high + matrix_row) * PITCH + low;
   const auto compute_stage = [&](int buffer, int slot) {
-    // Addresses that this lane passes: matrices are rows and columns of the weights, then columns of two tiles of tokens.
-    const int matrix_row = lane % 8, low = lane / 8 % 2 * 8, high = lane / 16 * 8;
-    const uint16_t* rows = weights + buffer * terms * weight_tile + (warp_row + low + matrix_row) * PITCH + high;
-    const uint16_t* columns = inputs_f16 + slot * terms * token_tile + (warp_token + high + matrix_row) * PITCH + low;
-#pragma unroll 1
-    for (int step = 0; step < TILE_COLUMNS; step += 16) {
-      unsigned weight_fragment[4], weight_residual[4] = {};
-      load_matrices(rows + step, weight_fragment);
-      if (terms > 1) load_matrices(rows + step + weight_tile, weight_residual);
-#pragma unroll
-      for (int first = 0; first < WARP_TOKENS / MMA_TOKENS; first += 2) {
-        if (warp_token + first * MMA_TOKENS >= tokens) break;
-        const uint16_t* column = columns + first * MMA_TOKENS * PITCH + step;
-        unsigned token_fragments[4], token_residuals[4] = {};
-        load_matrices(column, token_fragments);
-        if (terms > 1) load_matrices(column + token_tile, token_residuals);
-#pragma unroll
-        for (int second = 0; second < 2; second++) {
-          float(&tile_sums)[4] = sums[first + second];
-          const unsigned token_fragment[2] = {token_fragments[2 * second], token_fragments[2 * second + 1]};
-          if (terms == 1) {
-            mma_m16n8k16(tile_sums, weight_fragment, token_fragment);
-            continue;
-          }
-          // Tensor cores truncate: over thousands of columns, sums of one sign would lose a part in ten thousand. The
-          // product of both residuals is below f32 precision.
-          const unsigned token_residual[2] = {token_residuals[2 * second], token_residuals[2 * second + 1]};
-          float step_sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-          mma_m16n8k16(step_sums, weight_residual, token_fragment);
-          mma_m16n8k16(step_sums, weight_fragment, token_residual);
-          mma_m16n8k16(step_sums, weight_fragment, token_fragment);
-#pragma unroll
-          for (int index = 0; index < 4; index++) tile_sums[index] += step_sums[index];
-        }
-      }
+    const uint16_t *rows = own_weights + buffer * terms * WEIGHT_TILE, *columns = own_tokens + slot * terms * TOKEN_TILE;
+    if (terms == 1) {
+      multiply<1>(rows, columns, tokens - warp_token, sums);
+    } else {
+      multiply<2>(rows, columns, tokens - warp_token, sums);
     }
   };
 
@@ -314,7 +319,7 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
     for (int index = 0; index < AHEAD; index++) {
       const int stage = first + index;
       if (stage >= end) break;
-      store_weights(stage, loaded[index], stage % 2);
+      store_weights(loaded[index], stage % 2);
       if (stage + AHEAD < end) load_weights(stage + AHEAD, loaded[index]);
       wait_for_copies_but<STAGES - 2>();
       __syncthreads();
