@@ -1,6 +1,7 @@
-"""Estimated time of a token, kernel by kernel, from the machine code (SASS) and a model's shapes. Nothing here is measured.
+"""Estimated time of a token, and of the products of a prompt, kernel by kernel, from the machine code (SASS) and a model's shapes.
+Nothing here is measured.
 
-time = gap + before + max(memory, issue, latency) + after
+time = gap + before + max(memory, L2, tensor cores, issue, latency) + after
   memory   bytes / bandwidth, without what arrives before the main loop; then the first trip and the last iteration
   issue    instructions of the main loop / what the schedulers of the busy multiprocessors issue
   latency  of the busiest warp: trips to memory, each for as many bytes as are in flight, and its instructions
@@ -18,8 +19,8 @@ from math import ceil, log2
 MULTIPROCESSORS, SCHEDULERS, CLOCK, BANDWIDTH, MEMORY, L2 = 132, 4, 1750, 3.0e6, 480, 260
 # Bytes per cycle from L2: of all multiprocessors (5.5 TB/s), and of one.
 L2_BANDWIDTH, L2_PORT = 3140, 64
-# Of a multiprocessor: threads, registers, bytes of shared memory.
-THREADS, REGISTERS, SHARED = 2048, 65536, 227 * 1024
+# Of a multiprocessor: threads, registers, bytes of shared memory; f16 products per cycle of `mma.sync`, 62 % of the peak.
+THREADS, REGISTERS, SHARED, TENSOR = 2048, 65536, 227 * 1024, 1330
 # Microseconds between two kernels of a graph; of the host per token: graph launch, copies, sampling.
 GAP, HOST = 1.0, 80.0
 # Cycles: between two instructions of a lone warp, a shuffle, a sum over the lanes, a barrier, a load from shared memory, a division,
@@ -78,6 +79,9 @@ class Launch:
     trips: object = None
     # Figures of the main loop that its instructions do not show, as inner loops count once.
     stated: dict = dataclasses.field(default_factory=dict)
+    # Bytes from L2, and products of the tensor cores, in the main loop.
+    l2: float = 0
+    products: float = 0
 
 
 def launches(model):
@@ -204,6 +208,47 @@ def launches(model):
     ]
 
 
+def products(model, tokens=64):
+    """Launches of a layer for a prompt: conversions to f16 and products. Left out are attention, prediction, activation."""
+    hidden, ffn, width, keys = model.hidden, model.ffn, model.heads * model.head_size, model.kv_heads * model.head_size
+
+    def to_f16(label, columns, norm):
+        # Values pass three times, 256 at once: loaded, 16 at once; compared; converted and stored.
+        passes = columns / 256
+        waits = ceil(passes / 16) * L2 * (1 + norm) + passes * (2 * SHARED_LOAD + (30 + 20 * norm) * STEP) + 2 * WARP_SUM + 6 * BARRIER
+        return Launch(label, "to_f16", tokens, 256, 4 * columns + 128, 0, 0, 0, before=(waits, 0, 4 * columns))
+
+    def gemm(label, kernel, outputs, columns):
+        # Tiles of 64 by 64 are split along the columns until a multiprocessor has four blocks, of which two run at once.
+        tiles, stages = ceil(outputs / 64), ceil(columns / 64)
+        splits = max(1, min(4 * MULTIPROCESSORS // tiles, stages // 4))
+        blocks, rounds = tiles * splits, ceil(stages / splits)
+        # Of a warp in a stage of 64 columns: 170 instructions; half of the warps also unpack 32 weights a lane, in 153, or, transposed,
+        # 198. Waits: four times operands from shared memory and the tensor cores; weights to shared memory; a barrier.
+        loop = {"instructions": 170 + (198 if kernel.startswith("gemm_down") else 153) / 2, "bytes": 64 * 64 * Q4_0 / 256}
+        # Sums through shared memory; with splits, to the last block of a tile and back, eight at once, a fourth of a tile at a time.
+        after = 64 * STEP + BARRIER + 4 * 60 * STEP + (splits > 1) * (LAST_BLOCK + 4 * ceil(splits / 8) * L2)
+        # A multiprocessor with one more block than others decides.
+        uneven = ceil(blocks / MULTIPROCESSORS) * MULTIPROCESSORS / blocks if blocks > MULTIPROCESSORS else 1
+        done = blocks * rounds * 64 * 64 * uneven
+        return Launch(label, kernel, blocks, 256, 2 * 72 * (2 * 64 + 3 * 64) + 16, outputs * columns * Q4_0, rounds, loop["bytes"],
+                      4 * (SHARED_LOAD + 35) + 2 * SHARED_LOAD + BARRIER, (MEMORY, 240, 0), after, done * Q4_0, trips=0, l2=done * 2,
+                      products=done * tokens, stated={**loop, "in_flight_bytes": 3 * loop["bytes"]})
+
+    return [
+        to_f16("input of attention", hidden, True),
+        gemm("query", "gemm_q4_0", width, hidden),
+        gemm("key", "gemm_q4_0", keys, hidden),
+        gemm("value", "gemm_q4_0", keys, hidden),
+        to_f16("input of output", width, False),
+        gemm("output", "gemm_q4_0", hidden, width),
+        to_f16("input of FFN", hidden, True),
+        gemm("gate", "gemm_q4_0", ffn, hidden),
+        gemm("up", "gemm_q4_0", ffn, hidden),
+        gemm("down", "gemm_down_q4_0", hidden, ffn),
+    ]
+
+
 def estimate(launch, loop):
     """Terms in microseconds, and what they follow from."""
     warps, busy = launch.threads // 32, min(launch.blocks, MULTIPROCESSORS)
@@ -222,34 +267,47 @@ def estimate(launch, loop):
     cycles = {
         "before": before,
         "memory": (launch.bytes - arrived) / per_cycle + MEMORY + own / max(1, launch.lane_bytes / loop["bytes"]),
+        "L2": launch.l2 / L2_BANDWIDTH,
+        "tensor": launch.products / (busy * TENSOR),
         "issue": instructions / (busy * SCHEDULERS),
         "latency": waves * (trips * MEMORY + launch.rounds * own),
         "after": launch.after_cycles,
         "floor": launch.bytes / per_cycle,
     }
     terms = {term: value / CLOCK for term, value in cycles.items()}
-    time = GAP + terms["before"] + max(terms["memory"], terms["issue"], terms["latency"]) + terms["after"]
+    time = GAP + terms["before"] + max(terms[term] for term in ["memory", "L2", "tensor", "issue", "latency"]) + terms["after"]
     return {"resident": resident, "instructions": instructions, "trips": trips, **terms, "time": time}
 
 
 def print_estimates(figures, print_table):
-    """One table per model; `figures` are those of the main loops by kernel."""
-    terms = ["before", "memory", "issue", "latency", "after", "time", "floor"]
+    """Two tables per model, of a token and of a prompt; `figures` are those of the main loops by kernel."""
+    terms = ["before", "memory", "L2", "tensor", "issue", "latency", "after", "time", "floor"]
+
+    def rows_of(title, part):
+        """Rows of launches, their sum, and its time and floor."""
+        rows, total = [], [0, 0]
+        for launch in part:
+            if launch.kernel not in figures:
+                print(f"left out: {launch.label}: no kernel {launch.kernel}")
+                continue
+            found = estimate(launch, {**figures[launch.kernel], **launch.stated})
+            total = [total[0] + found["time"], total[1] + found["floor"]]
+            rows.append([launch.label, launch.blocks, found["resident"], f"{launch.bytes / 1e6:.2f}",
+                         f"{found['instructions'] / 1e6:.2f}", found["trips"], *(f"{found[term]:.1f}" for term in terms)])
+        return rows + ([sum_row(title, total, 1)] if title else []), total
+
+    def sum_row(title, total, digits):
+        return [title, *[""] * (3 + len(terms)), *(f"{value:.{digits}f}" for value in total)]
+
+    columns = ["", "blocks", "fit an SM", "MB", "M instr.", "trips", *terms]
     for model in MODELS:
         print(f"\nEstimate in microseconds: {model.name} in q4_0 on an H100, {model.positions} positions, {model.active:.0%} of the neurons")
-        rows, token = [["", "blocks", "fit an SM", "MB", "M instr.", "trips", *terms]], [HOST, 0]
-        for title, times, part in zip(["a layer", None, "the head"], [model.layers, 0, 1], launches(model)):
-            total = [0, 0]
-            for launch in part:
-                if launch.kernel not in figures:
-                    print(f"left out: {launch.label}: no kernel {launch.kernel}")
-                    continue
-                found = estimate(launch, {**figures[launch.kernel], **launch.stated})
-                total = [total[0] + found["time"], total[1] + found["floor"]]
-                rows.append([launch.label, launch.blocks, found["resident"], f"{launch.bytes / 1e6:.2f}",
-                             f"{found['instructions'] / 1e6:.2f}", found["trips"], *(f"{found[term]:.1f}" for term in terms)])
+        rows, token = [columns], [HOST, 0]
+        for title, times, part in zip(["sum of a layer", None, "sum of the head"], [model.layers, 0, 1], launches(model)):
+            found, total = rows_of(title, part)
+            rows += found
             token = [value + times * added for value, added in zip(token, total)]
-            if title:
-                rows.append([f"sum of {title}", *[""] * 10, *(f"{value:.1f}" for value in total)])
-        rows.append([f"token, with {HOST:.0f} of the host", *[""] * 10, *(f"{value:.0f}" for value in token)])
-        print_table(rows)
+        print_table([*rows, sum_row(f"token, with {HOST:.0f} of the host", token, 0)])
+        print(f"\nEstimate in microseconds: products of 64 tokens of a prompt, {model.name} in q4_0 on an H100")
+        rows, total = rows_of("sum of a layer", products(model))
+        print_table([columns, *rows, sum_row("all layers", [value * model.layers for value in total], 0)])

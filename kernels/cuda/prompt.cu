@@ -5,7 +5,7 @@
 #include "neurons.cuh"
 
 // Weight rows, tokens and columns of a tile.
-constexpr int TILE_ROWS = 32;
+constexpr int TILE_ROWS = 64;
 constexpr int TILE_TOKENS = 64;
 constexpr int TILE_COLUMNS = 64;
 // Row stride of a tile in f16, padded against shared memory bank conflicts.
@@ -22,7 +22,7 @@ constexpr int TOKEN_WARPS = 2;
 constexpr int GEMM_THREADS = ROW_WARPS * TOKEN_WARPS * WARP;
 constexpr int WARP_TOKENS = TILE_TOKENS / TOKEN_WARPS;
 // Blocks per multiprocessor that registers leave room for.
-constexpr int GEMM_BLOCKS = 4;
+constexpr int GEMM_BLOCKS = 2;
 // Stages of columns whose tokens have memory: two are in flight while one is computed.
 constexpr int STAGES = 3;
 
@@ -165,7 +165,7 @@ struct Gemm {
   float* out;
   // out += instead of out =.
   int accumulate;
-  // [tiles, splits, TILE_TOKENS, TILE_ROWS], and one per tile, all 0; not used without splits.
+  // [tiles, splits, TILE_TOKENS, TILE_ROWS], and one counter per tile, all 0; not used without splits.
   float* partial;
   unsigned* counters;
 };
@@ -334,7 +334,7 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
   __syncthreads();
   // Transposed through the weights' shared memory, which is free now, for coalesced stores.
   float* tile_sums = reinterpret_cast<float*>(weights);
-  constexpr int STRIDE = TILE_ROWS + 1;
+  constexpr int STRIDE = TILE_ROWS + 4;
 #pragma unroll
   for (int tile = 0; tile < WARP_TOKENS / MMA_TOKENS; tile++) {
 #pragma unroll
@@ -344,33 +344,35 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
     }
   }
   __syncthreads();
-  constexpr int TILE_SIZE = TILE_TOKENS * TILE_ROWS;
-  const int tile = blockIdx.y * gridDim.x + blockIdx.x;
-  const float* partial = a.partial + size_t(tile) * splits * TILE_SIZE;
+  // Four rows of a token at once.
+  constexpr int FOURS = TILE_ROWS / 4, TILE_SIZE = TILE_TOKENS * FOURS;
+  const auto tile_sum = [&](int four) { return *reinterpret_cast<const float4*>(tile_sums + four / FOURS * STRIDE + four % FOURS * 4); };
+  float4* partial = reinterpret_cast<float4*>(a.partial) + size_t(blockIdx.y * gridDim.x + blockIdx.x) * splits * TILE_SIZE;
   if (splits > 1) {
-    float* to = a.partial + (size_t(tile) * splits + split) * TILE_SIZE;
-    for (int element = threadIdx.x; element < tokens * TILE_ROWS; element += GEMM_THREADS)
-      to[element] = tile_sums[element / TILE_ROWS * STRIDE + element % TILE_ROWS];
-    if (!is_last_block(a.counters + tile, splits, is_last)) return;
+    for (int four = threadIdx.x; four < tokens * FOURS; four += GEMM_THREADS) partial[split * TILE_SIZE + four] = tile_sum(four);
+    if (!is_last_block(a.counters + blockIdx.y * gridDim.x + blockIdx.x, splits, is_last)) return;
   }
 #pragma unroll 1
-  for (int element = threadIdx.x; element < tokens * TILE_ROWS; element += GEMM_THREADS) {
-    const int tile_token = element / TILE_ROWS, tile_row = element % TILE_ROWS;
-    const int row = first_row + tile_row, token = first_token + tile_token;
-    if (row >= outputs) continue;
-    const size_t index = size_t(token) * outputs + row;
-    float sum = 0.0f;
-    if (splits == 1) {
-      sum = tile_sums[tile_token * STRIDE + tile_row];
-    } else {
-#pragma unroll 4
-      for (int part = 0; part < splits; part++) sum += load_gpu_scope(partial + part * TILE_SIZE + element);
+  for (int four = threadIdx.x; four < tokens * FOURS; four += GEMM_THREADS) {
+    float4 added = {};
+    if (splits == 1) added = tile_sum(four);
+#pragma unroll 8
+    for (int part = 0; part < splits && splits > 1; part++) {
+      const float4 more = load_gpu_scope(partial + part * TILE_SIZE + four);
+      added = {added.x + more.x, added.y + more.y, added.z + more.z, added.w + more.w};
     }
-    sum *= a.x.scales[token];
-    if (a.bias) sum += a.bias[row];
-    if (a.offset) sum += a.offset[row];
-    if (a.cold) sum += load_sys_scope(a.cold + index);
-    a.out[index] = a.accumulate ? a.out[index] + sum : sum;
+    const int row = first_row + four % FOURS * 4, token = first_token + four / FOURS;
+    const float of_rows[4] = {added.x, added.y, added.z, added.w}, scale = a.x.scales[token];
+#pragma unroll
+    for (int next = 0; next < 4; next++) {
+      if (row + next >= outputs) break;
+      const size_t index = size_t(token) * outputs + row + next;
+      float sum = of_rows[next] * scale;
+      if (a.bias) sum += a.bias[row + next];
+      if (a.offset) sum += a.offset[row + next];
+      if (a.cold) sum += load_sys_scope(a.cold + index);
+      a.out[index] = a.accumulate ? a.out[index] + sum : sum;
+    }
   }
 }
 

@@ -16,12 +16,12 @@ use crate::Arithmetic;
 use powerinfer_tensor::Format;
 
 /// Rows, tokens and columns of a tile, and its row stride in f16.
-const TILE_ROWS: usize = 32;
+const TILE_ROWS: usize = 64;
 const TILE_TOKENS: usize = 64;
 const TILE_COLUMNS: usize = 64;
 const PITCH: usize = TILE_COLUMNS + 8;
 /// Threads per block of the GEMM, and thread blocks per multiprocessor: fewer tiles are split along the columns.
-const GEMM_THREADS: usize = 128;
+const GEMM_THREADS: usize = 256;
 const GEMM_BLOCKS: usize = 4;
 /// Stages of columns that a thread block requests ahead, and those of a split, at least.
 const STAGES: usize = 3;
