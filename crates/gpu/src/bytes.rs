@@ -17,30 +17,30 @@ const LEAST_PROBE_BYTES: usize = 1 << 20;
 const COPIES: usize = 5;
 
 impl DeviceModel {
-    /// Bytes of weights, predictors, keys and values that the kernels of all layers have read in the last pass, which began
-    /// at position `first` and computed the neurons of `counts`. The head is not included.
+    /// Bytes of weights, predictors, keys and values that the kernels of all layers have read in the last pass, whose tokens
+    /// were at `positions` and which computed the neurons of `counts`. The head is not included.
     ///
     /// Several tokens read each matrix once, copied cold neurons included; predictors count in full.
-    pub fn bytes_read(&self, first: usize, counts: NeuronCounts) -> u64 {
+    pub fn bytes_read(&self, positions: &[usize], counts: NeuronCounts) -> u64 {
         let layers = self.layers.iter().enumerate();
         let fixed = layers.map(|(index, layer)| {
             let attention = layer.attention.as_ref();
             let projections = attention.map_or(0, DeviceAttention::projection_bytes);
             let ffn = layer.ffn.as_ref().filter(|_| self.has_ffn(index));
             let predictor = ffn.map_or(0, |ffn| ffn.selector.read_bytes());
-            (projections + predictor) as u64 + self.cache_bytes_read(layer, first)
+            (projections + predictor) as u64 + self.cache_bytes_read(layer, positions)
         });
         let mut ffns = self.layers.iter().filter_map(|layer| layer.ffn.as_ref());
-        let neurons: u64 = match self.tokens {
+        let neurons: u64 = match self.state.prompt {
             // Layers are equally wide, and counts are sums over all of them.
-            1 => ffns.next().map_or(0, |ffn| {
+            None => ffns.next().map_or(0, |ffn| {
                 let [gate, up, down] = row_bytes(&ffn.ffn);
                 let gates = u64::from(counts.gate_rows);
-                let downs = u64::from(counts.down_rows);
+                let downs = u64::from(counts.union_rows);
                 let ups = if ffn.reads_every_up() { gates } else { downs };
                 gates * gate + ups * up + downs * down
             }),
-            _ => self
+            Some(_) => self
                 .layers
                 .iter()
                 .enumerate()
@@ -61,7 +61,7 @@ impl DeviceModel {
     }
 
     /// Bytes of keys and values that attention of a layer reads for all tokens.
-    fn cache_bytes_read(&self, layer: &DeviceLayer, first: usize) -> u64 {
+    fn cache_bytes_read(&self, layer: &DeviceLayer, positions: &[usize]) -> u64 {
         let Some(attention) = layer.attention.as_ref().filter(|_| layer.has_cache) else {
             return 0;
         };
@@ -69,8 +69,8 @@ impl DeviceModel {
             let all = position + 1;
             attention.window.map_or(all, |window| all.min(window))
         };
-        let positions: usize = (first..first + self.tokens).map(span).sum();
-        let numbers = 2 * positions * self.shape.kv_heads * self.shape.head_size;
+        let spans: usize = positions.iter().copied().map(span).sum();
+        let numbers = 2 * spans * self.shape.kv_heads * self.shape.head_size;
         (numbers * self.shape.cache_format.block_bytes() / BLOCK) as u64
     }
 }

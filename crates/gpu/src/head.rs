@@ -149,6 +149,16 @@ impl DeviceModel {
         Ok(head.token.to_vec()?[0])
     }
 
+    /// Bytes of weights that the head reads for the logits of `tokens` tokens; 0 if it is not on the device.
+    pub fn head_bytes_read(&self, tokens: usize) -> u64 {
+        let passes = tokens.div_ceil(self.batch_tokens());
+        self.head.as_ref().map_or(0, |head| {
+            let project = head.project.as_ref();
+            let project = project.map_or(0, |(linear, _)| linear.bytes());
+            (passes * (head.head.bytes() + project)) as u64
+        })
+    }
+
     fn head(&self) -> &DeviceHead {
         self.head.as_ref().expect("the head is on the device")
     }

@@ -121,6 +121,7 @@ impl Runtime {
         if let Some(device) = self.executor.device_mut() {
             let launched = device.run_head(&hidden);
             launched.map_err(|error| model_error(error.into()))?;
+            self.observers.statistics.device_bytes_read += device.head_bytes_read(1);
             self.logits.clear();
             self.observers.end_stage(Stage::Head);
         }

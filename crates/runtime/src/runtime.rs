@@ -429,6 +429,8 @@ impl Runtime {
         let device = self.executor.device_mut();
         if let Some(device) = device.filter(|device| device.has_head()) {
             self.logits = device.logits(hidden)?;
+            let tokens = hidden.len() / self.model.config.hidden_size;
+            self.observers.statistics.device_bytes_read += device.head_bytes_read(tokens);
             self.observers.end_stage(Stage::Head);
         } else {
             let (buffers, logits) = (&mut self.head_buffers, &mut self.logits);

@@ -18,8 +18,10 @@ pub struct Statistics {
     pub neurons: u64,
     /// FFN neurons of all layers, for each pass.
     pub neurons_per_pass: u64,
-    /// Bytes of weights and of the KV cache that were read.
+    /// Bytes of weights and of the KV cache that the host read.
     pub bytes_read: u64,
+    /// Bytes of the same kind that a device read from its memory.
+    pub device_bytes_read: u64,
     /// Time and bytes of every stage, where the clock runs.
     pub stages: Option<StageTimes>,
 }
@@ -57,13 +59,14 @@ impl Statistics {
         }
     }
 
-    /// Mean bytes read per token.
+    /// Bytes that host and device read.
+    pub fn all_bytes_read(&self) -> u64 {
+        self.bytes_read + self.device_bytes_read
+    }
+
+    /// Mean bytes per token that host and device read.
     pub fn bytes_per_token(&self) -> f64 {
-        if self.tokens == 0 {
-            0.0
-        } else {
-            self.bytes_read as f64 / self.tokens as f64
-        }
+        self.all_bytes_read() as f64 / self.tokens.max(1) as f64
     }
 }
 
@@ -76,5 +79,6 @@ impl AddAssign for Statistics {
         self.neurons += other.neurons;
         self.neurons_per_pass += other.neurons_per_pass;
         self.bytes_read += other.bytes_read;
+        self.device_bytes_read += other.device_bytes_read;
     }
 }

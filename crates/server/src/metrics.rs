@@ -139,7 +139,7 @@ impl Metrics {
         self.tokens.inc_by(counts.tokens);
         self.neurons.inc_by(counts.neurons);
         self.neurons_computed.inc_by(counts.neurons_computed);
-        self.bytes_read.inc_by(counts.bytes_read);
+        self.bytes_read.inc_by(counts.all_bytes_read());
         if let Some(verification) = model.verification()
             && verification.tokens() as i64 != self.verified_tokens.get()
         {

@@ -337,7 +337,7 @@ fn measure(
         completion: completion.tokens,
         likelihood: (likelihood.negative_log, likelihood.tokens),
         decoded: decoded.tokens,
-        bytes_read: decoded.bytes_read,
+        bytes_read: decoded.all_bytes_read(),
         neurons_computed: decoded.neurons_computed,
         neurons: decoded.neurons,
         decode_seconds: completion.decode.as_secs_f64(),

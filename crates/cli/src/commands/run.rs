@@ -364,7 +364,7 @@ impl Timing {
     fn bytes_per_token(&self) -> f64 {
         match self.speculation {
             None => self.decoded.bytes_per_token(),
-            Some(_) => self.decoded.bytes_read as f64 / self.generated_tokens.max(1) as f64,
+            Some(_) => self.decoded.all_bytes_read() as f64 / self.generated_tokens.max(1) as f64,
         }
     }
 

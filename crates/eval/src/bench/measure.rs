@@ -124,6 +124,8 @@ pub struct BytesRead {
     pub predictors: f64,
     /// Of the KV cache.
     pub kv_cache: f64,
+    /// Of all kinds by a GPU, from its memory; those above are the CPU's.
+    pub gpu: f64,
     /// Of all.
     pub total: f64,
 }
@@ -346,6 +348,7 @@ pub(super) fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Mea
         let of_kind = stages.filter(|(_, stage)| kind.is_none_or(|kind| stage.reads() == kind));
         of_kind.map(|(cost, _)| cost.bytes).sum::<f64>()
     };
+    let gpu_bytes = of_all(&|_, repeat| repeat.statistics.device_bytes_read as f64 / tokens).median;
     let unaccounted = of_all(&|_, repeat| {
         let stages = repeat
             .statistics
@@ -371,7 +374,8 @@ pub(super) fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Mea
             weights: bytes(Some(Reads::Weights)),
             predictors: bytes(Some(Reads::Predictors)),
             kv_cache: bytes(Some(Reads::KvCache)),
-            total: bytes(None),
+            gpu: gpu_bytes,
+            total: bytes(None) + gpu_bytes,
         },
         bytes_per_second: of_all(&|_, repeat| speed(repeat)),
         read_bandwidth,

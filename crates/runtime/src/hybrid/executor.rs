@@ -187,8 +187,10 @@ impl LayerExecutor for HybridExecutor {
             0 => computed, // not counted in prompts
             counted => u64::from(counted),
         };
+        let read = device.bytes_read(&pass.buffers.positions, counts);
+        statistics.device_bytes_read += read;
         pass.observers.end_stage(Stage::Waiting);
-        self.add_times(pass, counts, on_host)?;
+        self.add_times(pass, counts, on_host, read)?;
         self.device.end();
         Ok(())
     }
@@ -249,12 +251,13 @@ impl HybridExecutor {
         }
     }
 
-    /// Adds the device's part of a complete pass, in which the host computed `on_host` neurons.
+    /// Adds the device's part of a complete pass, in which the host computed `on_host` neurons and the device read `read` bytes.
     fn add_times(
         &mut self,
         pass: &Pass<'_>,
         counts: NeuronCounts,
         on_host: u64,
+        read: u64,
     ) -> Result<(), DeviceError> {
         let Some(times) = &mut self.times else {
             return Ok(());
@@ -263,7 +266,7 @@ impl HybridExecutor {
         times.tokens += pass.tokens.len() as u64;
         times.neurons_on_device += computed;
         times.neurons += computed + on_host;
-        times.device_bytes += self.device.bytes_read(pass.buffers.positions[0], counts);
+        times.device_bytes += read;
         for (layer, seconds) in self.device.take_segment_times()? {
             times.layers[layer].device += Duration::from_secs_f64(seconds.max(0.0));
         }

@@ -4,9 +4,13 @@ use std::{sync::Arc, time::Instant};
 
 use powerinfer_emulator::{GraphCapture, Order, test_emulator};
 use powerinfer_model::{LanguageModel, ModelConfig};
-use powerinfer_runtime::PassTimes;
+use powerinfer_runtime::{PassTimes, Runtime};
 
-use crate::{case::Case, one_by_one, placement::HALF};
+use crate::{
+    case::Case,
+    one_by_one,
+    placement::{ALL, HALF},
+};
 
 /// Bytes which the device reads for four tokens if it has attention and the first half of the neurons, all in 32 bits,
 /// and every gate is read.
@@ -82,4 +86,28 @@ fn the_host_has_no_part_in_a_prompt_whose_cold_neurons_are_copied() {
     let times = model.take_pass_times(false).unwrap();
     assert_eq!((times.tokens, times.device_share()), (9, 1.0));
     assert!(times.total().host.is_zero(), "{times:?}");
+}
+
+#[test]
+fn a_device_reads_the_bytes_that_the_cpu_would() {
+    let case = Case::open("llama-relu-gqa");
+    let Some(mut device) = case.on_device(Order::Forward, &[ALL]) else {
+        return;
+    };
+    let mut cpu = case.on_host(&[ALL]);
+    let bytes = |model: &mut Runtime, tokens: &[u32]| {
+        model.reset();
+        model.take_statistics();
+        model.forward(tokens).unwrap();
+        model.take_statistics().all_bytes_read() as f64
+    };
+    // A token, and a batch.
+    for tokens in [&case.prompt[..1], &case.prompt[..5]] {
+        let (found, want) = (bytes(&mut device, tokens), bytes(&mut cpu, tokens));
+        assert!(
+            (found / want - 1.0).abs() < 0.05,
+            "{}: {found}, {want}",
+            tokens.len()
+        );
+    }
 }

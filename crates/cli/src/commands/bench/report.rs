@@ -223,11 +223,15 @@ impl Report<'_> {
         let size = |bytes: f64| ByteSize(bytes as u64);
         writeln!(
             text,
-            "read per token  {}: weights {}, predictors {}, KV cache {}; {} of FFN neurons computed",
+            "read per token  {}: weights {}, predictors {}, KV cache {}{}; {} of FFN neurons computed",
             size(bytes.total),
             size(bytes.weights),
             size(bytes.predictors),
             size(bytes.kv_cache),
+            match bytes.gpu > 0.0 {
+                true => format!(", by the GPU {}", size(bytes.gpu)),
+                false => String::new(),
+            },
             percent(measured.ffn_neurons_computed),
         )?;
         let bandwidth = &measured.read_bandwidth;
@@ -317,7 +321,7 @@ fn stages(measured: &Measured) -> Table {
         }
     }
     row("unaccounted", &measured.unaccounted_microseconds, 0.0, 1.0);
-    let bytes = measured.bytes_per_token.total;
+    let bytes = measured.bytes_per_token.total - measured.bytes_per_token.gpu;
     let seconds = |cost: &StageCost| cost.bytes / cost.ceiling_bytes_per_second;
     let ceiling = bytes / measured.stages.iter().map(seconds).sum::<f64>();
     row("total", &measured.microseconds_per_token, bytes, ceiling);
