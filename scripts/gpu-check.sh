@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Measures and tests a machine with an NVIDIA GPU: copies, launches, synchronisations and kernels; decode, batches, prefill and
 # profiling of synthetic models with all, half and a quarter of the weights on the GPU, compared with the predicted time of
-# each plan and with all neurons; the demo; five kernels in Nsight Compute if it is installed; then all tests of CUDA
-# kernels, also under compute-sanitizer if it is installed.
+# each plan and with all neurons; the demo; then all tests of CUDA kernels; five kernels in Nsight Compute and the tests under
+# compute-sanitizer, if these are installed.
 #
 # Each step runs in its own process with a time limit, and its result is appended to the report immediately. A failing or
 # hanging step does not stop the others. Needs only a driver.
@@ -53,7 +53,7 @@ step() {
     case $code in
       0) outcome=ok ;;
       124 | 137) outcome="timed out after $limit s" ;;
-      *) outcome="failed with $code: $(tail -1 "$log" | tr '|' '/' | cut -c1-160)" ;;
+      *) outcome="failed with $code: $({ grep -m 1 -i '^error' "$log" || tail -1 "$log"; } | tr '|' '/' | cut -c1-160)" ;;
     esac
     outcome+=$(sed -n 's/^test result: /; /p' "$log" | tail -1)
   fi
@@ -85,7 +85,8 @@ make_model() {
   seq 1 12000 | awk '{ printf "%s word%d ", $1 % 7 ? "the" : "a", $1 % 97 }' > "$work/text.txt"
   rm -rf "$work/model" "$work/profile" "$work/bundle"
   "$powerinfer" synth --like "$1" --layers "$2" --sparsity 0.9 --predictor-rank 256 --out "$work/model" --quiet
-  "$powerinfer" profile "$work/model" --data "$work/text.txt" --tokens 64 --out "$work/profile" --quiet
+  # On the CPU: a fault of the GPU's profiling shall not cost the figures of decoding.
+  "$powerinfer" profile "$work/model" --data "$work/text.txt" --tokens 64 --device cpu --out "$work/profile" --quiet
   "$powerinfer" place "$work/model" --profile "$work/profile" --predictors "$work/model/predictors" --quant "$quant" \
     --policy predicted --certify none --context 4096 --vram 0G --hardware "$hardware" --out "$work/bundle" --quiet
 }
@@ -122,7 +123,7 @@ time_profile() {
 sweep_demo() {
   set -e
   cd "$work"
-  "$powerinfer" -q prepare demo --vram 24G --hardware "$hardware" > /dev/null
+  "$powerinfer" -q prepare demo --vram 24G --hardware "$hardware" --device cpu > /dev/null
   local where=(--device "$device")
   [ "$device" = gpu ] || where+=(--run-placements)
   "$powerinfer" sweep demo "${where[@]}" --policy exact,predicted --hot-threshold 1,0.5,0.1,0.01,0 --activations f32 \
@@ -165,7 +166,6 @@ for shape in ${SHAPES:-llama-7b:4}; do
 done
 rm -rf "$work/model" "$work/profile" "$work/bundle"
 quoted "demo" 90 bash -c sweep_demo
-! command -v ncu > /dev/null || quoted "kernels in Nsight Compute" 100 bash -c profile_kernels
 
 printf '\n## Tests\n' >> "$report"
 kernels=(test-kernels test-prompts test-staging test-observe)
@@ -176,6 +176,7 @@ if [ "$device" = gpu ]; then
   done
   step test-hybrid 90 bash -c 'run_tests "$@"' _ test-hybrid crates/runtime
   step test-profile 45 bash -c 'run_tests "$@"' _ test-profile crates/profile
+  ! command -v ncu > /dev/null || quoted "kernels in Nsight Compute" 100 bash -c profile_kernels
   if command -v compute-sanitizer > /dev/null; then
     for tool in memcheck racecheck synccheck; do
       for test in "${kernels[@]}"; do

@@ -190,15 +190,25 @@ impl Bench {
         );
         for positions in [self.context / 8, self.context] {
             let device = &self.device;
-            let floats = |count: usize, seed| Buffer::from_slice(device, &noise(seed, count));
-            let (query, key, value) = (
-                floats(heads * size, 1)?,
-                floats(kv_heads * size, 2)?,
-                floats(kv_heads * size, 3)?,
-            );
+            let [q, k, v] = [(1, heads), (2, kv_heads), (3, kv_heads)]
+                .map(|(seed, count)| noise(seed, count * size));
+            let [query, key, value] = [&q, &k, &v].map(|x| Buffer::from_slice(device, x));
+            let (query, key, value) = (query?, key?, value?);
             let rotations = Buffer::new(device, 0)?;
             let position = Buffer::from_slice(device, &[positions as u32 - 1])?;
             let mut cache = GpuCache::new(device, CacheFormat::F16, kv_heads, self.context, size)?;
+            // Cached keys are 0, the values of the first half of the positions 1, the others 0.
+            let (cached, ones) = (positions - 1, positions / 2);
+            let values = (0..kv_heads * cached * size).map(|i| i / size % cached < ones);
+            let values: Vec<f32> = values.map(|is_one| f32::from(u8::from(is_one))).collect();
+            cache.write(cached, [&vec![0.0; values.len()], &values])?;
+            let want = |index: usize| {
+                let (head, kv_head) = (index / size, index / size / (heads / kv_heads));
+                let products = q[head * size..][..size].iter().zip(&k[kv_head * size..]);
+                let score = products.map(|(q, k)| q * k).sum::<f32>() / (size as f32).sqrt();
+                let value = v[kv_head * size + index % size];
+                (ones as f32 + score.exp() * value) / (cached as f32 + score.exp())
+            };
             let caches = Buffer::from_slice(device, &[cache.addresses()])?;
             let words = self
                 .gpu
@@ -222,6 +232,8 @@ impl Bench {
                 };
                 Ok(gpu.attend(&what, &mut cache, &mut partial, &mut counters, &mut out)?)
             })?;
+            let what = format!("attention over {positions} positions");
+            compare(&out.to_vec()?, want, &what)?;
             let bytes = 2 * positions * kv_heads * size * 2;
             let speed = bytes as f64 / seconds;
             println!(
