@@ -20,11 +20,12 @@ const TILE_ROWS: usize = 64;
 const TILE_TOKENS: usize = 64;
 const TILE_COLUMNS: usize = 64;
 const PITCH: usize = TILE_COLUMNS + 8;
-/// Threads per block of the GEMM, and thread blocks per multiprocessor: fewer tiles are split along the columns.
+/// Threads per block of the GEMM.
 const GEMM_THREADS: usize = 256;
-const GEMM_BLOCKS: usize = 4;
-/// Stages of columns that a thread block requests ahead, and those of a split, at least.
+/// Stages of columns whose tokens have shared memory.
 const STAGES: usize = 3;
+/// Thread blocks per multiprocessor up to which tiles are split along the columns, in two waves; stages of a split, at least.
+const SPLIT_BLOCKS: usize = 4;
 const SPLIT_STAGES: usize = 4;
 
 /// Vectors of several tokens in f16, the input of [`Gpu::gemm`].
@@ -118,7 +119,7 @@ impl Gpu {
     pub fn new_f16_buffer(&self, tokens: usize, columns: usize) -> Result<F16Buffer, DeviceError> {
         let padded = columns.next_multiple_of(TILE_COLUMNS);
         // Splits of tiles have at most so many blocks.
-        let blocks = GEMM_BLOCKS * self.device().info().multiprocessors;
+        let blocks = SPLIT_BLOCKS * self.device().info().multiprocessors;
         Ok(F16Buffer {
             values: Buffer::new(self.device(), 2 * tokens * padded)?,
             scales: Buffer::new(self.device(), tokens)?,
