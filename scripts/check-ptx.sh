@@ -7,7 +7,7 @@
 #   per weight  instructions of that loop per weight it reads; inner loops, as of a GEMM, count once
 #
 # usage: scripts/check-ptx.sh [--estimate] [--write]
-#   --estimate  also prints the estimated time of a token on an H100, kernel by kernel
+#   --estimate  also prints the estimated time of a token, and of a prompt's products, on an H100, kernel by kernel
 #   --write     takes what is measured as the new limits
 # Needs Python 3.9 or newer with pip on x86-64 Linux, and access to PyPI; no CUDA and no GPU. Exits with
 # 75 if the tools cannot be installed.

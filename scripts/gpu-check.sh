@@ -138,7 +138,7 @@ printf '# GPU results\n\nWritten by `scripts/gpu-check.sh`. Machine: %s; %s CPU 
 
 printf '\n## Machine\n' >> "$report"
 quoted doctor 40 "$powerinfer" doctor --write "$work/machine.toml"
-# Where it found no GPU, others may: their plans are for a named one.
+# Without a GPU in `machine.toml`, plans are for a named one.
 grep -qs '^\[gpu' "$work/machine.toml" || hardware=${HARDWARE:-rtx4090}
 emulate=()
 [ "$device" = gpu ] || emulate=(--emulate)

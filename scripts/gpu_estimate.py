@@ -4,12 +4,13 @@ Nothing here is measured.
 time = gap + before + max(memory, L2, tensor cores, issue, latency) + after
   memory   bytes / bandwidth, without what arrives before the main loop; then the first trip and the last iteration
   issue    instructions of the main loop / what the schedulers of the busy multiprocessors issue
+  L2, tensor cores  bytes and products of a GEMM's tiles over their rates
   latency  of the busiest warp: trips to memory, each for as many bytes as are in flight, and its instructions
   before   of a block's main loop: the input from L2, then the longer of what a warp waits for and what all warps issue
   after    the main loop: sums across blocks
   floor    bytes / bandwidth
 The main loop's bytes, loads in flight and instructions are read from the machine code; grids are those of `kernels/src/cuda`.
-What surrounds the loop is stated in `launches`, as read in the sources and the machine code: a change of a kernel changes it too.
+What surrounds the loop, and a GEMM's instructions, are stated in `launches` and `products`, as read in the sources and the machine code: a change of a kernel changes it too.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ MULTIPROCESSORS, SCHEDULERS, CLOCK, BANDWIDTH, MEMORY, L2 = 132, 4, 1750, 3.0e6,
 # Bytes per cycle from L2: of all multiprocessors (5.5 TB/s), and of one.
 L2_BANDWIDTH, L2_PORT = 3140, 64
 # Of a multiprocessor: threads, registers, bytes of shared memory; f16 products per cycle of `mma.sync`, 62 % of the peak.
-THREADS, REGISTERS, SHARED, TENSOR = 2048, 65536, 227 * 1024, 1330
+THREADS, REGISTERS, SHARED, TENSOR = 2048, 65536, 227 * 1024, 1270
 # Microseconds between two kernels of a graph; of the host per token: graph launch, copies, sampling.
 GAP, HOST = 1.0, 80.0
 # Cycles: between two instructions of a lone warp, a shuffle, a sum over the lanes, a barrier, a load from shared memory, a division,
@@ -227,7 +228,7 @@ def products(model, tokens=64):
         # 198. Waits: four times operands from shared memory and the tensor cores; weights to shared memory; a barrier.
         loop = {"instructions": 170 + (198 if kernel.startswith("gemm_down") else 153) / 2, "bytes": 64 * 64 * Q4_0 / 256}
         # Sums through shared memory; with splits, to the last block of a tile and back, eight at once, a fourth of a tile at a time.
-        after = 64 * STEP + BARRIER + 4 * 60 * STEP + (splits > 1) * (LAST_BLOCK + 4 * ceil(splits / 8) * L2)
+        after = 64 * STEP + BARRIER + 4 * 60 * STEP + (splits > 1) * (LAST_BLOCK + max(4 * ceil(splits / 8) * L2, splits * 64 * 64 * 4 / L2_PORT))
         # A multiprocessor with one more block than others decides.
         uneven = ceil(blocks / MULTIPROCESSORS) * MULTIPROCESSORS / blocks if blocks > MULTIPROCESSORS else 1
         done = blocks * rounds * 64 * 64 * uneven

@@ -171,7 +171,8 @@ struct Gemm {
 };
 
 // Adds a warp's products of one stage of columns. `rows` and `columns` are the addresses that this lane passes to `load_matrices`
-// for the weights and the tokens; a tile of residuals follows each tile if there are two terms.
+// for the weights and the tokens; a tile of residuals follows each tile if there are two terms. `tokens` of the tile are left from the
+// warp's first on, none if it is not positive.
 template <int TERMS>
 __device__ __forceinline__ void multiply(const uint16_t* rows, const uint16_t* columns, int tokens, float (&sums)[WARP_TOKENS / MMA_TOKENS][4]) {
 #pragma unroll(TERMS == 1 ? TILE_COLUMNS / 16 : 1)
@@ -207,8 +208,8 @@ __device__ __forceinline__ void multiply(const uint16_t* rows, const uint16_t* c
 }
 
 // out = x . matrix^T + bias + offset + cold. Grid: (tiles of outputs, tiles of tokens, splits of the columns). While the tensor
-// cores compute one stage of columns, the weights of the next three are on their way to registers as they are stored, the tokens
-// of the next two to shared memory. The last block of a tile adds up the splits in order.
+// cores compute one stage of columns, the weights of the next three (f32: two) are on their way to registers in their stored
+// format, the tokens of the next two to shared memory. The last block of a tile adds up the splits in order.
 template <class Format, bool BY_NEURON>
 __device__ __forceinline__ void gemm(const Gemm& a) {
   constexpr int WIDTH = Format::WIDTH;
@@ -344,35 +345,35 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
     }
   }
   __syncthreads();
-  // Four rows of a token at once.
+  // Splits are added by four rows of a token at once.
   constexpr int FOURS = TILE_ROWS / 4, TILE_SIZE = TILE_TOKENS * FOURS;
-  const auto tile_sum = [&](int four) { return *reinterpret_cast<const float4*>(tile_sums + four / FOURS * STRIDE + four % FOURS * 4); };
+  const auto tile_sum = [&](int four) { return reinterpret_cast<float4*>(tile_sums + four / FOURS * STRIDE + four % FOURS * 4); };
   float4* partial = reinterpret_cast<float4*>(a.partial) + size_t(blockIdx.y * gridDim.x + blockIdx.x) * splits * TILE_SIZE;
   if (splits > 1) {
-    for (int four = threadIdx.x; four < tokens * FOURS; four += GEMM_THREADS) partial[split * TILE_SIZE + four] = tile_sum(four);
+    for (int four = threadIdx.x; four < tokens * FOURS; four += GEMM_THREADS) partial[split * TILE_SIZE + four] = *tile_sum(four);
     if (!is_last_block(a.counters + blockIdx.y * gridDim.x + blockIdx.x, splits, is_last)) return;
-  }
 #pragma unroll 1
-  for (int four = threadIdx.x; four < tokens * FOURS; four += GEMM_THREADS) {
-    float4 added = {};
-    if (splits == 1) added = tile_sum(four);
+    for (int four = threadIdx.x; four < tokens * FOURS; four += GEMM_THREADS) {
+      float4 added = {};
 #pragma unroll 8
-    for (int part = 0; part < splits && splits > 1; part++) {
-      const float4 more = load_gpu_scope(partial + part * TILE_SIZE + four);
-      added = {added.x + more.x, added.y + more.y, added.z + more.z, added.w + more.w};
+      for (int part = 0; part < splits; part++) {
+        const float4 more = load_gpu_scope(partial + part * TILE_SIZE + four);
+        added = {added.x + more.x, added.y + more.y, added.z + more.z, added.w + more.w};
+      }
+      *tile_sum(four) = added;
     }
-    const int row = first_row + four % FOURS * 4, token = first_token + four / FOURS;
-    const float of_rows[4] = {added.x, added.y, added.z, added.w}, scale = a.x.scales[token];
-#pragma unroll
-    for (int next = 0; next < 4; next++) {
-      if (row + next >= outputs) break;
-      const size_t index = size_t(token) * outputs + row + next;
-      float sum = of_rows[next] * scale;
-      if (a.bias) sum += a.bias[row + next];
-      if (a.offset) sum += a.offset[row + next];
-      if (a.cold) sum += load_sys_scope(a.cold + index);
-      a.out[index] = a.accumulate ? a.out[index] + sum : sum;
-    }
+    __syncthreads();
+  }
+#pragma unroll 4
+  for (int element = threadIdx.x; element < tokens * TILE_ROWS; element += GEMM_THREADS) {
+    const int tile_row = element % TILE_ROWS, row = first_row + tile_row, token = first_token + element / TILE_ROWS;
+    if (row >= outputs) continue;
+    const size_t index = size_t(token) * outputs + row;
+    float sum = tile_sums[element / TILE_ROWS * STRIDE + tile_row] * a.x.scales[token];
+    if (a.bias) sum += a.bias[row];
+    if (a.offset) sum += a.offset[row];
+    if (a.cold) sum += load_sys_scope(a.cold + index);
+    a.out[index] = a.accumulate ? a.out[index] + sum : sum;
   }
 }
 

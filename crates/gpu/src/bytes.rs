@@ -20,7 +20,8 @@ impl DeviceModel {
     /// Bytes of weights, predictors, keys and values that the kernels of all layers have read in the last pass, whose tokens
     /// were at `positions` and which computed the neurons of `counts`. The head is not included.
     ///
-    /// Several tokens read each matrix once, copied cold neurons included; predictors count in full.
+    /// A prompt reads each matrix once, copied cold neurons included; a batch reads the rows that any token needs. Predictors
+    /// count in full.
     pub fn bytes_read(&self, positions: &[usize], counts: NeuronCounts) -> u64 {
         let layers = self.layers.iter().enumerate();
         let fixed = layers.map(|(index, layer)| {
@@ -44,14 +45,14 @@ impl DeviceModel {
                 .layers
                 .iter()
                 .enumerate()
-                .map(|(index, layer)| self.batch_neuron_bytes(index, layer))
+                .map(|(index, layer)| self.prompt_neuron_bytes(index, layer))
                 .sum(),
         };
         fixed.sum::<u64>() + neurons
     }
 
-    /// Bytes of the neurons of a layer that several tokens read.
-    fn batch_neuron_bytes(&self, index: usize, layer: &DeviceLayer) -> u64 {
+    /// Bytes of the neurons of a layer that a prompt reads.
+    fn prompt_neuron_bytes(&self, index: usize, layer: &DeviceLayer) -> u64 {
         let Some(found) = &layer.ffn else { return 0 };
         let neurons = match self.streams(index) {
             true => layer.neurons,

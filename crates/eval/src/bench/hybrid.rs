@@ -34,7 +34,7 @@ pub struct HybridLayer {
 /// Memory traffic of the device or of the host, over all layers.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct ReadRate {
-    /// Bytes read per token.
+    /// Bytes read per token, without the head.
     pub bytes_per_token: f64,
     /// Bytes read over the time of computation.
     pub bytes_per_second: Option<f64>,

@@ -109,7 +109,7 @@ pub struct StageCost {
     pub microseconds: Spread,
     /// Bytes read per token.
     pub bytes: f64,
-    /// Bytes read over time.
+    /// Bytes that the CPU read over time.
     pub bytes_per_second: f64,
     /// What memory allows: the read bandwidth of a stream, of listed rows, or of the stage's mix of both.
     pub ceiling_bytes_per_second: f64,
@@ -152,14 +152,14 @@ pub struct Measured {
     pub clock_microseconds: f64,
     /// Bytes read per token.
     pub bytes_per_token: BytesRead,
-    /// Bytes read over time.
+    /// Bytes that the CPU read over time.
     pub bytes_per_second: Spread,
     /// Read bandwidth of a stream of vector loads, measured before and after each repeat, in bytes per second.
     pub read_bandwidth: Spread,
     /// Read bandwidth of the rows that neurons select, of their length and at their distances, measured likewise; none
     /// where no rows are selected.
     pub row_bandwidth: Option<Spread>,
-    /// Achieved fraction of the read bandwidth.
+    /// Fraction of the read bandwidth that the CPU achieved.
     pub bandwidth_share: Spread,
     /// Share of FFN neurons computed.
     pub ffn_neurons_computed: f64,

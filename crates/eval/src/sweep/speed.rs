@@ -134,7 +134,7 @@ impl SpeedMeter<'_> {
             statistics += taken;
             spans.push(before.since(self.threads));
         }
-        let bytes_of_all = statistics.bytes_read as f64;
+        let bytes_of_all = statistics.all_bytes_read() as f64;
         let prediction = PredictionCost {
             bytes_per_token: predictor_bytes as f64 / statistics.tokens.max(1) as f64,
             bytes_share: predictor_bytes as f64 / bytes_of_all.max(1.0),

@@ -237,7 +237,7 @@ impl Report<'_> {
         let bandwidth = &measured.read_bandwidth;
         writeln!(
             text,
-            "read bandwidth  {:.1} GB/s ({:.1}–{:.1}) of {} in a stream, {}, between repeats; decoding reads {:.1} GB/s, {} of it ({}–{})",
+            "read bandwidth  {:.1} GB/s ({:.1}–{:.1}) of {} in a stream, {}, between repeats; in decoding the CPU reads {:.1} GB/s, {} of it ({}–{})",
             bandwidth.median / 1e9,
             bandwidth.least / 1e9,
             bandwidth.most / 1e9,
