@@ -85,7 +85,7 @@ make_model() {
   seq 1 12000 | awk '{ printf "%s word%d ", $1 % 7 ? "the" : "a", $1 % 97 }' > "$work/text.txt"
   rm -rf "$work/model" "$work/profile" "$work/bundle"
   "$powerinfer" synth --like "$1" --layers "$2" --sparsity 0.9 --predictor-rank 256 --out "$work/model" --quiet
-  # On the CPU: a fault of the GPU's profiling shall not cost the figures of decoding.
+  # On the CPU, so that decoding is measured even if profiling on the GPU fails.
   "$powerinfer" profile "$work/model" --data "$work/text.txt" --tokens 64 --device cpu --out "$work/profile" --quiet
   "$powerinfer" place "$work/model" --profile "$work/profile" --predictors "$work/model/predictors" --quant "$quant" \
     --policy predicted --certify none --context 4096 --vram 0G --hardware "$hardware" --out "$work/bundle" --quiet

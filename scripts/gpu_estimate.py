@@ -1,16 +1,17 @@
 """Estimated time of a token, and of the products of a prompt, kernel by kernel, from the machine code (SASS) and a model's shapes.
 Nothing here is measured.
 
-time = gap + before + max(memory, L2, tensor cores, issue, latency) + after
+time = gap + before + max(memory, L2, tensor, issue, latency) + after
   memory   bytes / bandwidth, without what arrives before the main loop; then the first trip and the last iteration
   issue    instructions of the main loop / what the schedulers of the busy multiprocessors issue
-  L2, tensor cores  bytes and products of a GEMM's tiles over their rates
+  L2, tensor  bytes and products of a GEMM's tiles / what L2 and the tensor cores deliver
   latency  of the busiest warp: trips to memory, each for as many bytes as are in flight, and its instructions
   before   of a block's main loop: the input from L2, then the longer of what a warp waits for and what all warps issue
   after    the main loop: sums across blocks
   floor    bytes / bandwidth
 The main loop's bytes, loads in flight and instructions are read from the machine code; grids are those of `kernels/src/cuda`.
-What surrounds the loop, and a GEMM's instructions, are stated in `launches` and `products`, as read in the sources and the machine code: a change of a kernel changes it too.
+What surrounds the loop, and a GEMM's instructions, are stated in `launches` and `products`, as read in the sources and the machine
+code: a change of a kernel changes them too.
 """
 
 import dataclasses
@@ -228,8 +229,9 @@ def products(model, tokens=64):
         # 198. Waits: four times operands from shared memory and the tensor cores; weights to shared memory; a barrier.
         loop = {"instructions": 170 + (198 if kernel.startswith("gemm_down") else 153) / 2, "bytes": 64 * 64 * Q4_0 / 256}
         # Sums through shared memory; with splits, to the last block of a tile and back, eight at once, a fourth of a tile at a time.
-        after = 64 * STEP + BARRIER + 4 * 60 * STEP + (splits > 1) * (LAST_BLOCK + max(4 * ceil(splits / 8) * L2, splits * 64 * 64 * 4 / L2_PORT))
-        # A multiprocessor with one more block than others decides.
+        merge = LAST_BLOCK + max(4 * ceil(splits / 8) * L2, splits * 64 * 64 * 4 / L2_PORT)
+        after = 64 * STEP + BARRIER + 4 * 60 * STEP + (splits > 1) * merge
+        # The multiprocessor with the most blocks finishes last.
         uneven = ceil(blocks / MULTIPROCESSORS) * MULTIPROCESSORS / blocks if blocks > MULTIPROCESSORS else 1
         done = blocks * rounds * 64 * 64 * uneven
         return Launch(label, kernel, blocks, 256, 2 * 72 * (2 * 64 + 3 * 64) + 16, outputs * columns * Q4_0, rounds, loop["bytes"],

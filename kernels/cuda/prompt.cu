@@ -270,7 +270,7 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
       store(tile + WEIGHT_TILE);
     });
   };
-  // Tokens past the last are not copied: they have no sums.
+  // Tokens past the last are not copied: their sums are not stored.
   const auto load_tokens = [&](int stage, int slot) {
     constexpr int COPIES = TILE_COLUMNS / COPY_ELEMENTS, AT_ONCE = GEMM_THREADS / COPIES;
     const int own = threadIdx.x / COPIES, column = threadIdx.x % COPIES * COPY_ELEMENTS;

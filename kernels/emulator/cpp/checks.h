@@ -50,7 +50,7 @@ Allocation find_allocation(uintptr_t address);
 
 // State of one launch. An object serves one CPU thread.
 struct Checks {
-  // In shuffled orders, a thread gives way to others before one access of 32.
+  // In shuffled orders, threads yield before one access in 32, at random.
   void begin(uint32_t blocks, uint32_t threads, uint32_t order);
   void access(const void* address, size_t bytes, Kind kind);
   // The block's current thread performs a fence, an atomic, or a store of the host's flag.

@@ -2,8 +2,9 @@
 //
 // Every thread of a block is a fiber. Fibers switch at barriers and warp primitives, in an order that is a parameter, so
 // that races show as results which depend on it. In shuffled orders several blocks are resident and take turns; with
-// checks, fibers then also switch at random accesses, as threads of a CPU would, but the same in every run. Memory ends at an inaccessible page, so that out-of-bounds accesses fault. Kernels are compiled twice; the
-// second copy reports every access to the checks of `checks.h`.
+// checks, fibers also yield at random accesses, the same in every run. Memory ends at an inaccessible page, so that
+// out-of-bounds accesses fault. Kernels are compiled twice; the second copy reports every access to the checks of
+// `checks.h`.
 //
 // Not modelled: loads that return old values, bank conflicts, speed.
 #pragma once

@@ -151,8 +151,9 @@ KERNEL(64, two_atomics, Arguments) {
   atomicExch(sum, before + 1);
 }
 
-// The last block adds up what all blocks have stored.
 enum Fences { NONE, OF_WRITERS, ALL };
+
+// The last block adds up what all blocks have stored.
 template <Fences FENCES, bool AT_GPU_SCOPE>
 inline void sum_of_blocks(const Arguments& a) {
   unsigned* counter = reinterpret_cast<unsigned*>(a.out + a.count - 1);

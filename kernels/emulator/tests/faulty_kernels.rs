@@ -225,7 +225,7 @@ fn resident_blocks_take_turns_at_barriers_in_shuffled_orders() {
 }
 
 #[test]
-fn threads_give_way_at_random_accesses_in_shuffled_orders_with_checks() {
+fn threads_yield_at_random_accesses_in_shuffled_orders_with_checks() {
     let sums: Vec<u32> = match run_checked("two_atomics", 20) {
         Some(found) => found
             .into_iter()

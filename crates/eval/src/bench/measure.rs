@@ -124,7 +124,7 @@ pub struct BytesRead {
     pub predictors: f64,
     /// Of the KV cache.
     pub kv_cache: f64,
-    /// Of all kinds by a GPU, from its memory; those above are the CPU's.
+    /// Of all kinds, by a GPU from its memory; the CPU reads those above.
     pub gpu: f64,
     /// Of all.
     pub total: f64,
