@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod bench;
+mod changed_files;
 mod cluster;
 mod command_line;
 #[cfg(target_os = "linux")]

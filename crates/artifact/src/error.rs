@@ -33,6 +33,14 @@ pub enum ArtifactError {
         /// The reason.
         source: std::io::Error,
     },
+    /// A mapped file has another length or modification time than when it was opened.
+    #[error(
+        "`{path}` changed while it was in use; run the command again, and replace files by renaming, not by overwriting them"
+    )]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file is not in the safetensors format, or is damaged.
     #[error(
         "`{path}` is not a valid safetensors file: {reason}; it may be truncated, fetch or make it again"

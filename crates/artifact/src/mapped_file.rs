@@ -1,33 +1,129 @@
 //! Memory-mapped files; the only `mmap` of the workspace.
+//!
+//! A mapping keeps its file open, so that digests and copies are of the mapped file, whatever happens to its path.
+
+#[cfg(unix)]
+mod bus_error;
 
 use std::{
-    fs::File,
-    io::Read,
+    fs::{File, Metadata},
+    io,
     ops::{Deref, Range},
-    path::Path,
-    sync::Arc,
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+    time::SystemTime,
 };
 
 #[cfg(unix)]
 use memmap2::Advice;
 use memmap2::{Mmap, MmapMut};
 
+#[cfg(unix)]
+pub use self::bus_error::exit_if_files_shrink;
 use crate::{
-    ArtifactError, ByteSize,
+    ArtifactError, ByteSize, Digest,
+    digest::DigestBuilder,
     progress::{Interrupted, Progress},
 };
+
+/// Does nothing: this system raises no SIGBUS.
+#[cfg(not(unix))]
+pub fn exit_if_files_shrink(_hint: &str) {}
 
 /// Contents of a file at a stable address; cloning shares them.
 #[derive(Debug, Clone)]
 pub enum FileBytes {
     /// File mapped read-only.
-    Mapped(Arc<Mmap>),
+    Mapped(Arc<MappedFile>),
     /// Bytes embedded in the program.
     Embedded(&'static [u8]),
     /// Bytes computed at run time.
     Owned(Arc<[u8]>),
     /// File read into anonymous memory.
     Loaded(Arc<Mmap>),
+}
+
+/// Mapped file, which stays open.
+#[derive(Debug)]
+pub struct MappedFile {
+    // Dropped before the mapping.
+    #[cfg(unix)]
+    _watched: bus_error::Watched,
+    bytes: Mmap,
+    file: File,
+    path: PathBuf,
+    opened: FileState,
+}
+
+/// Length and modification time of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FileState {
+    length: u64,
+    /// `None` if the file system keeps none.
+    modified: Option<SystemTime>,
+}
+
+impl FileState {
+    fn of(metadata: &Metadata) -> Self {
+        Self {
+            length: metadata.len(),
+            modified: metadata.modified().ok(),
+        }
+    }
+}
+
+impl MappedFile {
+    /// Fills `buffer` from the file at `offset`.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        #[cfg(unix)]
+        return std::os::unix::fs::FileExt::read_exact_at(&self.file, buffer, offset);
+        #[cfg(not(unix))]
+        {
+            use std::io::{Read, Seek, SeekFrom};
+            let mut file = &self.file;
+            file.seek(SeekFrom::Start(offset))?;
+            file.read_exact(buffer)
+        }
+    }
+
+    /// Whether the file has the length and modification time that it had when it was opened. A file that replaced it under
+    /// its path does not matter.
+    fn is_unchanged(&self) -> bool {
+        let now = self.file.metadata();
+        now.is_ok_and(|now| FileState::of(&now) == self.opened)
+    }
+}
+
+/// The first file that was found changed when its mapping ended.
+static CHANGED: OnceLock<PathBuf> = OnceLock::new();
+
+/// Checks that no file whose mapping has ended changed while it was mapped: what was computed from it is worthless.
+///
+/// # Errors
+///
+/// [`ArtifactError::Changed`].
+pub fn check_all_unchanged() -> Result<(), ArtifactError> {
+    match CHANGED.get() {
+        None => Ok(()),
+        Some(path) => Err(ArtifactError::Changed { path: path.clone() }),
+    }
+}
+
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        if !self.is_unchanged() {
+            // The first one is enough.
+            let _ = CHANGED.set(self.path.clone());
+        }
+    }
+}
+
+impl Deref for MappedFile {
+    type Target = Mmap;
+
+    fn deref(&self) -> &Mmap {
+        &self.bytes
+    }
 }
 
 /// Where the bytes of a file that is read repeatedly reside.
@@ -51,8 +147,8 @@ impl FileBytes {
     /// [`ArtifactError::Read`].
     pub fn open(path: &Path) -> Result<Self, ArtifactError> {
         let file = File::open(path).map_err(ArtifactError::read(path))?;
-        let length = file.metadata().map_err(ArtifactError::read(path))?.len();
-        if length == 0 {
+        let metadata = file.metadata().map_err(ArtifactError::read(path))?;
+        if metadata.len() == 0 {
             return Ok(Self::Embedded(&[])); // an empty mapping is an error on some systems
         }
         if cfg!(miri) {
@@ -61,11 +157,53 @@ impl FileBytes {
             return Ok(Self::Owned(bytes.into()));
         }
         // SAFETY: the mapping is read-only, and our own files are replaced by renaming, never
-        // changed in place. Another program that truncates the file causes SIGBUS, a risk shared by every
-        // program that maps its model.
+        // changed in place. Another program that truncates the file causes SIGBUS, which
+        // `exit_if_files_shrink` turns into a message.
         #[expect(unsafe_code, reason = "the only mmap")]
-        let mapped = unsafe { Mmap::map(&file) }.map_err(ArtifactError::read(path))?;
-        Ok(Self::Mapped(Arc::new(mapped)))
+        let bytes = unsafe { Mmap::map(&file) }.map_err(ArtifactError::read(path))?;
+        Ok(Self::Mapped(Arc::new(MappedFile {
+            #[cfg(unix)]
+            _watched: bus_error::Watched::new(path, &file, &bytes),
+            bytes,
+            file,
+            path: path.to_owned(),
+            opened: FileState::of(&metadata),
+        })))
+    }
+
+    /// Computes the digest of the bytes. Those of a mapped file are read through its open handle: the pages of a file larger
+    /// than memory would evict others.
+    ///
+    /// # Errors
+    ///
+    /// [`ArtifactError::Read`], also if the file has become shorter.
+    pub fn digest(&self) -> Result<Digest, ArtifactError> {
+        let Self::Mapped(mapped) = self else {
+            return Ok(Digest::of(self));
+        };
+        let mut digest = DigestBuilder::default();
+        let mut buffer = vec![0; (1 << 20).min(mapped.len())];
+        for start in (0..mapped.len()).step_by(buffer.len()) {
+            let piece = buffer.len().min(mapped.len() - start);
+            let read = mapped.read_at(&mut buffer[..piece], start as u64);
+            read.map_err(ArtifactError::read(&mapped.path))?;
+            digest.add(&buffer[..piece]);
+        }
+        Ok(digest.finish())
+    }
+
+    /// Checks that a mapped file has the length and modification time that it had when it was opened.
+    ///
+    /// # Errors
+    ///
+    /// [`ArtifactError::Changed`].
+    pub fn check_unchanged(&self) -> Result<(), ArtifactError> {
+        match self {
+            Self::Mapped(mapped) if !mapped.is_unchanged() => Err(ArtifactError::Changed {
+                path: mapped.path.clone(),
+            }),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -77,8 +215,8 @@ impl FileBytes {
     /// Fails where there is not as much memory, or if `fill` does.
     pub fn in_memory(
         length: usize,
-        fill: impl FnOnce(&mut [u8]) -> std::io::Result<()>,
-    ) -> std::io::Result<Self> {
+        fill: impl FnOnce(&mut [u8]) -> io::Result<()>,
+    ) -> io::Result<Self> {
         let mut memory = MmapMut::map_anon(length)?;
         #[cfg(target_os = "linux")]
         drop(memory.advise(Advice::HugePage)); // best effort
@@ -86,23 +224,19 @@ impl FileBytes {
         Ok(Self::Loaded(Arc::new(memory.make_read_only()?)))
     }
 
-    /// Makes the bytes of the file at `path` reside as `residence` requests; bytes that are not mapped stay
-    /// as they are.
+    /// Makes the bytes of a mapped file reside as `residence` requests; bytes that are not mapped stay as they
+    /// are.
     ///
     /// # Errors
     ///
-    /// [`ArtifactError::KeepInMemory`] if memory or the lock limit does not suffice.
-    pub fn set_residence(
-        &mut self,
-        path: &Path,
-        residence: Residence,
-    ) -> Result<(), ArtifactError> {
+    /// [`ArtifactError::KeepInMemory`] if memory or the lock limit does not suffice, or the file has become shorter.
+    pub fn set_residence(&mut self, residence: Residence) -> Result<(), ArtifactError> {
         let Self::Mapped(mapped) = self else {
             return Ok(());
         };
         let bytes = mapped.len();
         let failed = |source| ArtifactError::KeepInMemory {
-            path: path.to_owned(),
+            path: mapped.path.clone(),
             bytes: ByteSize(bytes as u64),
             source,
         };
@@ -111,10 +245,10 @@ impl FileBytes {
             #[cfg(unix)]
             Residence::Locked => mapped.lock().map_err(failed)?,
             #[cfg(not(unix))]
-            Residence::Locked => return Err(failed(std::io::ErrorKind::Unsupported.into())),
+            Residence::Locked => return Err(failed(io::ErrorKind::Unsupported.into())),
             Residence::Loaded => {
-                let mut file = File::open(path).map_err(failed)?;
-                *self = Self::in_memory(bytes, |memory| file.read_exact(memory)).map_err(failed)?;
+                let loaded = Self::in_memory(bytes, |memory| mapped.read_at(memory, 0));
+                *self = loaded.map_err(failed)?;
             }
         }
         Ok(())
@@ -189,7 +323,8 @@ impl Deref for FileBytes {
 
     fn deref(&self) -> &[u8] {
         match self {
-            Self::Mapped(mapped) | Self::Loaded(mapped) => mapped,
+            Self::Mapped(mapped) => mapped,
+            Self::Loaded(memory) => memory,
             Self::Embedded(bytes) => bytes,
             Self::Owned(bytes) => bytes,
         }
@@ -210,7 +345,7 @@ mod tests {
         for residence in [Residence::Mapped, Residence::Locked, Residence::Loaded] {
             let mut file = FileBytes::open(&path).unwrap();
             file.read_ahead(&Silent).unwrap();
-            match file.set_residence(&path, residence) {
+            match file.set_residence(residence) {
                 Ok(()) => {}
                 // The lock limit of the test's user may be low.
                 Err(error) => assert!(residence == Residence::Locked, "{error}"),
@@ -222,19 +357,44 @@ mod tests {
     }
 
     #[test]
-    fn loading_a_removed_file_is_an_error() {
+    fn a_replaced_file_stays_readable_through_its_handle() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, other] = ["file", "other"].map(|name| folder.path().join(name));
+        let bytes = [1; 5000];
+        std::fs::write(&path, bytes).unwrap();
+        let mut file = FileBytes::open(&path).unwrap();
+        std::fs::write(&other, [2; 100]).unwrap();
+        std::fs::rename(&other, &path).unwrap();
+        assert_eq!(file.digest().unwrap(), Digest::of(&bytes));
+        file.check_unchanged().unwrap();
+        file.set_residence(Residence::Loaded).unwrap();
+        assert_eq!(&file[..], &bytes[..]);
+    }
+
+    #[test]
+    fn a_file_that_changes_in_place_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, [1; 5000]).unwrap();
         let mut file = FileBytes::open(&path).unwrap();
-        std::fs::remove_file(&path).unwrap();
-        let error = file
-            .set_residence(&path, Residence::Loaded)
+        file.check_unchanged().unwrap();
+        let opened = File::options().write(true).open(&path).unwrap();
+        opened.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        let message = file.check_unchanged().unwrap_err().to_string();
+        assert!(
+            message.contains("file` changed while it was in use"),
+            "{message}"
+        );
+        opened.set_len(100).unwrap();
+        assert!(file.check_unchanged().is_err());
+        assert!(matches!(file.digest(), Err(ArtifactError::Read { .. })));
+        let message = file
+            .set_residence(Residence::Loaded)
             .unwrap_err()
             .to_string();
         assert!(
-            error.starts_with("cannot keep") && error.contains("4.9 KiB"),
-            "{error}"
+            message.starts_with("cannot keep") && message.contains("4.9 KiB"),
+            "{message}"
         );
     }
 }

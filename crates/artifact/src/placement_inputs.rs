@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ArtifactError, Header, TensorFile,
+    mapped_file::FileBytes,
     plan::Policy,
     tensor_file::Dtype,
     tensor_writer::{TensorSource, write_tensors},
@@ -85,17 +86,18 @@ pub fn write(path: &Path, header: &Header, layers: &[LayerInputs]) -> Result<(),
     write_tensors(path, Some(&header), &tensors)
 }
 
-/// Reads the file at `path` of a model with `layers` layers of `neurons` neurons.
+/// Parses `bytes`, the file of a model with `layers` layers of `neurons` neurons; `path` is for messages.
 ///
 /// # Errors
 ///
-/// The file cannot be read, has another format or version, or belongs to other dimensions.
-pub fn read(
+/// The bytes have another format or version, or belong to other dimensions.
+pub fn parse(
     path: &Path,
+    bytes: FileBytes,
     layers: usize,
     neurons: usize,
 ) -> Result<(Header, Vec<LayerInputs>), ArtifactError> {
-    let file = TensorFile::open(path)?;
+    let file = TensorFile::from_bytes(path, bytes)?;
     let mut header = file.header(FORMAT, VERSION)?;
     let costs = header.settings.remove(LAYERS_SETTING).unwrap_or_default();
     let costs: Vec<LayerCosts> =
@@ -162,9 +164,13 @@ mod tests {
         }
         let bytes = |path| std::fs::read(path).unwrap();
         assert_eq!(bytes(&first), bytes(&second));
-        assert_eq!(read(&first, 2, 3).unwrap(), (header, layers()));
-        let error = read(&first, 3, 3).unwrap_err().to_string();
+        let read = |layers, neurons| {
+            let bytes = FileBytes::open(&first).unwrap();
+            parse(&first, bytes, layers, neurons)
+        };
+        assert_eq!(read(2, 3).unwrap(), (header, layers()));
+        let error = read(3, 3).unwrap_err().to_string();
         assert!(error.contains("3 layers"), "{error}");
-        assert!(read(&first, 2, 4).is_err());
+        assert!(read(2, 4).is_err());
     }
 }

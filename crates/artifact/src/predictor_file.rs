@@ -32,7 +32,7 @@ pub use self::{
 
 use crate::{
     ArtifactError, Header, TensorFile,
-    mapped_file::Residence,
+    mapped_file::{FileBytes, Residence},
     matrix_planes::StoredMatrix,
     tensor_file::Dtype,
     threshold_curve::{ERRORS, ThresholdCurve},
@@ -106,13 +106,21 @@ impl PredictorFile {
     ///
     /// As [`open_file`](Self::open_file), and if it is a shard.
     pub fn open(folder: &Path) -> Result<Self, ArtifactError> {
-        let file = Self::open_file(&folder.join(FILE))?;
-        match file.header.settings.get(SHARD_SETTING) {
+        Self::open_file(&folder.join(FILE))?.refuse_shard()
+    }
+
+    /// Refuses a file that has only some of the layers.
+    ///
+    /// # Errors
+    ///
+    /// [`ArtifactError::UnmergedShard`].
+    pub fn refuse_shard(self) -> Result<Self, ArtifactError> {
+        match self.header.settings.get(SHARD_SETTING) {
             Some(shard) => Err(ArtifactError::UnmergedShard {
-                path: file.path(),
+                path: self.path(),
                 shard: shard.as_str().unwrap_or_default().to_owned(),
             }),
-            None => Ok(file),
+            None => Ok(self),
         }
     }
 
@@ -131,7 +139,16 @@ impl PredictorFile {
     ///
     /// The file cannot be read, is damaged, has another format or version, or a header with unknown or invalid values.
     pub fn open_file(path: &Path) -> Result<Self, ArtifactError> {
-        let file = TensorFile::open(path)?;
+        Self::from_bytes(path, FileBytes::open(path)?)
+    }
+
+    /// Parses `bytes`; `path` is for messages.
+    ///
+    /// # Errors
+    ///
+    /// As [`open_file`](Self::open_file).
+    pub fn from_bytes(path: &Path, bytes: FileBytes) -> Result<Self, ArtifactError> {
+        let file = TensorFile::from_bytes(path, bytes)?;
         let mut header = file.header(FORMAT, VERSION)?;
         // Those in a bundle have none: the manifest has their digest.
         file.check_content(&mut header)?;

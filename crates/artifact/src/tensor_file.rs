@@ -82,7 +82,7 @@ impl TensorFile {
     ///
     /// [`ArtifactError::KeepInMemory`].
     pub fn set_residence(&mut self, residence: Residence) -> Result<(), ArtifactError> {
-        self.bytes.set_residence(&self.path, residence)
+        self.bytes.set_residence(residence)
     }
 
     /// Reads the file into memory, see [`FileBytes::read_ahead`].
@@ -102,6 +102,11 @@ impl TensorFile {
     /// Returns all bytes of the file.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// Returns a shared handle of the file's bytes.
+    pub fn file_bytes(&self) -> FileBytes {
+        self.bytes.clone()
     }
 
     /// Returns the names of all tensors, sorted.

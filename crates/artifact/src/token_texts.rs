@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use crate::{
     ArtifactError, Digest, TensorFile,
+    mapped_file::FileBytes,
     tensor_file::Dtype,
     tensor_writer::{TensorSource, write_tensors},
 };
@@ -43,7 +44,16 @@ pub fn digest(texts: &[Vec<u32>]) -> Digest {
 ///
 /// The file cannot be read, or its tensors are missing or inconsistent.
 pub fn read(path: &Path) -> Result<Vec<Vec<u32>>, ArtifactError> {
-    let file = TensorFile::open(path)?;
+    parse(path, FileBytes::open(path)?)
+}
+
+/// Parses `bytes`, a file written by [`write()`]; `path` is for messages.
+///
+/// # Errors
+///
+/// As [`read`].
+pub fn parse(path: &Path, bytes: FileBytes) -> Result<Vec<Vec<u32>>, ArtifactError> {
+    let file = TensorFile::from_bytes(path, bytes)?;
     let read_u32 = |name: &str| -> Result<Vec<u32>, ArtifactError> {
         let shape = file
             .find(name)

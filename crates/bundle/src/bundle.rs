@@ -1,13 +1,18 @@
 //! Open bundles, memory-mapped.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use powerinfer_artifact::{
     ArtifactError, Digest, Header, TensorFile,
     certificate::{self, Certificate},
     counted,
     document::Document,
-    mapped_file::Residence,
+    mapped_file::{FileBytes, Residence},
     placement_inputs::{self, LayerInputs},
     plan::Plan,
     predictor_file::{self, PredictorFile},
@@ -36,10 +41,12 @@ pub enum IntegrityCheck {
 /// Size up to which the digest of a file is always compared.
 const ALWAYS_CHECKED_BYTES: u64 = 1 << 30;
 
-/// Open bundle.
+/// Open bundle. Each of its files was opened once: the bytes in use are those whose digest was compared.
 #[derive(Debug)]
 pub struct Bundle {
     folder: PathBuf,
+    /// All files but weights and predictors, by name.
+    files: Arc<BTreeMap<String, FileBytes>>,
     pub(crate) manifest: Document<Manifest>,
     pub(crate) plan: Document<Plan>,
     quant: Format,
@@ -84,9 +91,14 @@ impl Bundle {
         if let Err(reason) = manifest.body.config.validate() {
             return Err(BundleError::Configuration { path, reason });
         }
-        let plan_path = plan_path(folder, &manifest.body);
-        check_files(folder, &manifest.body, &plan_path, check)?;
+        let (plan_path, plan) = open_plan(folder, &manifest.body)?;
+        let mut files = open_files(folder, &manifest.body, check)?;
         refuse_foreign(folder, &manifest.body)?;
+        let mut take = |name: &str| {
+            let path = folder.join(name);
+            let absent = || ArtifactError::read(&path)(ErrorKind::NotFound.into());
+            Ok::<_, ArtifactError>((files.remove(name).ok_or_else(absent)?, path))
+        };
         let quant = manifest
             .body
             .quant
@@ -99,30 +111,30 @@ impl Bundle {
                 ),
                 found: format!("a bundle with `{}` weights", manifest.body.quant),
             })?;
-        let plan = Document::<Plan>::read(&plan_path, PLAN_FORMAT, PLAN_VERSION)?;
+        let plan = Document::<Plan>::parse(&plan, &plan_path, PLAN_FORMAT, PLAN_VERSION)?;
         plan.header
             .check_model(&plan_path, &manifest.header.model)?;
         check_plan(&plan_path, &plan.body, &manifest.body.config)?;
-        let predictors = manifest
-            .body
-            .predictors
-            .then(|| PredictorFile::open(folder))
-            .transpose()?;
-        if let Some(predictors) = &predictors {
-            predictors
-                .header()
-                .check_model(&folder.join(predictor_file::FILE), &manifest.header.model)?;
+        let mut predictors = None;
+        if manifest.body.predictors {
+            let (bytes, path) = take(predictor_file::FILE)?;
+            let file = PredictorFile::from_bytes(&path, bytes)?.refuse_shard()?;
+            file.header().check_model(&path, &manifest.header.model)?;
+            predictors = Some(file);
         }
-        let certificate = manifest.body.certificate.then(|| {
-            let path = folder.join(certificate::FILE);
-            let document = Document::read(&path, certificate::FORMAT, certificate::VERSION)?;
+        let mut certificate = None;
+        if manifest.body.certificate {
+            let (bytes, path) = take(certificate::FILE)?;
+            let (format, version) = (certificate::FORMAT, certificate::VERSION);
+            let document = Document::<Certificate>::parse(&bytes, &path, format, version)?;
             document.header.check_model(&path, &manifest.header.model)?;
-            Ok::<_, ArtifactError>(document)
-        });
-        let certificate = certificate.transpose()?;
-        let weights = TensorFile::open(&folder.join(WEIGHTS))?;
+            certificate = Some(document);
+        }
+        let (bytes, path) = take(WEIGHTS)?;
+        let weights = TensorFile::from_bytes(&path, bytes)?;
         Ok(Self {
             folder: folder.to_owned(),
+            files: Arc::new(files),
             manifest,
             plan,
             quant,
@@ -189,11 +201,19 @@ impl Bundle {
     ///
     /// # Errors
     ///
-    /// The file cannot be read or is damaged.
+    /// The file is missing or damaged.
     pub fn certificate_texts(&self) -> Result<Vec<Vec<u32>>, BundleError> {
-        Ok(token_texts::read(
-            &self.folder.join(certificate::TEXT_FILE),
-        )?)
+        let (path, bytes) = self.file(certificate::TEXT_FILE)?;
+        Ok(token_texts::parse(&path, bytes)?)
+    }
+
+    /// Returns path and bytes of the file `name`.
+    fn file(&self, name: &str) -> Result<(PathBuf, FileBytes), ArtifactError> {
+        let path = self.folder.join(name);
+        match self.files.get(name) {
+            Some(bytes) => Ok((path, bytes.clone())),
+            None => Err(ArtifactError::read(&path)(ErrorKind::NotFound.into())),
+        }
     }
 
     /// Returns whether there is a certificate and it matches the bundle's texts, policies and thresholds.
@@ -217,9 +237,10 @@ impl Bundle {
                 folder: self.folder.clone(),
             });
         }
-        let path = self.folder.join(placement_inputs::FILE);
+        let (path, bytes) = self.file(placement_inputs::FILE)?;
         let config = self.config();
-        let (header, layers) = placement_inputs::read(&path, config.layer_count, config.ffn_size)?;
+        let (layers, neurons) = (config.layer_count, config.ffn_size);
+        let (header, layers) = placement_inputs::parse(&path, bytes, layers, neurons)?;
         header.check_model(&path, &self.manifest.header.model)?;
         Ok(layers)
     }
@@ -335,7 +356,17 @@ impl Bundle {
 
     /// Returns the files next to the weights: tokenizer, templates, generation settings.
     pub fn files(&self) -> Files {
-        Files::Folder(self.folder.clone())
+        Files::Opened {
+            folder: self.folder.clone(),
+            files: Arc::clone(&self.files),
+        }
+    }
+
+    /// Returns the bytes of weights and predictors.
+    pub fn large_files(&self) -> Vec<FileBytes> {
+        let predictors = self.predictors.as_ref().map(PredictorFile::tensors);
+        let files = std::iter::once(&self.weights).chain(predictors);
+        files.map(TensorFile::file_bytes).collect()
     }
 }
 
@@ -387,15 +418,46 @@ pub(crate) fn check_unchanged(
     }
 }
 
-/// Returns the path of the plan that `manifest` refers to: a run killed right after writing the manifest
-/// leaves it under the name of the next plan.
-pub(crate) fn plan_path(folder: &Path, manifest: &Manifest) -> PathBuf {
+/// Reads the plan that `manifest` refers to, and returns its path, too: a run killed right after writing the manifest leaves
+/// it under the name of the next plan.
+///
+/// # Errors
+///
+/// The plan cannot be read, or neither file is the one in the manifest.
+pub(crate) fn open_plan(
+    folder: &Path,
+    manifest: &Manifest,
+) -> Result<(PathBuf, Vec<u8>), ArtifactError> {
     let [current, next] = [PLAN, NEXT_PLAN].map(|name| folder.join(name));
-    let matches = |path: &Path| Digest::of_file(path).ok().as_ref() == manifest.files.get(PLAN);
-    match !matches(&current) && next.exists() && matches(&next) {
-        true => next,
-        false => current,
+    let read = |path: &Path| std::fs::read(path).map_err(ArtifactError::read(path));
+    let check = |path: &Path, bytes: &[u8]| check_digest(path, manifest, PLAN, Digest::of(bytes));
+    let found = read(&current).and_then(|bytes| {
+        check(&current, &bytes)?;
+        Ok((current, bytes))
+    });
+    let next_bytes = || read(&next).ok().filter(|bytes| check(&next, bytes).is_ok());
+    found.or_else(|error| match next_bytes() {
+        Some(bytes) => Ok((next.clone(), bytes)),
+        None => Err(error),
+    })
+}
+
+/// Checks that `found`, the digest of the file `name` at `path`, is the one in the manifest.
+fn check_digest(
+    path: &Path,
+    manifest: &Manifest,
+    name: &str,
+    found: Digest,
+) -> Result<(), ArtifactError> {
+    let expected = manifest.files.get(name);
+    if expected == Some(&found) {
+        return Ok(());
     }
+    Err(ArtifactError::Damaged {
+        path: path.to_owned(),
+        expected: expected.map_or_else(|| "nothing of it".to_owned(), Digest::to_string),
+        found: found.to_string(),
+    })
 }
 
 /// Refuses files that the manifest does not name: a chat template, say, that nothing vouches for.
@@ -428,34 +490,71 @@ fn refuse_foreign(folder: &Path, manifest: &Manifest) -> Result<(), BundleError>
     }
 }
 
-/// Compares the digests of files with those in the manifest.
-fn check_files(
+/// Opens the files of `manifest` but the plan, each once, and compares their digests with it. Weights, predictors and large
+/// files stay mapped, the others are read.
+fn open_files(
     folder: &Path,
     manifest: &Manifest,
-    plan: &Path,
     check: IntegrityCheck,
-) -> Result<(), BundleError> {
-    for (name, expected) in &manifest.files {
-        let path = match name.as_str() {
-            PLAN => plan.to_owned(),
-            name => folder.join(name),
-        };
-        let length = std::fs::metadata(&path)
-            .map_err(ArtifactError::read(&path))?
-            .len();
-        if check == IntegrityCheck::Quick && length > ALWAYS_CHECKED_BYTES {
-            continue;
+) -> Result<BTreeMap<String, FileBytes>, ArtifactError> {
+    let mut files = BTreeMap::new();
+    for name in manifest.files.keys().filter(|name| *name != PLAN) {
+        let path = folder.join(name);
+        let mut bytes = FileBytes::open(&path)?;
+        let is_large = bytes.len() as u64 > ALWAYS_CHECKED_BYTES;
+        if !is_large && ![WEIGHTS, predictor_file::FILE].contains(&name.as_str()) {
+            bytes.set_residence(Residence::Loaded)?;
         }
-        let found = Digest::of_file(&path)?;
-        if found != *expected {
-            let (expected, found) = (expected.to_string(), found.to_string());
-            return Err(ArtifactError::Damaged {
-                path,
-                expected,
-                found,
-            }
-            .into());
+        if check == IntegrityCheck::Full || !is_large {
+            check_digest(&path, manifest, name, bytes.digest()?)?;
         }
+        files.insert(name.clone(), bytes);
     }
-    Ok(())
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use powerinfer_artifact::{plan::Policy, progress::Silent};
+    use powerinfer_model::Checkpoint;
+
+    use super::*;
+    use crate::{PackInputs, pack};
+
+    #[test]
+    fn an_open_bundle_is_independent_of_its_paths() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models");
+        let checkpoint = Checkpoint::open(&golden.join("llama-relu-gqa")).unwrap();
+        let config = checkpoint.config();
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("bundle");
+        let plan = Plan::unplaced(config.layer_count, config.ffn_size, Policy::Dense, 16);
+        let inputs = PackInputs {
+            checkpoint: &checkpoint,
+            orders: &vec![(0..config.ffn_size as u32).collect(); config.layer_count],
+            predictors: None,
+            plan,
+            placement_inputs: None,
+            quant: Format::F16,
+            companions: &["tokenizer.json"],
+            inputs: BTreeMap::new(),
+            request: serde_json::Value::Null,
+            seed: 0,
+        };
+        drop(pack(&inputs, &out, &Silent).unwrap());
+        let [weights, tokenizer] = [WEIGHTS, "tokenizer.json"].map(|name| out.join(name));
+        let before = [&weights, &tokenizer].map(|path| std::fs::read(path).unwrap());
+
+        let mut bundle = Bundle::open(&out, IntegrityCheck::Full).unwrap();
+        std::fs::remove_dir_all(&out).unwrap();
+        std::fs::create_dir(&out).unwrap();
+        std::fs::write(&weights, b"other weights").unwrap();
+        std::fs::write(&tokenizer, b"another tokenizer").unwrap();
+        assert_eq!(bundle.weights().bytes(), before[0]);
+        let read = bundle.files().read("tokenizer.json").unwrap().unwrap();
+        assert_eq!(&read[..], before[1]);
+        bundle.set_residence(Residence::Loaded).unwrap();
+        assert_eq!(bundle.weights().bytes(), before[0]);
+        assert!(Bundle::open(&out, IntegrityCheck::Quick).is_err());
+    }
 }

@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use crate::{
     Bundle, BundleError, REQUEST,
-    bundle::{check_unchanged, plan_path},
+    bundle::{check_unchanged, open_plan},
     manifest::{MANIFEST, NEXT_PLAN, PLAN, PLAN_VERSION},
 };
 
@@ -53,7 +53,7 @@ impl Bundle {
         check_unchanged(&folder, &self.manifest)?;
         let settle = || fs::rename(&next, &current).map_err(ArtifactError::write(&current));
         // The last run may have been killed before this.
-        if plan_path(&folder, &self.manifest.body) == next {
+        if open_plan(&folder, &self.manifest.body)?.0 == next {
             settle()?;
         }
         let mut header = self.plan.header.clone();

@@ -2,7 +2,10 @@
 
 use std::error::Error;
 
-use clap::error::{ContextKind, ContextValue};
+use clap::{
+    ArgMatches,
+    error::{ContextKind, ContextValue},
+};
 use powerinfer_artifact::{ArtifactError, Hint, hardware::HardwareError, plan::PlanError};
 use powerinfer_bundle::BundleError;
 use powerinfer_eval::EvalError;
@@ -42,6 +45,20 @@ fn of_cause(cause: &(dyn Error + 'static)) -> Option<Hint> {
         .or_else(|| hint(cause, SolveError::hint))
         .or_else(|| hint(cause, SynthError::hint))
         .or_else(|| hint(cause, PlannerError::hint))
+}
+
+/// The hint if a file that the command `matches` reads changes meanwhile; it names options that the command has.
+pub(crate) fn of_changed_files(matches: &ArgMatches) -> &'static str {
+    let mut command = matches;
+    while let Some((_, inner)) = command.subcommand() {
+        command = inner;
+    }
+    match command.try_get_one("no_mmap") {
+        Ok(Some(false)) => {
+            "replace files by renaming, not by overwriting them; `--no-mmap` reads them into memory first"
+        }
+        _ => "replace files by renaming, not by overwriting them",
+    }
 }
 
 /// Options of llama.cpp that have another name here, and the names.

@@ -29,9 +29,9 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use output::Output;
-use powerinfer_artifact::ByteSize;
+use powerinfer_artifact::{ByteSize, mapped_file};
 use powerinfer_eval::human_eval;
 use powerinfer_guard::worker;
 use powerinfer_pool::system;
@@ -143,10 +143,11 @@ fn main() -> ExitCode {
     ]) {
         return ExitCode::SUCCESS;
     }
-    let arguments = match Arguments::try_parse() {
-        Ok(arguments) => arguments,
+    let (arguments, matches) = match parse() {
+        Ok(parsed) => parsed,
         Err(error) => return misused(&error),
     };
+    mapped_file::exit_if_files_shrink(hint::of_changed_files(&matches));
     let output = Output {
         quiet: arguments.quiet,
         verbose: arguments.verbose,
@@ -178,10 +179,19 @@ fn main() -> ExitCode {
     if let Some(bytes) = system::peak_memory() {
         output.detail(format!("peak memory: {}", ByteSize(bytes)));
     }
-    match result {
+    match result.and_then(|()| Ok(mapped_file::check_all_unchanged()?)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
     }
+}
+
+/// Parses the command line.
+fn parse() -> Result<(Arguments, ArgMatches), clap::Error> {
+    let mut command = Arguments::command();
+    let matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    let arguments = Arguments::from_arg_matches(&matches);
+    let arguments = arguments.map_err(|error| error.format(&mut command))?;
+    Ok((arguments, matches))
 }
 
 /// Prints what is wrong with the command line, or the help that it asks for.

@@ -207,5 +207,6 @@ pub(crate) fn tokenizer(files: &Files) -> Result<Tokenizer> {
             .flatten()
             .map(|bytes| bytes.to_vec().into())
     };
-    Tokenizer::from_files(read).with_context(|| format!("the tokenizer of `{}`", files.name()))
+    let context = || format!("the tokenizer of `{}`", files.folder().display());
+    Tokenizer::from_files(read).with_context(context)
 }

@@ -1,6 +1,7 @@
 //! Files of a checkpoint: in a folder, in a GGUF file, or embedded in the program.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -20,6 +21,13 @@ pub enum Files {
         name: &'static str,
         /// File names and contents.
         files: &'static [(&'static str, &'static [u8])],
+    },
+    /// Files of a folder that are open already; the folder is not read again.
+    Opened {
+        /// The folder, for messages.
+        folder: PathBuf,
+        /// Contents by name.
+        files: Arc<BTreeMap<String, FileBytes>>,
     },
     /// GGUF file, whose metadata are converted to the files of a Hugging Face folder.
     Gguf(Arc<Gguf>),
@@ -69,16 +77,16 @@ impl Files {
         match self {
             Self::Gguf(gguf) => Some(gguf),
             Self::Named { files, .. } => files.gguf(),
-            Self::Folder(_) | Self::Embedded { .. } => None,
+            Self::Folder(_) | Self::Embedded { .. } | Self::Opened { .. } => None,
         }
     }
 
-    /// Returns the folder, if the set is one.
+    /// Returns the folder, if the set is one whose files are read by path.
     pub fn as_folder(&self) -> Option<&Path> {
         match self {
             Self::Folder(folder) => Some(folder),
             Self::Named { files, .. } => files.as_folder(),
-            Self::Embedded { .. } | Self::Gguf(_) => None,
+            Self::Embedded { .. } | Self::Opened { .. } | Self::Gguf(_) => None,
         }
     }
 
@@ -101,6 +109,7 @@ impl Files {
                 .iter()
                 .find(|(file, _)| *file == name)
                 .map(|(_, bytes)| FileBytes::Embedded(bytes))),
+            Self::Opened { files, .. } => Ok(files.get(name).cloned()),
             Self::Gguf(gguf) => Ok(gguf.file(name).map(FileBytes::Owned)),
             Self::Named { files, .. } => files.read(name),
         }
@@ -118,7 +127,7 @@ impl Files {
     /// Returns the folder of the files, for messages.
     pub fn folder(&self) -> &Path {
         match self {
-            Self::Folder(folder) => folder,
+            Self::Folder(folder) | Self::Opened { folder, .. } => folder,
             Self::Embedded { name, .. } => Path::new(name),
             Self::Gguf(gguf) => gguf.path(),
             Self::Named { files, .. } => files.folder(),
@@ -134,7 +143,7 @@ impl Files {
                 || "model".to_owned(),
                 |name| name.to_string_lossy().into_owned(),
             ),
-            Self::Folder(folder) => {
+            Self::Folder(folder) | Self::Opened { folder, .. } => {
                 let full = folder.canonicalize().unwrap_or_else(|_| folder.clone());
                 full.file_name().map_or_else(
                     || "model".to_owned(),

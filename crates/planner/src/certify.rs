@@ -250,7 +250,9 @@ impl<'a> Measurement<'a> {
         }
         let sum = |count: fn(&MeasuredWindow) -> u64| measured.iter().map(count).sum::<u64>();
         let [computed, neurons] = [sum(|w| w.neurons_computed), sum(|w| w.neurons)];
-        let tokenizer = Tokenizer::from_directory(bundle.folder())?;
+        let files = bundle.files();
+        let read = |name: &str| Some(files.read(name).ok()??.to_vec().into());
+        let tokenizer = Tokenizer::from_files(read)?;
         let bos_token = tokenizer.bos().map(|bos| bos.id);
         let layers = bundle.plan().layers.iter().enumerate();
         Ok(Certificate {

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, bail};
-use powerinfer_artifact::ByteSize;
+use powerinfer_artifact::{ByteSize, mapped_file::FileBytes};
 use powerinfer_server::{MAX_PARALLEL, Server, ServerSettings};
 
 use crate::{
@@ -104,6 +104,7 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
         allow_origin,
     };
     let uses_device = model.uses_device();
+    let files = model.bundle().large_files();
     let tokenizer = model_argument::tokenizer(&model.bundle().files())?;
     let address = SocketAddr::new(arguments.host, arguments.port);
     let server = Server::bind(model, tokenizer, settings, address)?;
@@ -125,6 +126,11 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
     output.say(format!("try: curl http://{address}/v1/completions -d '{{\"prompt\": \"Once\", \"max_tokens\": 32}}'"));
     print(format!("listening on http://{address}\n"))?;
     server.run(|| {
+        if let Err(error) = files.iter().try_for_each(FileBytes::check_unchanged) {
+            // Nothing that runs is finished: its tokens would come from other weights.
+            crate::fail(&error.into());
+            std::process::exit(1);
+        }
         let stops = interrupted();
         if stops {
             output.say("finishing what runs; Ctrl-C again stops at once");
