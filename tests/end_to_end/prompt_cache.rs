@@ -68,7 +68,7 @@ fn text_from_a_prompt_cache_equals_text_without_one() {
         assert!(known > shared, "{known}");
     }
     let inspected = sandbox.run(&["inspect", "@p.cache", "--verify"]).good();
-    for part in ["powerinfer-prompt-cache version 3", "tokens", "f32"] {
+    for part in ["powerinfer-prompt-cache version 4", "tokens", "f32"] {
         inspected.stdout_contains(&[part]);
     }
 }
@@ -95,6 +95,15 @@ fn prompt_caches_of_another_model_or_format_are_refused() {
         &[&cache[..], &["--policy", "dense"]].concat(),
     )
     .bad(1, &["p.cache", "policies", "dense", instead]);
+    run(
+        &sandbox,
+        TASK,
+        &[&cache[..], &["--activations", "f32"]].concat(),
+    )
+    .bad(
+        1,
+        &["p.cache", "other activations: int8; expected f32", instead],
+    );
     let place = ["place", "demo.powerinfer/bundle", "--vram", "0G"];
     sandbox
         .run(&[&place[..], &["--kv-cache", "q8_0"]].concat())

@@ -21,7 +21,7 @@ use crate::{
 /// Format name in the header.
 pub const FORMAT: &str = "powerinfer-prompt-cache";
 /// Version that this program reads and writes.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Header setting with the number format of the KV cache.
 pub const KV_CACHE_SETTING: &str = "kv_cache";
 const TOKENS: &str = "tokens";

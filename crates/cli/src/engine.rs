@@ -102,16 +102,6 @@ impl From<ActivationArgument> for ActivationFormat {
     }
 }
 
-impl ActivationArgument {
-    /// As it is given.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Int8 => "int8",
-            Self::F32 => "f32",
-        }
-    }
-}
-
 impl DeviceArgument {
     /// The device that is meant.
     ///

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, ByteSize, Hint, plan::Policy, progress::Interrupted};
+use powerinfer_artifact::{
+    ArtifactError, ByteSize, Hint, counted, plan::Policy, progress::Interrupted,
+};
 use powerinfer_bundle::BundleError;
 use powerinfer_kernels::{
     KernelError,
@@ -85,6 +87,12 @@ pub enum RuntimeError {
         found: String,
         /// Value of the model.
         expected: String,
+    },
+    /// Verification has changed the policy of layers, so the sequence has numbers of two policies.
+    #[error("the prompt cache was not written: {} fell back from the plan's policy", counted(*.layers, "layer"))]
+    FellBack {
+        /// Number of layers.
+        layers: usize,
     },
     /// The worker threads could not be started.
     #[error("cannot start {threads} threads: {source}")]

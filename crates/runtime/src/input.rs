@@ -18,6 +18,16 @@ pub enum ActivationFormat {
     F32,
 }
 
+impl ActivationFormat {
+    /// Returns the name used in arguments and headers.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "int8",
+            Self::F32 => "f32",
+        }
+    }
+}
+
 /// Memory of an [`Input`], reused from one to the next.
 #[derive(Debug, Default)]
 pub(crate) struct InputBuffers {

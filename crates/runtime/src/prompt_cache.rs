@@ -4,29 +4,37 @@ use std::path::Path;
 
 use powerinfer_artifact::{
     Digest, Header, counted,
-    plan::Policy,
+    plan::LayerPlan,
     prompt_cache::{FORMAT, LayerCache, PromptCacheFile, VERSION, write},
 };
 use powerinfer_bundle::Bundle;
 use powerinfer_tensor::{BLOCK, CachePlane};
 use serde_json::{Value, json};
 
-use crate::{Runtime, RuntimeError, sequence};
+use crate::{Runtime, RuntimeError, model::Model, sequence};
 
 const WEIGHTS: &str = "weights";
 const PREDICTORS: &str = "predictors";
+const CONFIGURATION: &str = "configuration";
 const POLICIES: &str = "policies";
 const DECISIONS: &str = "decisions";
+const ACTIVATIONS: &str = "activations";
+const DEVICE: &str = "device";
 
 impl Runtime {
     /// Writes the current sequence, tokens with keys and values, to `path`.
     ///
-    /// Equal sequences of the same bundle give equal bytes, whether keys and values are on a device or not.
+    /// Equal sequences of the same bundle on the same device give equal bytes.
     ///
     /// # Errors
     ///
-    /// Fails where the device does, where memory is missing, and where the file cannot be written.
+    /// A layer fell back to another policy while the sequence was computed, the device fails, memory is missing, or the file
+    /// cannot be written.
     pub fn save_prompt_cache(&self, path: &Path) -> Result<(), RuntimeError> {
+        let layers = self.verification().map_or(0, |found| found.alarms().len());
+        if layers > 0 {
+            return Err(RuntimeError::FellBack { layers });
+        }
         let sequence = self.sequence();
         let tokens = sequence.tokens();
         let copies = (0..sequence.layers.len()).map(|layer| self.copy_of(layer, tokens.len()));
@@ -48,8 +56,8 @@ impl Runtime {
     ///
     /// # Errors
     ///
-    /// Fails where the file belongs to another bundle or other policies, where it is damaged, where a device fails, and
-    /// where memory is missing.
+    /// The file belongs to another bundle or was computed with other settings, it is damaged, a device fails, or memory is
+    /// missing.
     pub fn load_prompt_cache(
         &mut self,
         path: &Path,
@@ -131,32 +139,70 @@ impl Runtime {
         [config.kv_head_count, config.head_size.div_ceil(BLOCK)]
     }
 
-    /// Header that identifies the model and everything else that keys and values depend on.
+    /// Header with everything that keys and values depend on. [`Model`] and what it consists of are destructured without
+    /// `..`, so that a new setting is either recorded here or stated not to matter.
     fn stamp(&self) -> Header {
-        let bundle = self.bundle();
+        let Model {
+            bundle,
+            config,
+            weights: _,
+            selectors,
+            policies,
+            input_thresholds,
+            threads,
+        } = &self.model;
+        let plan = bundle.plan();
+        let layers = plan.layers.iter().zip(selectors).zip(policies);
+        let layers = layers.zip(input_thresholds);
+        let decisions: Vec<Value> = layers
+            .map(|(((plan, selectors), policy), inputs)| {
+                // Hot and cold neurons are summed separately. Policy and thresholds are those of the model, which may
+                // have replaced the plan's. A device's numbers depend on the whole plan, see below.
+                let LayerPlan {
+                    hot_count,
+                    layer: _,
+                    policy: _,
+                    reason: _,
+                    threshold: _,
+                    input_thresholds: _,
+                    neuron_count: _,
+                    hot_share: _,
+                    neuron_bytes: _,
+                    gpu: _,
+                    attention: _,
+                    kv: _,
+                    predictor: _,
+                    gpu_bytes: _,
+                    cpu_bytes: _,
+                    gpu_microseconds: _,
+                    cpu_microseconds: _,
+                    sync_microseconds: _,
+                    microseconds: _,
+                    limit: _,
+                } = plan;
+                json!([selectors.settings(*policy), inputs, hot_count])
+            })
+            .collect();
+        let device = self.executor.device().map(|device| {
+            json!({
+                "name": device.device().info().name,
+                "prompt_batch": self.prompt_batch(),
+                "plan": Digest::of(json!(plan).to_string().as_bytes()),
+            })
+        });
+        let digest = |value: Value| Digest::of(value.to_string().as_bytes()).to_string();
         let header = Header::new(FORMAT, VERSION, bundle.header().model.clone(), 0);
         let mut header = header
             .with_input(WEIGHTS, file_digest(bundle, bundle.weights().path()))
-            .with_setting(POLICIES, json!(self.policies()))
-            .with_setting(DECISIONS, self.decisions().to_string());
+            .with_setting(CONFIGURATION, digest(json!(config)))
+            .with_setting(POLICIES, json!(policies))
+            .with_setting(DECISIONS, digest(json!(decisions)))
+            .with_setting(ACTIVATIONS, threads.arithmetic().name())
+            .with_setting(DEVICE, device);
         if let Some(predictors) = bundle.predictors() {
             header = header.with_input(PREDICTORS, file_digest(bundle, &predictors.path()));
         }
         header
-    }
-
-    /// Digest of the thresholds and the order of additions.
-    fn decisions(&self) -> Digest {
-        let plans = self.bundle().plan().layers.iter();
-        let layers: Vec<_> = plans
-            .zip(self.policies())
-            .zip(&self.model.input_thresholds)
-            .map(|((plan, policy), inputs)| {
-                let threshold = plan.threshold.filter(|_| *policy == Policy::Threshold);
-                (policy, threshold, inputs, plan.hot_count)
-            })
-            .collect();
-        Digest::of(json!(layers).to_string().as_bytes())
     }
 
     /// Refuses a file of another model, bundle or policy.
@@ -191,9 +237,30 @@ impl Runtime {
             let policies = |header: &Header| summary(header.settings.get(POLICIES));
             return differs("policies", policies(found), policies(&own));
         }
-        if found.settings.get(DECISIONS) != own.settings.get(DECISIONS) {
-            let (before, now) = ("those before the bundle was placed again", "others");
-            return differs("thresholds or hot neurons", before.into(), now.into());
+        let setting = |header: &Header, name| header.settings.get(name).cloned();
+        let text = |header: &Header, name| match setting(header, name) {
+            Some(Value::String(text)) => text,
+            Some(value) => value["name"].as_str().unwrap_or("the CPU").to_owned(),
+            None => "unknown".to_owned(),
+        };
+        for name in [ACTIVATIONS, DEVICE] {
+            let (found, own) = (text(found, name), text(&own, name));
+            if found != own {
+                return differs(name, found, own);
+            }
+        }
+        if found.tool != own.tool {
+            return differs("program version", found.tool.clone(), own.tool);
+        }
+        for (name, what) in [
+            (CONFIGURATION, "configuration"),
+            (DECISIONS, "thresholds or hot neurons"),
+            (DEVICE, "plan or memory of the device"),
+        ] {
+            if setting(found, name) != setting(&own, name) {
+                let (before, now) = ("those before the bundle was placed again", "others");
+                return differs(what, before.into(), now.into());
+            }
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use powerinfer_artifact::{
     predictor_file::{PredictorFile, PredictorInput, ScoreVectors, StoredSigns, StoredUnits},
 };
 use powerinfer_model::ModelConfig;
+use serde_json::{Value, json};
 
 use crate::{
     RuntimeError, Statistics, Threads,
@@ -181,6 +182,26 @@ impl LayerSelectors {
             scores: file.scores(layer, hidden, neurons)?,
             input: file.input(),
             kept: None,
+        })
+    }
+
+    /// Settings under `policy` that the predictor file does not state: thresholds that may have been replaced, and the only
+    /// neurons.
+    pub(crate) fn settings(&self, policy: Policy) -> Value {
+        let Self {
+            predictor,
+            sign_bit: _,
+            threshold,
+            scores: _,
+            input: _,
+            kept,
+        } = self;
+        let predictor = predictor.as_ref().map(|predictor| predictor.threshold);
+        json!({
+            "policy": policy,
+            "predictor": predictor.filter(|_| policy == Policy::Predicted),
+            "threshold": threshold.filter(|_| policy == Policy::Threshold),
+            "kept": kept,
         })
     }
 

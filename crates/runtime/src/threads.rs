@@ -76,6 +76,16 @@ impl Threads {
         self.activations
     }
 
+    /// The setting that results depend on: neither the instruction set nor the number of threads matters.
+    pub(crate) fn arithmetic(&self) -> ActivationFormat {
+        let Self {
+            isa: _,
+            activations,
+            pool: _,
+        } = self;
+        *activations
+    }
+
     /// Instruction set in use.
     pub fn isa(&self) -> Isa {
         self.isa

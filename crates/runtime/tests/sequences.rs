@@ -19,7 +19,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::Bundle;
 use powerinfer_kernels::Isa;
 use powerinfer_model::{LanguageModel, greedy_token};
-use powerinfer_runtime::{Options, Runtime, Threads};
+use powerinfer_runtime::{ActivationFormat, Options, Runtime, Threads};
 use powerinfer_tensor::{CacheFormat, Format};
 use proptest::prelude::*;
 
@@ -48,6 +48,17 @@ fn runtime_of(golden: &Golden, quant: Format, format: CacheFormat, policy: Polic
     let threads = Threads::new(Isa::detect().unwrap(), 2).unwrap();
     let policy = Some(policy);
     // The files stay mapped after the folder is gone.
+    Runtime::new(bundle, Options { threads, policy }).unwrap()
+}
+
+/// As [`runtime`], with another format of activations.
+fn runtime_in(golden: &Golden, activations: ActivationFormat) -> Runtime {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("bundle");
+    let bundle = bundle(golden, Format::Q8_0, CacheFormat::F16, &out);
+    let threads = Threads::new(Isa::detect().unwrap(), 2).unwrap();
+    let threads = threads.with_activations(activations);
+    let policy = Some(Policy::Dense);
     Runtime::new(bundle, Options { threads, policy }).unwrap()
 }
 
@@ -201,8 +212,17 @@ fn a_prompt_cache_of_something_else_is_refused_by_what_differs() {
 
     let other = MODELS.iter().find(|name| **name != SPARSE_MODELS[0]);
     let other = Golden::open(other.unwrap());
+    let neurons = model.config().ffn_size as u32;
+    let layers = model.config().layer_count;
+    let mut pruned = runtime(&golden, CacheFormat::F16);
+    pruned.keep_only(Some(&vec![(0..neurons / 2).collect(); layers]));
     let cases = [
         ("of other model:", runtime(&other, CacheFormat::F16)),
+        (
+            "of other activations: int8; expected f32",
+            runtime_in(&golden, ActivationFormat::F32),
+        ),
+        ("of other thresholds or hot neurons:", pruned),
         (
             "of other bundle's weights:",
             runtime_of(&golden, Format::Q4_0, CacheFormat::F16, Policy::Dense),

@@ -29,7 +29,7 @@ use powerinfer_planner::{
     sweep::{BundlePlanner, default_budgets, thresholds},
 };
 use powerinfer_pool::{system, usable_cores};
-use powerinfer_runtime::Execution;
+use powerinfer_runtime::{ActivationFormat, Execution};
 use powerinfer_text::Tokenizer;
 use serde_json::json;
 
@@ -293,7 +293,7 @@ fn run_digest(
         "repeats": options.repeats,
         "device": options.device,
         "run_placements": options.run_placements,
-        "activations": measures.activations.name(),
+        "activations": ActivationFormat::from(measures.activations).name(),
         "seed": measures.seed,
         "version": env!("CARGO_PKG_VERSION"),
     });

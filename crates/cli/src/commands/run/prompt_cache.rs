@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use powerinfer_artifact::{counted, prompt_cache::PromptCacheFile};
+use powerinfer_artifact::prompt_cache::PromptCacheFile;
 use powerinfer_runtime::Runtime;
 
 /// The file, and what is written to it.
@@ -65,19 +65,12 @@ impl<'a> PromptCache<'a> {
         }
     }
 
-    /// Keeps all, where that is asked for and was computed as the plan has it.
+    /// Keeps all, where that is asked for.
     pub(super) fn keep_all(&self, model: &Runtime) -> Result<()> {
-        let alarms = model.verification().map_or(0, |found| found.alarms().len());
-        if !self.arguments.prompt_cache_all {
-            return Ok(());
+        match self.arguments.prompt_cache_all {
+            true => self.keep(model),
+            false => Ok(()),
         }
-        if alarms > 0 {
-            bail!(
-                "the prompt cache was not written: {} fell back from the plan's policy",
-                counted(alarms, "layer")
-            );
-        }
-        self.keep(model)
     }
 
     /// Writes what `model` has run, unless the file has it already.
