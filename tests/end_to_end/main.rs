@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod bench;
+mod cache_keys;
 mod changed_files;
 mod cluster;
 mod command_line;

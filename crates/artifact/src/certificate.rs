@@ -1,10 +1,11 @@
 //! Certificate of a bundle: measured quality of its policies, on text that nothing was fitted to.
 
+use powerinfer_tensor::CacheFormat;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Digest,
-    plan::{LayerPlan, Policy},
+    plan::{LayerPlan, Plan, Policy},
 };
 
 /// Format name of the document.
@@ -69,7 +70,7 @@ pub struct Scoring {
 pub struct Certificate {
     /// Text of the comparison.
     pub scoring: Scoring,
-    /// Digest of the certified policies and thresholds, see [`decisions`].
+    /// Digest of the certified policies, thresholds and KV cache format, see [`certified_settings`].
     pub decisions: Digest,
     /// Perplexity budget: allowed increase of perplexity over `dense`, as a share of it.
     pub perplexity_budget: f64,
@@ -150,10 +151,20 @@ pub fn decisions(layers: &[LayerPlan]) -> Digest {
     Digest::of(&text)
 }
 
+/// Digest of everything in `plan` that a certificate's figures depend on: the [`decisions`], and the format of the KV cache
+/// unless it is f16.
+pub fn certified_settings(plan: &Plan) -> Digest {
+    let decisions = decisions(&plan.layers);
+    match plan.budget.kv_cache {
+        CacheFormat::F16 => decisions,
+        format => Digest::of(format!("{decisions} {}", format.name()).as_bytes()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{InputThresholds, Plan};
+    use crate::plan::InputThresholds;
 
     fn certificate(value: f64, margin: f64) -> Certificate {
         Certificate {
@@ -216,5 +227,14 @@ mod tests {
         // Without input thresholds the digest covers policies and thresholds only.
         let known = r#"[["exact",null],["exact",null]]"#;
         assert_eq!(decisions(&plan.layers), Digest::of(known.as_bytes()));
+    }
+
+    #[test]
+    fn certificates_depend_on_the_format_of_the_kv_cache() {
+        let mut plan = Plan::unplaced(2, 8, Policy::Exact, 16);
+        plan.budget.kv_cache = CacheFormat::F16;
+        assert_eq!(certified_settings(&plan), decisions(&plan.layers));
+        plan.budget.kv_cache = CacheFormat::Q8_0;
+        assert_ne!(certified_settings(&plan), decisions(&plan.layers));
     }
 }

@@ -216,12 +216,13 @@ impl Bundle {
         }
     }
 
-    /// Returns whether there is a certificate and it matches the bundle's texts, policies and thresholds.
+    /// Returns whether there is a certificate and it matches the bundle's texts, policies, thresholds and KV cache
+    /// format.
     pub fn certificate_matches(&self) -> bool {
         self.certificate().is_some_and(|certificate| {
             let texts = self.certificate_texts();
             certificate.layers.len() == self.plan().layers.len()
-                && certificate.decisions == certificate::decisions(&self.plan().layers)
+                && certificate.decisions == certificate::certified_settings(self.plan())
                 && texts.is_ok_and(|t| token_texts::digest(&t) == certificate.scoring.digest)
         })
     }

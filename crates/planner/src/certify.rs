@@ -11,7 +11,7 @@ use std::{
 
 use powerinfer_artifact::{
     Digest, Progress, Shard,
-    certificate::{self, Certificate, LayerCertificate, Scoring, decisions},
+    certificate::{self, Certificate, LayerCertificate, Scoring, certified_settings},
     plan::Policy,
     progress::Silent,
     token_texts,
@@ -265,7 +265,7 @@ impl<'a> Measurement<'a> {
                     .filter(|bos| texts.iter().all(|text| text.first() == Some(bos))),
                 digest: token_texts::digest(texts),
             },
-            decisions: decisions(&bundle.plan().layers),
+            decisions: certified_settings(bundle.plan()),
             perplexity_budget,
             dense_perplexity: found.dense().perplexity(),
             perplexity: found.other().perplexity(),

@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
-    Shard, certificate::Certificate, plan::Plan, predictor_file::PredictorFile,
+    Shard,
+    certificate::{Certificate, certified_settings},
+    plan::Plan,
+    predictor_file::PredictorFile,
 };
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_planner::{
@@ -242,6 +245,13 @@ fn again(folder: &Path, arguments: &PlaceArguments, output: Output) -> Result<()
             "the bundle in `{}` was placed again; it computes the same neurons as before",
             folder.display()
         ));
+        let is_certified = |found: &Certificate| found.decisions == certified_settings(&plan);
+        if certificate
+            .as_ref()
+            .is_some_and(|found| !is_certified(found))
+        {
+            output.say("the certificate is of another format of the KV cache; place the model, not the bundle, for a new one");
+        }
     }
     draw(arguments.html.as_deref(), &model, &plan, output)?;
     if arguments.json {
