@@ -1,6 +1,39 @@
 //! What is kept from one run to the next is used again only if nothing that it depends on has changed.
 
+use std::fs;
+
+use powerinfer_artifact::{
+    Digest,
+    certificate::{self, Certificate},
+    document::Document,
+};
+use powerinfer_bundle::{FORMAT, Manifest, VERSION};
+
 use crate::sandbox::Sandbox;
+
+/// Changes the manifest of the bundle in the sandbox's copy of the demo.
+fn edit_manifest(sandbox: &Sandbox, edit: impl FnOnce(&mut Document<Manifest>)) {
+    let path = sandbox.path("demo.powerinfer/bundle/manifest.json");
+    let mut manifest = Document::<Manifest>::read(&path, FORMAT, VERSION).unwrap();
+    edit(&mut manifest);
+    manifest.sealed().write(&path).unwrap();
+}
+
+/// Sets the error bounds of the bundle's certificate.
+pub(crate) fn set_error_bounds(sandbox: &Sandbox, bound: f64) {
+    let path = sandbox.path("demo.powerinfer/bundle/certificate.json");
+    let (format, version) = (certificate::FORMAT, certificate::VERSION);
+    let mut document = Document::<Certificate>::read(&path, format, version).unwrap();
+    for layer in &mut document.body.layers {
+        layer.error_bound = bound;
+    }
+    document.write(&path).unwrap();
+    let digest = Digest::of(&fs::read(&path).unwrap());
+    edit_manifest(sandbox, |manifest| {
+        let files = &mut manifest.body.files;
+        files.insert(certificate::FILE.to_owned(), digest);
+    });
+}
 
 #[test]
 fn a_certificate_is_of_a_format_of_the_kv_cache() {

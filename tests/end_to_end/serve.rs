@@ -46,6 +46,11 @@ impl Server {
     fn start(arguments: &[&str]) -> Self {
         let sandbox = Sandbox::new();
         sandbox.copy_demo();
+        Self::start_in(sandbox, arguments)
+    }
+
+    /// Serves the demo that `sandbox` has.
+    fn start_in(sandbox: Sandbox, arguments: &[&str]) -> Self {
         let mut child = sandbox
             .command(&["serve", "demo", "--port", "0", "--threads", "2"])
             .args(arguments)

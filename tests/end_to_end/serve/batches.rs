@@ -8,6 +8,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{Server, long_request, post};
+use crate::{cache_keys::set_error_bounds, sandbox::Sandbox};
 
 #[test]
 fn a_crowd_gets_the_tokens_that_each_gets_alone() {
@@ -155,6 +156,31 @@ fn a_full_queue_refuses_requests_with_a_time_to_retry() {
         let answer = waiting.join().unwrap();
         assert_eq!(answer["choices"].as_array().unwrap().len(), 64);
     });
+}
+
+#[test]
+fn prefixes_from_before_a_fallback_are_not_reused() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let place = ["place", "demo", "--vram", "0G", "--policy", "predicted"];
+    let certify = ["--certify", "quick"];
+    sandbox.run(&[&place[..], &certify].concat()).good();
+    set_error_bounds(&sandbox, 1e-9);
+    let server = Server::start_in(sandbox, &["--verify-every", "1"]);
+    let prompt = "# Add the numbers of the list.\ndef add_all(xs):\n";
+    let cached = |tokens: u64| {
+        let body = json!({ "prompt": prompt, "max_tokens": tokens, "ignore_eos": true });
+        let usage = &server.complete(&body)["usage"];
+        usage["prompt_tokens_details"]["cached_tokens"]
+            .as_u64()
+            .unwrap()
+    };
+    assert_eq!(cached(2), 0);
+    assert!(cached(2) > 0, "no layer has fallen back yet");
+    // Layers fall back while this one is decoded.
+    assert!(cached(60) > 0);
+    assert_eq!(cached(2), 0);
+    assert!(cached(2) > 0);
 }
 
 #[test]

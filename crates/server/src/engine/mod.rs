@@ -97,11 +97,15 @@ pub(crate) struct Engine {
     /// The sequences of `decoding`.
     sequences: Vec<Sequence>,
     idle: SequencePool,
+    /// Layers that verification has changed to another policy: prefixes from before are not reused.
+    fallbacks: usize,
 }
 
 /// A request whose prompt is being run.
 struct Prompt {
     job: Job,
+    /// The engine's `fallbacks` when its sequence was started.
+    fallbacks: usize,
     /// None before its first piece.
     sequence: Option<Sequence>,
     cached: usize,
@@ -111,6 +115,8 @@ struct Prompt {
 /// A request that is being decoded.
 struct Decoding {
     job: Job,
+    /// As in [`Prompt`].
+    fallbacks: usize,
     /// The last token, which has not been run.
     pending: u32,
     generated: usize,
@@ -172,6 +178,7 @@ impl Engine {
             is_turn_of_shortest: false,
             decoding: Vec::new(),
             sequences: Vec::new(),
+            fallbacks: 0,
         };
         (engine, handle)
     }
@@ -183,7 +190,26 @@ impl Engine {
             self.admit();
             self.step();
             self.count();
+            self.forget_prefixes_of_other_policies();
         }
+    }
+
+    /// Empties idle sequences after a layer fell back to another policy.
+    fn forget_prefixes_of_other_policies(&mut self) {
+        let found = self.model.verification();
+        let fallbacks = found.map_or(0, |found| found.alarms().len());
+        if fallbacks != self.fallbacks {
+            self.fallbacks = fallbacks;
+            self.idle.forget();
+        }
+    }
+
+    /// Makes the sequence of a request idle that started after this number of fallbacks.
+    fn put_idle(&mut self, mut sequence: Sequence, fallbacks: usize) {
+        if fallbacks != self.fallbacks {
+            sequence.truncate(0);
+        }
+        self.idle.put(sequence);
     }
 
     /// Receives jobs, and waits for one where there is nothing to do; returns whether there is something to do.
@@ -216,10 +242,9 @@ impl Engine {
         for index in (0..self.prompts.len()).rev() {
             if self.prompts[index].job.events.is_closed() {
                 let prompt = self.prompts.remove(index);
-                prompt
-                    .sequence
-                    .into_iter()
-                    .for_each(|sequence| self.idle.put(sequence));
+                if let Some(sequence) = prompt.sequence {
+                    self.put_idle(sequence, prompt.fallbacks);
+                }
                 self.metrics.cancelled.inc();
             }
         }
@@ -239,6 +264,7 @@ impl Engine {
             self.queued.fetch_sub(1, Ordering::Relaxed);
             self.prompts.push(Prompt {
                 job,
+                fallbacks: self.fallbacks,
                 sequence: None,
                 cached: 0,
                 scores: Vec::new(),
@@ -281,6 +307,9 @@ impl Engine {
             let Some(sequence) = &other.sequence else {
                 return false;
             };
+            if other.fallbacks != self.fallbacks {
+                return false;
+            }
             let both = other.job.prompt.iter().zip(&**prompt);
             let shared = both.take_while(|(a, b)| a == b).count();
             shared >= sequence.position() + WORTH_WAITING
@@ -298,11 +327,14 @@ impl Engine {
             Some(_) => 0,
             None => tokens.len() - 1,
         };
-        let running = self.prompts.iter();
+        let now = self.fallbacks;
+        let running = self.prompts.iter().filter(|prompt| prompt.fallbacks == now);
         let running = running.filter_map(|prompt| prompt.sequence.as_ref());
-        let busy: Vec<&Sequence> = running.chain(&self.sequences).collect();
+        let decoding = self.decoding.iter().zip(&self.sequences);
+        let decoding = decoding.filter(|(decoding, _)| decoding.fallbacks == now);
+        let busy: Vec<&Sequence> = running.chain(decoding.map(|(_, found)| found)).collect();
         let (sequence, cached) = self.idle.take(&self.model, tokens, reusable, &busy)?;
-        prompt.cached = cached;
+        (prompt.cached, prompt.fallbacks) = (cached, now);
         prompt.sequence = Some(sequence);
         Ok(())
     }
@@ -425,10 +457,9 @@ impl Engine {
 
     /// Ends `prompt` with an error.
     fn fail(&mut self, prompt: Prompt, message: String) {
-        prompt
-            .sequence
-            .into_iter()
-            .for_each(|sequence| self.idle.put(sequence));
+        if let Some(sequence) = prompt.sequence {
+            self.put_idle(sequence, prompt.fallbacks);
+        }
         let mut events = prompt.job.events;
         events.send(Event::Failed(message));
     }
@@ -437,6 +468,7 @@ impl Engine {
     fn start_decoding(&mut self, prompt: Prompt, logits: &[f32]) {
         let Prompt {
             mut job,
+            fallbacks,
             sequence,
             cached,
             scores,
@@ -455,7 +487,7 @@ impl Engine {
                 finish: Finish::Length,
                 at: now,
             });
-            return self.idle.put(sequence);
+            return self.put_idle(sequence, fallbacks);
         }
         job.prompt
             .iter()
@@ -464,6 +496,7 @@ impl Engine {
         self.metrics.first_token.observe(waited.as_secs_f64());
         let mut decoding = Decoding {
             job,
+            fallbacks,
             pending: 0,
             generated: 0,
             at: now,
@@ -625,8 +658,10 @@ impl Engine {
 
     /// Removes request `index`; its sequence is idle then.
     fn remove(&mut self, index: usize) -> Decoding {
-        self.idle.put(self.sequences.swap_remove(index));
-        self.decoding.swap_remove(index)
+        let decoding = self.decoding.swap_remove(index);
+        let sequence = self.sequences.swap_remove(index);
+        self.put_idle(sequence, decoding.fallbacks);
+        decoding
     }
 
     /// Counts what was computed since the last call, and returns it.

@@ -82,4 +82,11 @@ impl SequencePool {
     pub(crate) fn put(&mut self, sequence: Sequence) {
         self.idle.push(sequence);
     }
+
+    /// Empties all idle sequences: their keys and values are those of other policies.
+    pub(crate) fn forget(&mut self) {
+        self.idle
+            .iter_mut()
+            .for_each(|sequence| sequence.truncate(0));
+    }
 }
