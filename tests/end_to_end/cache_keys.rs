@@ -9,7 +9,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::{FORMAT, Manifest, VERSION};
 
-use crate::sandbox::Sandbox;
+use crate::sandbox::{QUICK, Sandbox};
 
 /// Changes the manifest of the bundle in the sandbox's copy of the demo.
 fn edit_manifest(sandbox: &Sandbox, edit: impl FnOnce(&mut Document<Manifest>)) {
@@ -33,6 +33,20 @@ pub(crate) fn set_error_bounds(sandbox: &Sandbox, bound: f64) {
         let files = &mut manifest.body.files;
         files.insert(certificate::FILE.to_owned(), digest);
     });
+}
+
+#[test]
+fn a_bundle_of_another_version_of_the_program_is_made_again() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let prepare = [&["prepare", "demo", "--vram", "24G"][..], &QUICK].concat();
+    let run = sandbox.run(&prepare).good();
+    run.stderr_contains(&["bundle: `demo.powerinfer/bundle` is up to date"]);
+    edit_manifest(&sandbox, |manifest| {
+        manifest.header.tool = "powerinfer 0.0.1".to_owned();
+    });
+    let run = sandbox.run(&prepare).good();
+    run.stderr_contains(&["bundle written to `demo.powerinfer/bundle`"]);
 }
 
 #[test]

@@ -42,12 +42,17 @@ pub struct Header {
 }
 
 impl Header {
+    /// Returns name and version of this program, as headers have them.
+    pub fn tool() -> &'static str {
+        concat!("powerinfer ", env!("CARGO_PKG_VERSION"))
+    }
+
     /// Creates a header of this program for `model`, without inputs and settings.
     pub fn new(format: &str, version: u32, model: ModelIdentity, seed: u64) -> Self {
         Self {
             format: format.to_owned(),
             version,
-            tool: concat!("powerinfer ", env!("CARGO_PKG_VERSION")).to_owned(),
+            tool: Self::tool().to_owned(),
             model,
             inputs: BTreeMap::new(),
             seed,

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path, str::FromStr};
 
 use powerinfer_artifact::{
-    ByteSize, Digest, Hint, Progress,
+    ByteSize, Digest, Header, Hint, Progress,
     hardware::{self, Hardware},
     plan::{Budget, Objective, Policy},
     predictor_file::PredictorFile,
@@ -237,34 +237,50 @@ impl Request {
         options: &PlanOptions,
         progress: &dyn Progress,
     ) -> Result<Self, PlannerError> {
+        // Without `..`: a bundle depends on all of them.
+        let PlanOptions {
+            vram,
+            ram_bytes,
+            context: _, // resolved below, as are the perplexity budget and the tokens
+            kv_cache,
+            hardware: named,
+            policy,
+            max_perplexity_increase: _,
+            input_sparsity,
+            certify_tokens: _,
+            quant: _, // recorded in the manifest
+            objective,
+            backend,
+            pins,
+        } = options;
         let mut inputs = BTreeMap::from([("profile".to_owned(), profile.digest()?)]);
         if let Some(file) = predictors {
             inputs.insert("predictors".to_owned(), Digest::of_file(&file.path())?);
         }
         let config = checkpoint.config();
         let context = options.context(config, config.context_length.min(DEFAULT_CONTEXT))?;
-        let vram = options.vram.as_ref().unwrap_or(&Vram::Auto);
-        let named = options.hardware.as_ref();
+        let vram = vram.as_ref().unwrap_or(&Vram::Auto);
+        let named = named.as_ref();
         let hardware = match named {
             Some(hardware) => hardware.clone(),
             None => default_hardware(vram, progress)?,
         };
-        let ram_bytes = options.ram_bytes.unwrap_or(hardware.cpu.ram_bytes);
+        let ram_bytes = ram_bytes.unwrap_or(hardware.cpu.ram_bytes);
         let mut budget = Budget {
             vram_split: Vec::new(),
             vram_bytes: 0,
             ram_bytes,
             context_tokens: context as u64,
-            kv_cache: options.kv_cache.unwrap_or(CacheFormat::F16),
+            kv_cache: kv_cache.unwrap_or(CacheFormat::F16),
         };
         vram.set(&mut budget, named)?;
         let settings = json!({
             "budget": budget,
-            "placement": format!("{:?} {:?} {:?}", options.objective, options.backend, options.pins),
+            "placement": format!("{objective:?} {backend:?} {pins:?}"),
             "hardware": hardware,
-            "policy": options.policy,
+            "policy": policy,
             "max_ppl_increase": options.perplexity_budget(),
-            "input_sparsity": options.input_sparsity,
+            "input_sparsity": input_sparsity,
             "certify_tokens": options.certify_tokens(config, profile),
         });
         let settings = Digest::of(settings.to_string().as_bytes());
@@ -276,12 +292,13 @@ impl Request {
         })
     }
 
-    /// Opens the bundle in `out`; `None` unless it was made from the same inputs, tokenizer files included, by the same
-    /// request.
+    /// Opens the bundle in `out`; `None` unless this version of the program made it from the same inputs, tokenizer files
+    /// included, by the same request.
     pub fn packed(&self, checkpoint: &Checkpoint, quant: Format, out: &Path) -> Option<Bundle> {
         let bundle = Bundle::open(out, powerinfer_bundle::IntegrityCheck::Quick).ok()?;
         let header = bundle.header();
-        let is_same = header.model.fingerprint == checkpoint.identity().fingerprint
+        let is_same = header.tool == Header::tool()
+            && header.model.fingerprint == checkpoint.identity().fingerprint
             && header.inputs == self.inputs
             && header.settings.get(REQUEST) == Some(&self.settings)
             && bundle.quant() == quant

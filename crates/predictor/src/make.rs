@@ -59,22 +59,40 @@ impl Recipe {
         };
         let header = match self {
             Self::Train(settings) => {
-                header(settings.seed, settings.weights, PredictorInput::Normed)
-                    .with_setting("recall", settings.targets.recall)
-                    .with_setting("contribution_recall", settings.targets.contribution_recall)
-                    .with_setting("layer_bytes", settings.layer_bytes)
-                    .with_setting("sizing", settings.sizing.name())
-                    .with_setting("steps", settings.steps)
-                    .with_setting("patience", settings.patience)
-                    .with_setting("quant", settings.quant.to_string())
+                // Without `..`: predictors depend on all of them.
+                let Settings {
+                    targets,
+                    layer_bytes,
+                    sizing,
+                    steps,
+                    patience,
+                    quant,
+                    matrices_per_neuron: _, // follows from the model
+                    weights,
+                    seed,
+                } = *settings;
+                header(seed, weights, PredictorInput::Normed)
+                    .with_setting("recall", targets.recall)
+                    .with_setting("contribution_recall", targets.contribution_recall)
+                    .with_setting("layer_bytes", layer_bytes)
+                    .with_setting("sizing", sizing.name())
+                    .with_setting("steps", steps)
+                    .with_setting("patience", patience)
+                    .with_setting("quant", quant.to_string())
             }
-            Self::Import(import) => header(import.seed, import.weights, PredictorInput::Residual)
-                .with_input("imported", import.predictors.digest()?)
-                .with_setting("recall", import.targets.map(|targets| targets.recall))
-                .with_setting(
-                    "contribution_recall",
-                    import.targets.map(|targets| targets.contribution_recall),
-                ),
+            Self::Import(import) => {
+                let Import {
+                    predictors,
+                    targets,
+                    weights,
+                    seed,
+                } = import;
+                let recalls = targets.map(|found| (found.recall, found.contribution_recall));
+                header(*seed, *weights, PredictorInput::Residual)
+                    .with_input("imported", predictors.digest()?)
+                    .with_setting("recall", recalls.map(|recalls| recalls.0))
+                    .with_setting("contribution_recall", recalls.map(|recalls| recalls.1))
+            }
         };
         let header = header.with_input("profile", profile.digest()?);
         Ok(match shard {

@@ -68,19 +68,22 @@ pub(crate) fn header(
     calibration: &Calibration,
     settings: Settings,
 ) -> Header {
-    let header = Header::new(
-        profile::FORMAT,
-        profile::VERSION,
-        checkpoint.identity().clone(),
-        settings.seed,
-    )
-    .with_input(profile::CALIBRATION, calibration.digest())
-    .with_setting(profile::TRACE_TOKENS, settings.trace_tokens);
-    let header = match settings.amount {
+    // Without `..`: a profile depends on all of them.
+    let Settings {
+        trace_tokens,
+        amount,
+        shard,
+        seed,
+    } = settings;
+    let model = checkpoint.identity().clone();
+    let header = Header::new(profile::FORMAT, profile::VERSION, model, seed)
+        .with_input(profile::CALIBRATION, calibration.digest())
+        .with_setting(profile::TRACE_TOKENS, trace_tokens);
+    let header = match amount {
         Amount::Everything => header,
         Amount::UntilSettled { overlap } => header.with_setting("until_overlap", overlap),
     };
-    match settings.shard {
+    match shard {
         Shard::WHOLE => header,
         shard => header.with_setting(profile::SHARD, shard.to_string()),
     }
