@@ -215,12 +215,17 @@ impl Calibration {
         start..end
     }
 
-    /// Digest of the sequences, their sources, and the reserved texts.
+    /// Digest of the sequences with their sources and halves, and of the reserved texts.
     pub fn digest(&self) -> Digest {
         let parts = self.sequences.iter().map(|sequence| {
-            let source = sequence.source as u32;
-            let tokens = sequence.tokens.iter().copied();
-            let numbers = std::iter::once(source).chain(tokens);
+            let Sequence {
+                tokens,
+                source,
+                first_half,
+                part: _, // follows from the index
+            } = sequence;
+            let numbers = [*source as u32, u32::from(*first_half)];
+            let numbers = numbers.into_iter().chain(tokens.iter().copied());
             numbers.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
         });
         let reserved = self.reserved.iter().map(|text| {
@@ -273,6 +278,23 @@ mod tests {
         tokens: usize,
     ) -> Result<Calibration, ProfileError> {
         Calibration::new(vec![source("text", documents)], length, tokens)
+    }
+
+    #[test]
+    fn the_digest_depends_on_the_halves() {
+        let piece = |number: u32| vec![number; 5];
+        let single = one(vec![(0..12).flat_map(piece).collect()], 5, 50).unwrap();
+        // The tenth piece is the second one of the first document.
+        let mut documents: Vec<Vec<u32>> = (0..9).map(piece).collect();
+        (9..12).for_each(|number| documents[number as usize - 9].extend(piece(number)));
+        let several = one(documents, 5, 50).unwrap();
+        let tokens = |calibration: &Calibration| {
+            let sequences = calibration.sequences().iter();
+            sequences.map(|one| one.tokens.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(tokens(&single), tokens(&several));
+        assert_ne!(single, several);
+        assert_ne!(single.digest(), several.digest());
     }
 
     #[test]
