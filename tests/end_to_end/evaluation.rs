@@ -140,6 +140,34 @@ fn data_of_another_shape_is_refused_with_line_and_field() {
 }
 
 #[test]
+fn results_with_another_tokenizer_are_not_resumed() {
+    let sandbox = Sandbox::new();
+    let model = sandbox.copy_model("llama-relu-gqa");
+    write_lines(&sandbox, "problems.jsonl", &problems());
+    for engine in ["reference", "runtime"] {
+        let out = format!("{engine}.jsonl");
+        let line = ["eval", "humaneval", "llama-relu-gqa", "-n", "2"];
+        let data = [
+            "--data",
+            "problems.jsonl",
+            "--engine",
+            engine,
+            "--out",
+            &out,
+        ];
+        let line = [&line[..], &data].concat();
+        sandbox.run(&line).good();
+        sandbox.run(&line).good();
+        let path = model.join("tokenizer_config.json");
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text + "\n").unwrap();
+        sandbox
+            .run(&line)
+            .bad(1, &["line 1", "another file by `--out`"]);
+    }
+}
+
+#[test]
 fn an_interrupted_evaluation_under_policies_is_resumed() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();

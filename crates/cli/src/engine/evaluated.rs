@@ -8,11 +8,12 @@ use std::{
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use powerinfer_artifact::{
+    Digest,
     plan::{Plan, Policy},
     progress::Silent,
 };
 use powerinfer_bundle::{Bundle, IntegrityCheck, PackInputs, pack};
-use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig, ModelError};
+use powerinfer_model::{Checkpoint, Files, LanguageModel, ModelConfig, ModelError};
 use powerinfer_pool::usable_cores;
 use powerinfer_reference::ReferenceModel;
 use powerinfer_runtime::{Runtime, Statistics};
@@ -58,6 +59,8 @@ pub(crate) struct SubjectArguments {
 pub(crate) struct Evaluated {
     source: Source,
     tokenizer: Tokenizer,
+    /// Digest of the tokenizer's files: that of a model does not cover them.
+    tokenizer_files: Digest,
     device: DeviceArgument,
     threads: usize,
 }
@@ -85,7 +88,7 @@ impl SubjectArguments {
         let is_bundle = Bundle::is_bundle(&folder);
         let is_model =
             !Bundle::is_bundle(given) && (given.is_file() || given.join("config.json").exists());
-        let (source, tokenizer) = match self.engine {
+        let (source, files) = match self.engine {
             Some(EngineKind::Reference) if is_model || self.model == DEMO => {
                 self.reference(output)?
             }
@@ -100,35 +103,32 @@ impl SubjectArguments {
             }
             _ => {
                 let bundle = open_bundle(&self.model)?;
-                let tokenizer = model_argument::tokenizer(&bundle.files())?;
                 let _scratch = None;
-                (Source::Bundle { folder, _scratch }, tokenizer)
+                (Source::Bundle { folder, _scratch }, bundle.files())
             }
         };
-        Ok(Evaluated {
-            source,
-            tokenizer,
-            device: self.device,
-            threads: self.threads.unwrap_or_else(usable_cores).clamp(1, 1024),
-        })
+        let threads = self.threads.unwrap_or_else(usable_cores).clamp(1, 1024);
+        Evaluated::new(source, &files, self.device, threads)
     }
 
-    fn reference(&self, output: Output) -> Result<(Source, Tokenizer)> {
+    fn reference(&self, output: Output) -> Result<(Source, Files)> {
         let checkpoint = model_argument::open_checkpoint(&self.model, output)?;
-        let tokenizer = model_argument::tokenizer(checkpoint.files())?;
-        Ok((Source::Reference(Box::new(checkpoint)), tokenizer))
+        let files = checkpoint.files().clone();
+        Ok((Source::Reference(Box::new(checkpoint)), files))
     }
 }
 
 /// `checkpoint` as a bundle of its own, that goes when it is no longer needed.
-fn packed(checkpoint: &Checkpoint) -> Result<(Source, Tokenizer)> {
+fn packed(checkpoint: &Checkpoint) -> Result<(Source, Files)> {
     let scratch =
         tempfile::tempdir().context("cannot make a temporary folder for the packed weights")?;
     let folder = scratch.path().join("bundle");
     pack_plain(checkpoint, checkpoint.config().context_length, &folder)?;
-    let tokenizer = model_argument::tokenizer(checkpoint.files())?;
     let _scratch = Some(scratch);
-    Ok((Source::Bundle { folder, _scratch }, tokenizer))
+    Ok((
+        Source::Bundle { folder, _scratch },
+        checkpoint.files().clone(),
+    ))
 }
 
 /// Packs a model as it is, in float32, everything on the CPU, for one run over `context` tokens.
@@ -156,6 +156,21 @@ pub(crate) fn pack_plain(checkpoint: &Checkpoint, context: usize, out: &Path) ->
 }
 
 impl Evaluated {
+    fn new(source: Source, files: &Files, device: DeviceArgument, threads: usize) -> Result<Self> {
+        let mut digests = Vec::new();
+        for name in Tokenizer::FILES {
+            let bytes = files.read(name)?;
+            digests.push(bytes.map(|bytes| Digest::of(&bytes)));
+        }
+        Ok(Self {
+            source,
+            tokenizer: model_argument::tokenizer(files)?,
+            tokenizer_files: Digest::of(json!(digests).to_string().as_bytes()),
+            device,
+            threads,
+        })
+    }
+
     /// The bundle; none where the reference engine runs a model.
     pub(crate) fn bundle(&self) -> Result<Option<Bundle>> {
         match &self.source {
@@ -177,13 +192,9 @@ impl Evaluated {
         let Some(checkpoint) = self.checkpoint() else {
             return Ok(None);
         };
-        let (source, tokenizer) = packed(checkpoint)?;
-        Ok(Some(Self {
-            source,
-            tokenizer,
-            device: self.device,
-            threads: self.threads,
-        }))
+        let (source, files) = packed(checkpoint)?;
+        let packed = Self::new(source, &files, self.device, self.threads)?;
+        Ok(Some(packed))
     }
 
     /// Threads of the runtime.
@@ -218,14 +229,25 @@ impl Evaluated {
         }
     }
 
-    /// What tells it from all others.
+    /// What tells it from all others: its files with those of the tokenizer, and the device of what the plan has on a GPU.
     pub(crate) fn identity(&self) -> Result<Value> {
         Ok(match &self.source {
             Source::Bundle { folder, .. } => {
                 let bundle = Bundle::open(folder, IntegrityCheck::Quick)?;
-                json!(bundle.manifest_document().body.files)
+                let mut device = None;
+                if bundle.plan().uses_gpu() {
+                    device = self.device.choice()?.open(|_| {})?;
+                }
+                json!({
+                    "files": bundle.manifest_document().body.files,
+                    "tokenizer": self.tokenizer_files,
+                    "device": device.map(|device| device.info().name.clone()),
+                })
             }
-            Source::Reference(checkpoint) => json!({ "reference": checkpoint.identity() }),
+            Source::Reference(checkpoint) => json!({
+                "reference": checkpoint.identity(),
+                "tokenizer": self.tokenizer_files,
+            }),
         })
     }
 }

@@ -209,6 +209,7 @@ fn run_settings(arguments: &CodeArguments, subject: &Evaluated, policy: &str) ->
         "max_tokens": arguments.max_tokens,
         "seed": arguments.seed,
         "python": arguments.python,
+        "interpreter": arguments.python.as_deref().and_then(|path| Digest::of_file(path).ok()),
         "version": env!("CARGO_PKG_VERSION"),
     }))
 }
