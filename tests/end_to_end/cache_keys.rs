@@ -70,3 +70,18 @@ fn a_certificate_is_of_a_format_of_the_kv_cache() {
     assert!(!run.stderr.contains(lost), "{}", run.stderr);
     sandbox.run(&["inspect", bundle, "--verify"]).good();
 }
+
+#[test]
+fn a_machine_is_measured_again_if_other_gpus_are_visible() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let measures = |visible: &str| {
+        let mut command = sandbox.command(&["place", "demo", "--dry-run"]);
+        command
+            .env("POWERINFER_CACHE", sandbox.path("cache"))
+            .env("CUDA_VISIBLE_DEVICES", visible);
+        let run = crate::sandbox::run_command(command, b"").good();
+        run.stderr.contains("measuring this machine, once")
+    };
+    assert_eq!(["0", "0", "1"].map(measures), [true, false, true]);
+}

@@ -5,6 +5,7 @@
 use std::{
     fs,
     panic::{self, AssertUnwindSafe},
+    path::{Path, PathBuf},
     sync::Arc,
     time::Instant,
 };
@@ -71,6 +72,20 @@ pub fn installed_gpus() -> Vec<String> {
         .filter_map(|folder| fs::read_to_string(folder.path().join("information")).ok())
         .filter_map(|text| Some(format!("{}, driver {driver}", text.lines().next()?.trim())))
         .collect();
+    names.sort();
+    names
+}
+
+/// Names of the instances that the installed GPUs are divided into (MIG), as the driver's files list them; empty without any.
+pub fn gpu_instances() -> Vec<String> {
+    let folders = |path: &Path| {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<PathBuf>>()
+    };
+    let gpus = folders(Path::new("/proc/driver/nvidia/capabilities"));
+    let instances = gpus.iter().flat_map(|gpu| folders(&gpu.join("mig")));
+    let compute = instances.flat_map(|instance| [folders(&instance), vec![instance]].concat());
+    let mut names: Vec<String> = compute.map(|path| path.display().to_string()).collect();
     names.sort();
     names
 }

@@ -19,7 +19,7 @@ mod upload;
 
 pub use bytes::read_bandwidth;
 pub use cold_neurons::ColdNeurons;
-pub use hardware::{MeasuredGpu, installed_gpus, vram_free};
+pub use hardware::{MeasuredGpu, gpu_instances, installed_gpus, vram_free};
 pub use head::DeviceHead;
 pub use launches::FfnInput;
 pub use layer::{DeviceAttention, DeviceFfn, DeviceLayer, DeviceSelector};

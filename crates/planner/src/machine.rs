@@ -1,5 +1,5 @@
 //! Measures this machine: memory bandwidth, kernels, the rest of a decode step, the GPU and its link. The figures are
-//! kept in the user's cache folder for as long as the machine is the same.
+//! kept in the user's cache folder for as long as the machine, and what this process may use of it, are the same.
 
 use std::{collections::BTreeMap, fs, io::Write, path::PathBuf};
 
@@ -9,7 +9,7 @@ use powerinfer_artifact::{
     write::write_file,
 };
 use powerinfer_eval::{Contention, CpuTimes, format::percent};
-use powerinfer_gpu::{MeasuredGpu, installed_gpus};
+use powerinfer_gpu::{MeasuredGpu, gpu_instances, installed_gpus};
 use powerinfer_kernels::{Isa, environment};
 use powerinfer_pool::{system, usable_cores};
 use powerinfer_runtime::{SpeedTest, Threads, WEIGHT_BYTE};
@@ -26,8 +26,21 @@ struct Fingerprint {
     threads: usize,
     ram_bytes: u64,
     instruction_set: String,
+    /// Processors and memory nodes that this process may use.
+    allowed: Vec<String>,
     gpus: Vec<String>,
+    /// Instances that GPUs are divided into.
+    gpu_instances: Vec<String>,
+    /// Variables that choose the GPU.
+    visible_gpus: BTreeMap<String, String>,
 }
+
+/// Variables that choose the GPU, or the order in which GPUs are counted.
+const GPU_VARIABLES: [&str; 3] = [
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "NVIDIA_VISIBLE_DEVICES",
+];
 
 /// The file in the cache folder.
 #[derive(Debug, Serialize, Deserialize)]
@@ -44,8 +57,19 @@ impl Fingerprint {
             threads: usable_cores(),
             ram_bytes: system::memory().map_or(0, |(total, _)| total),
             instruction_set: Isa::detect()?.name().to_owned(),
+            allowed: system::allowed_resources(),
             gpus: installed_gpus(),
+            gpu_instances: gpu_instances(),
+            visible_gpus: GPU_VARIABLES
+                .into_iter()
+                .filter_map(|name| Some((name.to_owned(), std::env::var(name).ok()?)))
+                .collect(),
         })
+    }
+
+    /// Whether `hardware` lacks a GPU that this process should see: its measurement failed, which may pass.
+    fn misses_gpu(&self, hardware: &Hardware) -> bool {
+        hardware.gpu.is_none() && !self.gpus.is_empty() && self.visible_gpus.is_empty()
     }
 }
 
@@ -82,14 +106,14 @@ pub fn this_machine(progress: &dyn Progress) -> Result<Hardware, PlannerError> {
 }
 
 /// Keeps `hardware` in the cache folder as this machine's, and returns the file; `None` if there is no folder for it, it
-/// cannot be written, or the figures are of other than one thread per core.
+/// cannot be written, the figures are of other than one thread per core, or an installed GPU could not be measured.
 ///
 /// # Errors
 ///
 /// The CPU is not supported.
 pub fn keep(hardware: &Hardware) -> Result<Option<PathBuf>, PlannerError> {
     let fingerprint = Fingerprint::of_this_machine()?;
-    if hardware.cpu.threads != fingerprint.threads {
+    if hardware.cpu.threads != fingerprint.threads || fingerprint.misses_gpu(hardware) {
         return Ok(None);
     }
     let kept = Kept {
@@ -315,6 +339,21 @@ pub fn speed_test(bytes: usize) -> Result<SpeedTest, PlannerError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gpu_that_could_not_be_measured_is_not_kept_as_missing() {
+        let hardware = |name| powerinfer_artifact::hardware::named(name).unwrap();
+        let mut fingerprint = Fingerprint::of_this_machine().unwrap();
+        fingerprint.gpus = vec!["GPU, driver 1".to_owned()];
+        fingerprint.visible_gpus.clear();
+        assert!(fingerprint.misses_gpu(&hardware("cpu-only")));
+        assert!(!fingerprint.misses_gpu(&hardware("rtx4090")));
+        let mut hidden = fingerprint.clone();
+        let variable = ("CUDA_VISIBLE_DEVICES".to_owned(), String::new());
+        hidden.visible_gpus.extend([variable]);
+        assert!(!hidden.misses_gpu(&hardware("cpu-only")));
+        assert_ne!(hidden, fingerprint);
+    }
 
     #[test]
     fn figures_of_a_busy_machine_are_marked() {

@@ -14,6 +14,16 @@ pub fn processor() -> String {
     )
 }
 
+/// Processors and memory nodes that this process may use, as the system lists them; empty where it does not.
+pub fn allowed_resources() -> Vec<String> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let lists = ["Cpus_allowed_list:", "Mems_allowed_list:"];
+    let lines = status
+        .lines()
+        .filter(|line| lists.iter().any(|list| line.starts_with(list)));
+    lines.map(|line| line.replace('\t', " ")).collect()
+}
+
 /// Bytes of main memory in all, and bytes available to new work; `None` where the system does not report them.
 pub fn memory() -> Option<(u64, u64)> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
