@@ -207,6 +207,9 @@ pub(crate) fn tokenizer(files: &Files) -> Result<Tokenizer> {
             .flatten()
             .map(|bytes| bytes.to_vec().into())
     };
-    let context = || format!("the tokenizer of `{}`", files.folder().display());
-    Tokenizer::from_files(read).with_context(context)
+    let context = || format!("the tokenizer of `{}`", files.name());
+    match files {
+        Files::Opened { folder, .. } => Ok(Tokenizer::from_files_in(folder, read)?),
+        _ => Tokenizer::from_files(read).with_context(context),
+    }
 }

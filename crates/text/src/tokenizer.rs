@@ -77,7 +77,19 @@ impl Tokenizer {
     pub fn from_files<'a>(
         read: impl Fn(&str) -> Option<Cow<'a, [u8]>> + 'a,
     ) -> Result<Self, TextError> {
-        Self::load(Path::new(""), &|name| Ok(read(name)))
+        Self::from_files_in(Path::new(""), read)
+    }
+
+    /// As [`from_files`](Self::from_files); messages name the files in `directory`, which is not read.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_directory`](Self::from_directory).
+    pub fn from_files_in<'a>(
+        directory: &Path,
+        read: impl Fn(&str) -> Option<Cow<'a, [u8]>> + 'a,
+    ) -> Result<Self, TextError> {
+        Self::load(directory, &|name| Ok(read(name)))
     }
 
     /// Parses a `tokenizer.json` without settings: no special tokens by name, no chat template.
