@@ -262,6 +262,13 @@ impl Runtime {
                 return differs(what, before.into(), now.into());
             }
         }
+        // Whatever a stamp gains.
+        let mut settings = own.settings.iter();
+        if found.inputs != own.inputs
+            || settings.any(|(name, value)| found.settings.get(name) != Some(value))
+        {
+            return differs("settings", "others".into(), "those of this run".into());
+        }
         Ok(())
     }
 }
