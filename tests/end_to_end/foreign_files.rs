@@ -1,0 +1,126 @@
+//! Files of others are never replaced or deleted, links are never followed into them, and names do not control a terminal.
+
+use std::{fs, path::Path};
+
+use crate::sandbox::{QUICK, Sandbox};
+
+const PLACE: [&str; 6] = ["place", "demo", "--vram", "0G", "--certify", "none"];
+
+fn place(out: &str) -> Vec<&str> {
+    [&PLACE[..], &["--out", out]].concat()
+}
+
+/// Names in `folder`, sorted.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_manifest_that_mentions_powerinfer_is_not_ours() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let folder = sandbox.path("u");
+    fs::create_dir(&folder).unwrap();
+    let manifest = "{\"dependencies\":[\"powerinfer-client\"]}";
+    fs::write(folder.join("manifest.json"), manifest).unwrap();
+    fs::write(folder.join("index.html"), "x").unwrap();
+    sandbox.run(&place("u")).bad(
+        1,
+        &[
+            "`u` exists and was not made by this command: it has no `manifest.json` of powerinfer, but `index.html`, `manifest.json`",
+            "hint: name another folder by `--out`, or remove it",
+        ],
+    );
+    assert_eq!(names(&folder), ["index.html", "manifest.json"]);
+    assert_eq!(names(&sandbox.path(".")), ["demo.powerinfer", "u"]);
+}
+
+#[test]
+fn files_in_a_bundle_are_listed_and_kept() {
+    let sandbox = Sandbox::new();
+    let bundle = sandbox.copy_demo().join("bundle");
+    fs::create_dir(bundle.join("old")).unwrap();
+    fs::write(bundle.join("old/plan.json"), "mine").unwrap();
+    fs::write(bundle.join("notes.txt"), "mine").unwrap();
+    let before = names(&bundle);
+    let prepare = [&["prepare"], &PLACE[1..], &QUICK].concat();
+    for command in [&PLACE[..], &prepare] {
+        sandbox.run(command).bad(
+            1,
+            &[
+                "bundle` contains `notes.txt`, `old/`, which powerinfer did not write",
+                "hint: move that elsewhere, or name another folder by `--out`",
+            ],
+        );
+        assert_eq!(names(&bundle), before);
+        assert_eq!(fs::read(bundle.join("old/plan.json")).unwrap(), b"mine");
+    }
+    fs::rename(bundle.join("old"), sandbox.path("old")).unwrap();
+    fs::rename(bundle.join("notes.txt"), sandbox.path("notes.txt")).unwrap();
+    sandbox.run(&PLACE).good();
+    sandbox.run(&["inspect", "demo.powerinfer/bundle"]).good();
+    assert_eq!(
+        names(&sandbox.path("demo.powerinfer")),
+        ["bundle", "predictors", "profile"]
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn a_link_to_a_folder_stays_and_its_folder_is_written() {
+    use std::os::unix::fs::symlink;
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    fs::create_dir(sandbox.path("disk")).unwrap();
+    fs::create_dir(sandbox.path("photos")).unwrap();
+    fs::write(sandbox.path("photos/cat"), "mew").unwrap();
+    symlink("disk/bundle", sandbox.path("link")).unwrap();
+    symlink("photos", sandbox.path("to-photos")).unwrap();
+    for _ in 0..2 {
+        sandbox.run(&place("link")).good();
+        assert!(sandbox.path("link").is_symlink());
+        assert_eq!(names(&sandbox.path("disk")), ["bundle"]);
+        sandbox.run(&["inspect", "link"]).good();
+    }
+    sandbox.run(&place("to-photos")).bad(1, &["`cat`"]);
+    assert_eq!(names(&sandbox.path("photos")), ["cat"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn links_in_a_partial_folder_are_not_followed() {
+    use std::os::unix::fs::symlink;
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let partial = sandbox.path("out.partial");
+    fs::create_dir(&partial).unwrap();
+    fs::write(partial.join(".powerinfer-run"), "").unwrap();
+    // Followed, these lead around in more ways than there is time for.
+    for name in ["a", "b", "c"] {
+        symlink(".", partial.join(name)).unwrap();
+    }
+    sandbox
+        .run(&place("out"))
+        .bad(1, &["out.partial` contains `a`, `b`, `c`"]);
+    fs::remove_dir_all(&partial).unwrap();
+    fs::create_dir(sandbox.path("photos")).unwrap();
+    for name in [".powerinfer-run", "manifest.json"] {
+        fs::write(sandbox.path("photos").join(name), "mine").unwrap();
+    }
+    symlink("photos", &partial).unwrap();
+    sandbox
+        .run(&place("out"))
+        .bad(1, &["`out.partial` is a link, not a folder"]);
+    fs::remove_file(&partial).unwrap();
+    fs::create_dir(&partial).unwrap();
+    symlink("../photos/manifest.json", partial.join(".powerinfer-run")).unwrap();
+    sandbox.run(&place("out")).bad(1, &["`.powerinfer-run`"]);
+    for name in [".powerinfer-run", "manifest.json"] {
+        let content = fs::read(sandbox.path("photos").join(name)).unwrap();
+        assert_eq!(content, b"mine", "{name}");
+    }
+}
