@@ -124,3 +124,48 @@ fn links_in_a_partial_folder_are_not_followed() {
         assert_eq!(content, b"mine", "{name}");
     }
 }
+
+#[test]
+fn pages_and_files_next_to_an_output_are_not_replaced() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let mine = "<!doctype html>\n<html lang=\"en\"><head><title>mine</title>";
+    fs::write(sandbox.path("page.html"), mine).unwrap();
+    let profile = "demo.powerinfer/profile";
+    for command in [
+        &["inspect", profile, "--html", "page.html"][..],
+        &[
+            "place",
+            "demo",
+            "--dry-run",
+            "--vram",
+            "0G",
+            "--html",
+            "page.html",
+        ],
+    ] {
+        sandbox
+            .run(command)
+            .bad(1, &["`page.html` exists and is not a page of powerinfer"]);
+    }
+    assert_eq!(fs::read_to_string(sandbox.path("page.html")).unwrap(), mine);
+    let inside = format!("{profile}/page.html");
+    sandbox
+        .run(&["inspect", profile, "--html", &inside])
+        .bad(1, &["would be among the files of"]);
+    for _ in 0..2 {
+        sandbox
+            .run(&["inspect", profile, "--html", "ours.html"])
+            .good();
+    }
+    let index = sandbox.path("m.gguf.generated.gpuidx");
+    fs::write(&index, "mine").unwrap();
+    sandbox
+        .run(&["export", "demo", "--to", "powerinfer", "m.gguf"])
+        .bad(
+            1,
+            &["m.gguf.generated.gpuidx` exists and is not a GGUF file"],
+        );
+    assert_eq!(fs::read(index).unwrap(), b"mine");
+    assert!(!sandbox.path("m.gguf").exists());
+}
