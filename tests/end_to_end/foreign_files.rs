@@ -169,3 +169,32 @@ fn pages_and_files_next_to_an_output_are_not_replaced() {
     assert_eq!(fs::read(index).unwrap(), b"mine");
     assert!(!sandbox.path("m.gguf").exists());
 }
+
+#[cfg(unix)]
+#[test]
+fn names_do_not_control_the_terminal() {
+    let sandbox = Sandbox::new();
+    let model = sandbox.copy_model("llama-relu-gqa");
+    let name = "a\u{1b}]0;b\u{7}\u{1b}[2Jc\u{9b}1m\r";
+    fs::rename(model, sandbox.path(name)).unwrap();
+    let is_safe = |text: &str| !text.contains(|c: char| c.is_control() && c != '\n');
+    let missing = format!("{name}/nothing");
+    for command in [
+        &["inspect", name][..],
+        &["inspect", &missing],
+        &["profile", &missing],
+        &["inspect", "demo", name],
+        &["-v", "profile", name, "--data", name],
+    ] {
+        let run = sandbox.run(command);
+        assert!(is_safe(&run.stderr), "{command:?}: {:?}", run.stderr);
+        assert!(is_safe(&run.text()), "{command:?}: {:?}", run.text());
+        let all = run.stderr.clone() + &run.text();
+        assert!(all.contains("c\\u{9b}1m\\r"), "{command:?}: {all}");
+    }
+    // Data stays as it is.
+    let printed = sandbox.run_with(&["tokenize", name], "x\u{1b}[1m".as_bytes());
+    let ids = printed.good().text();
+    let back = sandbox.run_with(&["tokenize", name, "--decode"], ids.as_bytes());
+    assert!(back.good().text().contains('\u{1b}'));
+}
