@@ -168,8 +168,18 @@ mod tests {
         variables.push(("HF_HUB_CACHE", "/hub"));
         assert_eq!(cache(&variables), Path::new("/hub"));
         assert_eq!(cache(&[("HF_HOME", "/hf")]), Path::new("/hf/hub"));
-        let none = Settings::from_lookup(|_| None);
-        assert!(matches!(none, Err(HubError::NoCacheFolder)));
+        let relative = [("HOME", "/home/p"), ("XDG_CACHE_HOME", "./xdg")];
+        assert_eq!(
+            cache(&relative),
+            Path::new("/home/p/.cache/huggingface/hub")
+        );
+        let relative = |name: &str| (name == "HOME").then(|| OsString::from("p"));
+        for none in [
+            Settings::from_lookup(|_| None),
+            Settings::from_lookup(relative),
+        ] {
+            assert!(matches!(none, Err(HubError::NoCacheFolder)));
+        }
     }
 
     #[test]
