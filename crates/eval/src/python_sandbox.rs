@@ -431,7 +431,7 @@ def f(text):
         (MemoryError, '[0] * 10 ** 12'),
         (TimeoutError, 'TimeoutError()'),
         (KeyError, '{}[1]'),
-        (UnicodeDecodeError, 'b\"\\xff\".decode()'),
+        (UnicodeDecodeError, 'bytes([255]).decode()'),
         (StopIteration, 'next(iter([]))'),
         (SyntaxError, '1 +'),
         (ExceptionGroup, 'ExceptionGroup(\"x\", [OSError()])'),

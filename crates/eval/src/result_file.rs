@@ -61,7 +61,8 @@ impl<Item: Serialize + DeserializeOwned> ResultFile<Item> {
     pub fn open_or_replace(path: &Path, run: &Run) -> Result<Self, EvalError> {
         match Self::open(Some(path), run) {
             Err(EvalError::OtherContent { .. }) if is_results(path) => {
-                fs::remove_file(path).map_err(|source| EvalError::Unwritable {
+                // A link to the file stays.
+                fs::write(path, "").map_err(|source| EvalError::Unwritable {
                     path: path.to_owned(),
                     source,
                 })?;
