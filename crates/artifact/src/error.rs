@@ -169,12 +169,12 @@ pub enum ArtifactError {
         /// List of these entries.
         found: String,
     },
-    /// A file or a link in the place of a folder.
-    #[error("`{path}` is {kind}, not a folder")]
+    /// Something in the place of a folder that cannot be replaced by one.
+    #[error("`{path}` is {kind}")]
     NotAFolder {
         /// The path.
         path: PathBuf,
-        /// What it is.
+        /// What it is, such as `a file, not a folder`.
         kind: &'static str,
     },
     /// Another run is writing the same folder.

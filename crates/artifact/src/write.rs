@@ -3,7 +3,9 @@
 
 mod contents;
 mod folder;
+mod lock;
 mod scratch;
+mod survey;
 
 use std::{
     fs::{self, File},
@@ -15,7 +17,8 @@ use tempfile::{Builder, NamedTempFile};
 
 pub use self::{
     contents::{Contents, matches},
-    folder::{FolderLock, PartialFolder},
+    folder::PartialFolder,
+    lock::FolderLock,
     scratch::ScratchFolder,
 };
 use crate::ArtifactError;

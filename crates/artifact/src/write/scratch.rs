@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Contents, contents::Mark, folder::with_ending, unfollowed};
+use super::{Contents, folder::with_ending, survey::Mark, unfollowed};
 use crate::ArtifactError;
 
 /// Temporary folder next to an artifact, for the time of a measurement; removed on drop, or by the next
@@ -22,7 +22,7 @@ pub struct ScratchFolder {
 const SCRATCH: &str = ".powerinfer-scratch";
 
 /// Name of the folder in a scratch folder.
-const INNER: &str = "measured";
+const INNER: &str = "bundle";
 
 impl ScratchFolder {
     /// Creates the folder `NAME.measuring` next to `target`, removing one left by a killed run. It is for one folder of
