@@ -192,6 +192,13 @@ fn names_do_not_control_the_terminal() {
         let all = run.stderr.clone() + &run.text();
         assert!(all.contains("c\\u{9b}1m\\r"), "{command:?}: {all}");
     }
+    // Names in a file.
+    let table = r#"{"\u001b[2Jt":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#.as_bytes();
+    let file = [&(table.len() as u64).to_le_bytes(), table, &[0; 4]].concat();
+    fs::write(sandbox.path("t.safetensors"), file).unwrap();
+    let run = sandbox.run(&["inspect", "-v", "t.safetensors"]).good();
+    assert!(is_safe(&run.text()), "{:?}", run.text());
+    run.stdout_contains(&["\\u{1b}[2Jt"]);
     // Data stays as it is.
     let printed = sandbox.run_with(&["tokenize", name], "x\u{1b}[1m".as_bytes());
     let ids = printed.good().text();

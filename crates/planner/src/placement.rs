@@ -91,6 +91,8 @@ pub fn plan(
     }
     if let Scratch::NextTo(out) = scratch {
         ScratchFolder::remove_leftover(out, &contents(&[]))?;
+        // Before anything is measured for long.
+        contents(&Tokenizer::FILES).refuse_foreign(out)?;
     }
     let tokens = options.certify_tokens(config, profile);
     let [search_texts, certificate_texts] = held_out(profile, &request, tokens)?;
