@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Attacks the program: mutated inputs for every reader, kills, full disks, two writers, hostile programs in both judges, and
-# 64 clients of the server. Prints a table of tries and findings; exits with 1 if there are findings, whose inputs are kept.
+# Attacks the program: mutated inputs for every reader, kills, full disks, two writers, foreign files around every output, hostile
+# programs in both judges, inherited descriptors, and 64 clients of the server. Prints a table of tries and findings; exits with 1 if there are findings, whose inputs are kept.
 #
 # usage: scripts/attack.sh [MINUTES] [REPORT]
 #   MINUTES  time of all attacks together [default: 2]
@@ -22,6 +22,7 @@ stop() { [ -z "$server" ] || { kill "$server" && wait "$server" || true; }; }
 trap 'stop; [ -e "$work/findings" ] || rm -rf "$work"' EXIT
 cd "$work"
 attack() { python3 -B "$root/scripts/attack.py" "$@"; }
+attack_files() { python3 -B "$root/scripts/attack_files.py" "$@"; }
 attack prepare --golden "$root/tests/golden"
 found=0
 
@@ -31,17 +32,20 @@ found=0
   printf '\n## Mutated inputs\n\nIn process, with a counting allocator. A finding is a panic, the end of the process, over 256 MiB or 10 s for one\n'
   printf 'input, a status of 500, a flipped bit that is not noticed, or logits that are not finite. Most mutated inputs of bundles,\n'
   printf 'profiles, predictors and prompt caches get digests that match.\n\n'
-  "$built/powerinfer-attack" --golden "$root/tests/golden" --made made --out findings --seconds $((seconds / 2)) --seed "$seed" || found=1
+  "$built/powerinfer-attack" --golden "$root/tests/golden" --made made --out findings --seconds $((seconds * 44 / 100)) --seed "$seed" || found=1
   printf '\n## Whole commands\n\n'
   printf 'Kills: one to three at random times; then every artifact is intact, and the command run again gives the bytes that it gives\n'
   printf 'undisturbed. Full disk: a file system that is full at a random point; the error says so, and with more space the command\n'
   printf 'gives the same bytes. Two writers: two commands with other settings write to one place at a time. Hostile programs: none\n'
-  printf 'passes, outlives its time, or leaves a file.\n\n'
+  printf 'passes, outlives its time, or leaves a file. Foreign files: files, folders and links of others in and around every output stay as\n'
+  printf 'they were. Open descriptors: those that the program inherits reach neither judged programs nor workers.\n\n'
   printf '| attack | on | tries | findings |\n|---|---|--:|--:|\n'
   attack kills --seconds $((seconds * 14 / 100)) --seed "$seed" || found=1
   attack disk --seconds $((seconds * 12 / 100)) --seed "$seed" || found=1
   attack writers --seconds $((seconds * 8 / 100)) --seed "$seed" || found=1
   attack judges --seconds $((seconds * 8 / 100)) --seed "$seed" || found=1
+  attack_files files --seconds $((seconds * 5 / 100)) --seed "$seed" || found=1
+  attack_files descriptors --seconds $((seconds / 100)) --seed "$seed" || found=1
   cat ./*.findings
   printf '\n## Server\n\n'
   "$POWERINFER" serve base/bundle --port 0 --parallel 16 > server.out 2> server.err &

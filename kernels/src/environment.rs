@@ -21,9 +21,20 @@ pub fn ptx_folder() -> Option<PathBuf> {
 /// `POWERINFER_CACHE`: the folder of what is measured once per machine, instead of `powerinfer` in `XDG_CACHE_HOME` or
 /// `~/.cache`; `None` if there is no home folder either.
 pub fn cache_folder() -> Option<PathBuf> {
-    let cache = || Some(PathBuf::from(set("HOME")?).join(".cache"));
+    cache_folder_in(set)
+}
+
+/// The cache folder in an environment in which variables have the values of `set`. Relative paths in `XDG_CACHE_HOME` and
+/// `HOME` are ignored, as the XDG specification says.
+fn cache_folder_in(set: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let absolute = |name| {
+        set(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let cache = || Some(absolute("HOME")?.join(".cache"));
     set("POWERINFER_CACHE").map(PathBuf::from).or_else(|| {
-        let parent = set("XDG_CACHE_HOME").map(PathBuf::from).or_else(cache)?;
+        let parent = absolute("XDG_CACHE_HOME").or_else(cache)?;
         Some(parent.join("powerinfer"))
     })
 }
@@ -46,4 +57,37 @@ pub fn skips_emulator() -> bool {
 /// Value of a variable; `None` if it is empty.
 fn set(variable: &str) -> Option<OsString> {
     env::var_os(variable).filter(|value| !value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn relative_base_folders_are_ignored() {
+        let folder = |variables: &[(&str, &str)]| {
+            cache_folder_in(|name| {
+                let found = variables.iter().find(|(variable, _)| *variable == name);
+                found.map(|(_, value)| OsString::from(value))
+            })
+        };
+        let home = ("HOME", "/home/p");
+        for (variables, expected) in [
+            (
+                &[home, ("XDG_CACHE_HOME", "/xdg")][..],
+                Some("/xdg/powerinfer"),
+            ),
+            (
+                &[home, ("XDG_CACHE_HOME", "cache")],
+                Some("/home/p/.cache/powerinfer"),
+            ),
+            (&[("HOME", "p"), ("XDG_CACHE_HOME", "./cache")], None),
+            (&[home, ("POWERINFER_CACHE", "here")], Some("here")),
+        ] {
+            let found = folder(variables);
+            assert_eq!(found.as_deref(), expected.map(Path::new), "{variables:?}");
+        }
+    }
 }

@@ -139,7 +139,7 @@ fn files_of_another_kind_and_the_model_itself_are_kept() {
     let model = golden_model("llama-silu").to_str().unwrap().to_owned();
     let export = |more: &[&str]| sandbox.run(&[&["export", &model, "--to", "gguf"], more].concat());
     std::fs::write(sandbox.path("notes.txt"), "important").unwrap();
-    export(&["notes.txt"]).bad(1, &["`notes.txt` exists and is no GGUF file"]);
+    export(&["notes.txt"]).bad(1, &["`notes.txt` exists and is not a GGUF file"]);
     assert_eq!(
         std::fs::read(sandbox.path("notes.txt")).unwrap(),
         b"important"

@@ -14,6 +14,7 @@ mod export;
 mod families;
 mod fidelity;
 mod first_hour;
+mod foreign_files;
 mod gguf;
 #[path = "../support/golden.rs"]
 #[expect(dead_code, reason = "shared by several tests")]

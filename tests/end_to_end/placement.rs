@@ -246,7 +246,7 @@ fn a_page_replaces_no_other_file_and_a_failed_page_leaves_the_bundle_unchanged()
         ),
         (
             "demo.powerinfer/bundle/page.html",
-            "among the bundle's own files",
+            "would be among the files of",
         ),
     ] {
         let place = [

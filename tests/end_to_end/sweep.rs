@@ -434,7 +434,7 @@ fn invalid_sweeps_are_refused_before_any_measurement() {
     );
     fs::write(sandbox.path("mine.html"), "my own").unwrap();
     sweep(&["--html", "mine.html"]).bad(1, &["not a page of powerinfer"]);
-    sweep(&["--html", "demo.powerinfer/bundle/page.html"]).bad(1, &["bundle's own files"]);
+    sweep(&["--html", "demo.powerinfer/bundle/page.html"]).bad(1, &["would be among the files of"]);
     sweep(&["--html", "a.json"]).bad(1, &["`a.json`", "name another file"]);
     sweep(&["--html", "a.html", "--out", "a.html"]).bad(1, &["`a.html`", "is another output"]);
     sweep(&["--html", "./a.html", "--out", "a.json"]).bad(1, &["a.json`", "is another output"]);

@@ -26,6 +26,19 @@ pub fn numbered(noun: &str, numbers: &[usize]) -> String {
     }
 }
 
+/// Names in a list, at most.
+const MOST_NAMED: usize = 4;
+
+/// The first of `names`, and the number of others: `` `a`, `b` and 3 more ``.
+pub fn listed(names: &[String]) -> String {
+    let named = &names[..names.len().min(MOST_NAMED)];
+    let named: Vec<String> = named.iter().map(|name| format!("`{name}`")).collect();
+    match names.len().saturating_sub(MOST_NAMED) {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -36,6 +49,13 @@ mod tests {
         assert_eq!(counted(1, "layer"), "1 layer");
         assert_eq!(counted(2, "GPU"), "2 GPUs");
         assert_eq!(numbered("layer", &[3]), "layer 3");
+    }
+
+    #[test]
+    fn a_long_list_is_cut() {
+        let names: Vec<String> = ('a'..='f').map(String::from).collect();
+        assert_eq!(listed(&names[..2]), "`a`, `b`");
+        assert_eq!(listed(&names), "`a`, `b`, `c`, `d` and 2 more");
     }
 
     #[test]

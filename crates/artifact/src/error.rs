@@ -157,15 +157,33 @@ pub enum ArtifactError {
         /// The model in the file's header.
         found: Box<ModelIdentity>,
     },
-    /// The folder to replace, or one next to it, contains other files than an artifact.
+    /// The folder to replace, or one next to it, has entries but not the file that identifies it.
     #[error(
-        "`{path}` exists and was not made by this command (it has no `{manifest}` written by powerinfer)"
+        "`{path}` exists and was not made by this command: it has no `{manifest}` of powerinfer, but {found}"
     )]
     NotAnArtifact {
         /// The folder.
         path: PathBuf,
-        /// File whose presence marks the folder as an artifact.
-        manifest: String,
+        /// File that identifies a folder of this kind.
+        manifest: &'static str,
+        /// List of what is in the folder.
+        found: String,
+    },
+    /// The folder to replace, or one next to it, also has entries that are not part of it.
+    #[error("`{path}` contains {found}, which powerinfer did not write")]
+    Foreign {
+        /// The folder.
+        path: PathBuf,
+        /// List of these entries.
+        found: String,
+    },
+    /// Something in the place of a folder that cannot be replaced by one.
+    #[error("`{path}` is {kind}")]
+    NotAFolder {
+        /// The path.
+        path: PathBuf,
+        /// What it is, such as `a file, not a folder`.
+        kind: &'static str,
     },
     /// Another run is writing the same folder.
     #[error("another run is writing `{path}`")]
@@ -203,7 +221,8 @@ impl ArtifactError {
     pub fn hint(&self) -> Option<Hint> {
         match self {
             Self::KeepInMemory { .. } => Some(Hint::NoMemoryLock),
-            Self::NotAnArtifact { .. } => Some(Hint::OtherFolder),
+            Self::NotAnArtifact { .. } | Self::NotAFolder { .. } => Some(Hint::OtherFolder),
+            Self::Foreign { .. } => Some(Hint::MoveForeign),
             Self::Busy { .. } => Some(Hint::WaitOrOtherFolder),
             _ => None,
         }

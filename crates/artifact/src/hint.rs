@@ -10,6 +10,10 @@
 pub enum Hint {
     /// Write to another folder, or remove the one in the way.
     OtherFolder,
+    /// Move other files out of the folder, or write to another folder.
+    MoveForeign,
+    /// Write jobs to another folder, or remove what is in the way.
+    OtherJobsFolder,
     /// Wait until the other run is done, or write to another folder.
     WaitOrOtherFolder,
     /// Write to another file.

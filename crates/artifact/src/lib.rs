@@ -29,7 +29,7 @@ pub mod token_texts;
 pub mod write;
 
 pub use byte_size::ByteSize;
-pub use counted::{counted, numbered};
+pub use counted::{counted, listed, numbered};
 pub use digest::Digest;
 pub use error::ArtifactError;
 pub use header::{Header, ModelIdentity};

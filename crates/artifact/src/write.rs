@@ -1,21 +1,64 @@
 //! Atomic writes: to a temporary file or folder next to the target, then a rename, so that readers see
 //! either the old or the new content, even if the program is killed.
 
+mod contents;
 mod folder;
+mod lock;
 mod scratch;
+mod survey;
 
-use std::{fs, io::Write, path::Path};
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
 
 use tempfile::{Builder, NamedTempFile};
 
 pub use self::{
-    folder::{FolderLock, PartialFolder},
+    contents::{Contents, matches},
+    folder::PartialFolder,
+    lock::FolderLock,
     scratch::ScratchFolder,
 };
 use crate::ArtifactError;
 
 /// Prefix and suffix of temporary file names.
 const TEMPORARY: (&str, &str) = (".powerinfer-", ".partial");
+
+/// Links in a row that are followed, as many as Linux follows.
+const MOST_LINKS: usize = 40;
+
+/// Whether `name` is that of a temporary file.
+fn is_temporary(name: &str) -> bool {
+    name.starts_with(TEMPORARY.0) && name.ends_with(TEMPORARY.1)
+}
+
+/// Follows the links at `path` to what they stand for, which need not exist.
+fn resolved(path: &Path) -> Result<PathBuf, ArtifactError> {
+    let mut found = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        match fs::read_link(&found) {
+            Ok(link) => found = parent(&found).join(link).components().collect(),
+            // A link such as `..` has no file name.
+            Err(_) if found.file_name().is_none() => {
+                return found.canonicalize().map_err(ArtifactError::write(path));
+            }
+            Err(_) => return Ok(found),
+        }
+    }
+    let error = io::Error::other("too many links in a row");
+    Err(ArtifactError::write(path)(error))
+}
+
+/// Options to open a file for writing, with an error if it is a link.
+fn unfollowed() -> fs::OpenOptions {
+    let mut options = File::options();
+    options.write(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NOFOLLOW);
+    options
+}
 
 /// Returns the folder that contains `path`.
 fn parent(path: &Path) -> &Path {
@@ -50,16 +93,23 @@ fn remove_unlocked(folder: &Path, prefix: &str) {
         return;
     }
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let is_temporary = name
-            .to_str()
-            .is_some_and(|name| name.starts_with(prefix) && name.ends_with(TEMPORARY.1));
-        if is_temporary
-            && let Ok(file) = fs::File::open(entry.path())
-            && file.try_lock().is_ok()
-        {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with(prefix) || !is_temporary(&name) {
+            continue;
+        }
+        let (path, kind) = (entry.path(), entry.file_type());
+        let is_unused = match kind {
+            Ok(kind) if kind.is_file() => {
+                let file = unfollowed().open(&path);
+                file.is_ok_and(|file| file.try_lock().is_ok())
+            }
+            // A link is deleted, not what it leads to.
+            Ok(kind) => kind.is_symlink(),
+            Err(_) => false,
+        };
+        if is_unused {
             // At worst it stays.
-            let _ = fs::remove_file(entry.path());
+            let _ = fs::remove_file(path);
         }
     }
 }
@@ -109,17 +159,13 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), ArtifactError> {
         let written = open.and_then(|mut file| file.write_all(bytes));
         return written.map_err(ArtifactError::write(path));
     }
-    let link_target = match path.is_symlink() {
-        true => fs::canonicalize(path).ok(),
-        false => None,
-    };
-    let path = link_target.as_deref().unwrap_or(path);
+    let path = &resolved(path)?;
     let mut file = temporary_file_for(path)?;
     file.write_all(bytes).map_err(ArtifactError::write(path))?;
     persist(file, path)
 }
 
-/// Lets `write` fill a temporary file in the folder of `path`, then renames it to `path`.
+/// Lets `write` fill a temporary file in the folder of `path`, then renames it to `path`. A symbolic link is followed.
 ///
 /// # Errors
 ///
@@ -128,6 +174,7 @@ pub fn write_with<Failure: From<ArtifactError>>(
     path: &Path,
     write: impl FnOnce(&Path) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
+    let path = &resolved(path)?;
     let file = temporary_file_for(path)?;
     write(file.path())?;
     // `write` may have replaced the file under its name, so the file is reopened.
@@ -159,8 +206,10 @@ mod tests {
         }
         let running = fs::File::create(&of_running).unwrap();
         running.lock().unwrap();
+        let link = folder.path().join(".powerinfer-a-3.partial");
+        std::os::unix::fs::symlink(&of_another, &link).unwrap();
         write_file(&path, b"new").unwrap();
-        assert!(!of_killed.exists());
+        assert!(!of_killed.exists() && !link.is_symlink());
         assert!(of_running.exists() && of_another.exists());
     }
 
@@ -174,10 +223,21 @@ mod tests {
         write_file(&link, b"new").unwrap();
         assert!(link.is_symlink());
         assert_eq!(fs::read(&target).unwrap(), b"new");
-        // A dangling link is replaced.
+        write_with(&link, |path| {
+            fs::write(path, "newer").unwrap();
+            Ok::<_, ArtifactError>(())
+        })
+        .unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(fs::read(&target).unwrap(), b"newer");
+        // What a link stands for need not exist.
         fs::remove_file(&target).unwrap();
         write_file(&link, b"here").unwrap();
-        assert_eq!(fs::read(&link).unwrap(), b"here");
+        assert!(link.is_symlink());
+        assert_eq!(fs::read(&target).unwrap(), b"here");
+        let ring = folder.path().join("ring");
+        std::os::unix::fs::symlink("ring", &ring).unwrap();
+        write_file(&ring, b"x").unwrap_err();
         // A socket cannot be written to and is not replaced.
         let socket = folder.path().join("socket");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();

@@ -11,7 +11,7 @@ mod weights;
 
 pub use bundle::{Bundle, IntegrityCheck};
 pub use error::BundleError;
-pub use manifest::{FORMAT, Manifest, VERSION};
+pub use manifest::{FORMAT, Manifest, VERSION, contents};
 pub use pack::{PackInputs, REQUEST, pack, pack_with};
 pub use place_again::FIRST_REQUEST;
 pub use weights::{

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use powerinfer_artifact::{Digest, document::Sealed};
+use powerinfer_artifact::{
+    Digest, certificate, document::Sealed, placement_inputs, predictor_file, write::Contents,
+};
 use powerinfer_model::ModelConfig;
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +20,21 @@ pub(crate) const PLAN: &str = "plan.json";
 pub(crate) const NEXT_PLAN: &str = "plan.next.json";
 pub(crate) const PLAN_FORMAT: &str = "powerinfer-plan";
 pub(crate) const PLAN_VERSION: u32 = 3;
+
+/// Files of a bundle, of which `companions` come from the checkpoint.
+pub fn contents(companions: &[&str]) -> Contents {
+    Contents::new(MANIFEST, FORMAT)
+        .with_names(&[
+            WEIGHTS,
+            PLAN,
+            NEXT_PLAN,
+            predictor_file::FILE,
+            placement_inputs::FILE,
+            certificate::FILE,
+            certificate::TEXT_FILE,
+        ])
+        .with_names(companions)
+}
 
 /// Body of `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

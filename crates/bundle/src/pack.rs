@@ -18,7 +18,7 @@ use powerinfer_tensor::{Format, Transposed, repack_q4_k, transpose};
 
 use crate::{
     Bundle, BundleError, FORMAT, IntegrityCheck, Manifest, VERSION,
-    manifest::{MANIFEST, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS},
+    manifest::{MANIFEST, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, contents},
     weights::{Layout, is_permutation, name, order_name, stored_format, stored_shape},
 };
 
@@ -103,7 +103,7 @@ fn write_all(
         header.inputs = inputs.inputs.clone();
         header
     };
-    let folder = PartialFolder::open(out, MANIFEST)?;
+    let folder = PartialFolder::open(out, contents(inputs.companions))?;
     folder.clear()?; // packing is fast, so it starts over
 
     let mut files = BTreeMap::new();

@@ -8,6 +8,7 @@ use clap::{
 };
 use powerinfer_artifact::{ArtifactError, Hint, hardware::HardwareError, plan::PlanError};
 use powerinfer_bundle::BundleError;
+use powerinfer_cluster::ClusterError;
 use powerinfer_eval::EvalError;
 use powerinfer_export::ExportError;
 use powerinfer_hub::HubError;
@@ -35,6 +36,7 @@ fn of_cause(cause: &(dyn Error + 'static)) -> Option<Hint> {
         .or_else(|| hint(cause, HardwareError::hint))
         .or_else(|| hint(cause, PlanError::hint))
         .or_else(|| hint(cause, BundleError::hint))
+        .or_else(|| hint(cause, ClusterError::hint))
         .or_else(|| hint(cause, EvalError::hint))
         .or_else(|| hint(cause, ExportError::hint))
         .or_else(|| hint(cause, HubError::hint))
@@ -124,6 +126,8 @@ pub(crate) fn of_usage(
 pub(crate) fn sentence(hint: Hint) -> &'static str {
     match hint {
         Hint::OtherFolder => "name another folder by `--out`, or remove it",
+        Hint::MoveForeign => "move that elsewhere, or name another folder by `--out`",
+        Hint::OtherJobsFolder => "move that elsewhere, or name another folder by `--jobs`",
         Hint::WaitOrOtherFolder => "wait until it is done, or name another folder by `--out`",
         Hint::OtherFile => "name another file by `--out`",
         Hint::WaitOrOtherFile => "wait until it is done, or name another file by `--out`",

@@ -30,7 +30,7 @@ use std::{
 
 use anyhow::{Result, bail};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
-use output::Output;
+use output::{Output, escaped};
 use powerinfer_artifact::{ByteSize, mapped_file};
 use powerinfer_eval::human_eval;
 use powerinfer_guard::worker;
@@ -196,11 +196,17 @@ fn parse() -> Result<(Arguments, ArgMatches), clap::Error> {
 
 /// Prints what is wrong with the command line, or the help that it asks for.
 fn misused(error: &clap::Error) -> ExitCode {
-    // A closed stderr does not change the exit status.
-    let _ = error.print();
     let arguments = std::env::args_os().skip(1);
-    let arguments = arguments.map(|argument| argument.to_string_lossy().into_owned());
-    if let Some(hint) = hint::of_usage(error, arguments) {
+    let arguments: Vec<String> = arguments
+        .map(|argument| argument.to_string_lossy().into_owned())
+        .collect();
+    let is_plain = |argument: &String| *escaped(argument) == **argument;
+    // A closed stderr does not change the exit status.
+    let _ = match arguments.iter().all(is_plain) {
+        true => error.print(),
+        false => write!(anstream::stderr(), "{}", escaped(&error.to_string())),
+    };
+    if let Some(hint) = hint::of_usage(error, arguments.into_iter()) {
         let _ = writeln!(anstream::stderr(), "hint: {hint}");
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
@@ -232,9 +238,10 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     lines.push(last);
     let (style, reset) = ("\u{1b}[1;31m", "\u{1b}[0m");
     let mut stderr = anstream::stderr();
-    let _ = writeln!(stderr, "{style}error:{reset} {}", lines.join("\n  "));
+    let lines = lines.join("\n  ");
+    let _ = writeln!(stderr, "{style}error:{reset} {}", escaped(&lines));
     if let Some(hint) = hint {
-        let _ = writeln!(stderr, "hint: {hint}");
+        let _ = writeln!(stderr, "hint: {}", escaped(&hint));
     }
     if progress::interrupted() {
         ExitCode::from(130)

@@ -1,6 +1,9 @@
 //! Where words go: data to stdout, talk to stderr, tables that line up.
 
-use std::io::{IsTerminal, Write};
+use std::{
+    borrow::Cow,
+    io::{IsTerminal, Write},
+};
 
 use anyhow::Result;
 
@@ -31,7 +34,7 @@ impl Output {
     pub(crate) fn say(self, line: impl AsRef<str>) {
         if !self.quiet {
             // A closed stderr is no error.
-            let _ = writeln!(anstream::stderr(), "{}", line.as_ref());
+            let _ = writeln!(anstream::stderr(), "{}", escaped(line.as_ref()));
         }
     }
 
@@ -43,10 +46,36 @@ impl Output {
     }
 }
 
-/// Writes data to stdout.
-pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<()> {
+/// `text` with visible escapes in place of characters that would control a terminal: names in it may come from files of
+/// others. Line breaks and tabs stay.
+pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
+    // Those that change the direction of text can make it read otherwise.
+    let is_escaped = |c: char| {
+        c.is_control() && c != '\n' && c != '\t'
+            || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(is_escaped) {
+        return Cow::Borrowed(text);
+    }
+    let mut safe = String::new();
+    for c in text.chars() {
+        match is_escaped(c) {
+            true => safe.extend(c.escape_debug()),
+            false => safe.push(c),
+        }
+    }
+    Cow::Owned(safe)
+}
+
+/// Writes text for people to stdout, [`escaped`].
+pub(crate) fn print(text: impl AsRef<str>) -> Result<()> {
+    print_data(escaped(text.as_ref()).as_bytes())
+}
+
+/// Writes data to stdout as it is.
+pub(crate) fn print_data(data: impl AsRef<[u8]>) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all(text.as_ref())?;
+    stdout.write_all(data.as_ref())?;
     stdout.flush()?;
     Ok(())
 }
@@ -55,7 +84,7 @@ pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<()> {
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
     let mut text = serde_json::to_vec_pretty(value)?;
     text.push(b'\n');
-    print(text)
+    print_data(text)
 }
 
 /// A table: the first column is flush left, the others flush right.
@@ -80,7 +109,8 @@ impl Table {
     /// Adds a row with as many cells as there are headings.
     pub(crate) fn row(&mut self, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.rows[0].len());
-        self.rows.push(cells);
+        let cells = cells.iter().map(|cell| escaped(cell).into_owned());
+        self.rows.push(cells.collect());
     }
 }
 
@@ -143,6 +173,18 @@ mod tests {
             table.to_string(),
             "layer    share\n0       50.0 %\n10     100.0 %\n"
         );
+    }
+
+    #[test]
+    fn characters_that_control_a_terminal_are_escaped() {
+        assert_eq!(escaped("a\n\tb – ▁é"), "a\n\tb – ▁é");
+        assert_eq!(
+            escaped("\u{1b}[2Jx\r\u{9b}1m\u{202e}y\u{7}"),
+            "\\u{1b}[2Jx\\r\\u{9b}1m\\u{202e}y\\u{7}"
+        );
+        let mut table = Table::new(&["name", "n"]);
+        table.row(vec!["\u{1b}".to_owned(), "1".to_owned()]);
+        assert_eq!(table.to_string(), "name    n\n\\u{1b}  1\n");
     }
 
     #[test]

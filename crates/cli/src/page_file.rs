@@ -1,44 +1,48 @@
-//! Files of HTML pages: which ones `--html` may replace.
+//! Files that are written next to others: which ones may be replaced.
 
 use std::{fs::File, io::Read, path::Path};
 
 use anyhow::{Result, bail};
 use powerinfer_report::BEGINNING;
 
-/// Refuses a page that would lie among the files of the bundle in `folder`, or replace a file that is not a page.
+/// Refuses a page that would lie among the files of the artifact in `folder`, or replace a file that is not a page.
 ///
 /// # Errors
 ///
-/// Where the page is refused, with the reason.
+/// The page is refused, with the reason.
 pub(crate) fn refuse_inside(page: Option<&Path>, folder: &Path) -> Result<()> {
     let Some(page) = page else {
         return Ok(());
     };
     if is_inside(page, folder) {
         bail!(
-            "`{}` would be among the bundle's own files; write the page elsewhere",
-            page.display()
+            "`{}` would be among the files of `{}`; write the page elsewhere",
+            page.display(),
+            folder.display()
         );
     }
     if page.is_dir() {
         bail!("`{}` is a folder; name a file for the page", page.display());
     }
-    if page.is_file() {
-        let mut start = [0; BEGINNING.len()];
-        let read = File::open(page).and_then(|mut file| file.read(&mut start));
-        let is_ours = match read {
-            Ok(0) => true,
-            Ok(length) => BEGINNING.as_bytes().starts_with(&start[..length]),
-            Err(_) => false,
-        };
-        if !is_ours {
-            bail!(
-                "`{}` exists and is not a page of powerinfer; remove it, or name another file",
-                page.display()
-            );
-        }
+    if page.is_file() && !begins_with(page, BEGINNING.as_bytes()) {
+        bail!(
+            "`{}` exists and is not a page of powerinfer; remove it, or name another file",
+            page.display()
+        );
     }
     Ok(())
+}
+
+/// Whether the file at `path` begins with these bytes, or is empty.
+pub(crate) fn begins_with(path: &Path, beginning: &[u8]) -> bool {
+    // A pipe would never end.
+    if !path.is_file() {
+        return false;
+    }
+    let mut start = Vec::new();
+    let read =
+        File::open(path).and_then(|file| file.take(beginning.len() as u64).read_to_end(&mut start));
+    read.is_ok() && (start.is_empty() || start == beginning)
 }
 
 /// Whether `file` would lie in `folder` or below.
@@ -77,7 +81,14 @@ mod tests {
         refuse_inside(None, &bundle).unwrap();
         refuse_inside(Some(&bundle.join("deeper/page.html")), &bundle).unwrap_err();
         let file = folder.path().join("page.html");
-        for (content, is_good) in [("", true), ("<!doctype html>\n<html>", true), ("{}", false)] {
+        let ours = format!("{BEGINNING}<title>");
+        for (content, is_good) in [
+            ("", true),
+            (&ours, true),
+            ("<!doctype html>\n<html>", false),
+            ("<!", false),
+            ("{}", false),
+        ] {
             std::fs::write(&file, content).unwrap();
             assert_eq!(
                 refuse_inside(Some(&file), &bundle).is_ok(),

@@ -12,7 +12,10 @@ use powerinfer_artifact::{
     progress::{Interrupted, Progress},
 };
 
-use crate::{hint::sentence, output::Output};
+use crate::{
+    hint::sentence,
+    output::{Output, escaped},
+};
 
 /// Set once, by Ctrl-C.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -90,7 +93,8 @@ impl Progress for Bar {
                 "{{msg}} {{bar:30}} {{human_pos}}/{{human_len}} {unit}  {{rate}} {unit}/s  {{left}}"
             )
         };
-        let bar = ProgressBar::with_draw_target(Some(total), target).with_message(title.to_owned());
+        let bar = ProgressBar::with_draw_target(Some(total), target)
+            .with_message(escaped(title).into_owned());
         if let Ok(style) = ProgressStyle::with_template(&template) {
             let style = style.with_key(
                 "rate",

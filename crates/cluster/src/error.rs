@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, progress::Interrupted};
+use powerinfer_artifact::{ArtifactError, Hint, progress::Interrupted};
 
 /// Error of writing, submitting or watching the stages.
 #[derive(Debug, thiserror::Error)]
@@ -10,12 +10,6 @@ pub enum ClusterError {
     /// A file cannot be written.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
-    /// A folder that holds something else.
-    #[error("`{folder}` was not made by this command; name another folder, or remove it")]
-    Foreign {
-        /// The folder.
-        folder: PathBuf,
-    },
     /// A path outside the volume that pods mount.
     #[error(
         "`{folder}` is not inside `{mount}`, where pods have the volume; run this command inside it"
@@ -57,4 +51,19 @@ pub enum ClusterError {
     /// The user asked to stop before anything was submitted.
     #[error(transparent)]
     Interrupted(#[from] Interrupted),
+}
+
+impl ClusterError {
+    /// Remedy that takes a command or a flag.
+    pub fn hint(&self) -> Option<Hint> {
+        match self {
+            Self::Artifact(
+                ArtifactError::NotAnArtifact { .. }
+                | ArtifactError::Foreign { .. }
+                | ArtifactError::NotAFolder { .. },
+            ) => Some(Hint::OtherJobsFolder),
+            Self::Artifact(error) => error.hint(),
+            _ => None,
+        }
+    }
 }

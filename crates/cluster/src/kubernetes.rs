@@ -5,12 +5,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use powerinfer_artifact::write::write_file;
+use powerinfer_artifact::ModelIdentity;
 
-use crate::{
-    ClusterError, Preparation, Stage,
-    slurm::{SUBMIT, write_folder, write_script},
-};
+use crate::{ClusterError, Preparation, Stage, jobs::Scripts};
 
 /// Image and shared volume of the pods.
 #[derive(Debug, Clone)]
@@ -23,13 +20,14 @@ pub struct Volume {
     pub mount: PathBuf,
 }
 
-/// Writes the stages of `preparation` as Indexed Jobs, and `submit.sh`, into `folder`.
+/// Writes the stages of `preparation` of `model` as Indexed Jobs, and `submit.sh`, into `folder`.
 ///
 /// # Errors
 ///
 /// The folder is not on the volume, it has something else in it, or a file cannot be written.
 pub fn write_kubernetes(
     preparation: &Preparation,
+    model: &ModelIdentity,
     volume: &Volume,
     folder: &Path,
 ) -> Result<Vec<Stage>, ClusterError> {
@@ -42,12 +40,13 @@ pub fn write_kubernetes(
         }
     }
     let stages = preparation.stages();
-    write_folder(folder, preparation, &stages, |_| String::new())?;
+    let head = |_: &Stage| String::new();
+    let mut scripts = Scripts::new(preparation, &stages, folder, head, submit(&stages));
     for stage in &stages {
-        let path = folder.join(format!("{}.yaml", stage.kind.name()));
-        write_file(&path, job(stage, volume, folder).as_bytes())?;
+        let name = format!("{}.yaml", stage.kind.name());
+        scripts.insert(name, job(stage, volume, folder));
     }
-    write_script(&folder.join(SUBMIT), &submit(&stages))?;
+    scripts.write(folder, model)?;
     Ok(stages)
 }
 

@@ -9,6 +9,7 @@
 
 mod error;
 mod estimate;
+mod jobs;
 mod kubernetes;
 mod slurm;
 mod stages;

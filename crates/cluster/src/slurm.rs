@@ -1,69 +1,25 @@
 //! Job scripts for Slurm.
 
-use std::{fmt::Write, fs, path::Path};
+use std::{fmt::Write, path::Path};
 
-use powerinfer_artifact::{ArtifactError, write::write_file};
+use powerinfer_artifact::ModelIdentity;
 
-use crate::{
-    ClusterError, Preparation, Stage,
-    stages::{RUN, quoted},
-};
+use crate::{ClusterError, Preparation, Stage, jobs::Scripts, stages::quoted};
 
-/// Name of the script that submits all stages.
-pub(crate) const SUBMIT: &str = "submit.sh";
-
-/// Writes the stages of `preparation` as array jobs, and `submit.sh`, into `folder`.
+/// Writes the stages of `preparation` of `model` as array jobs, and `submit.sh`, into `folder`.
 ///
 /// # Errors
 ///
 /// The folder has something else in it, or a file cannot be written.
-pub fn write_slurm(preparation: &Preparation, folder: &Path) -> Result<Vec<Stage>, ClusterError> {
-    let stages = preparation.stages();
-    write_folder(folder, preparation, &stages, |stage| head(stage, folder))?;
-    write_script(&folder.join(SUBMIT), &submit(&stages))?;
-    Ok(stages)
-}
-
-/// Writes `run.sh` and the scripts of `stages`, with the lines of `head` at their beginning.
-pub(crate) fn write_folder(
-    folder: &Path,
+pub fn write_slurm(
     preparation: &Preparation,
-    stages: &[Stage],
-    head: impl Fn(&Stage) -> String,
-) -> Result<(), ClusterError> {
-    let is_ours = folder.join("run.sh").exists();
-    let mut entries = folder.read_dir().into_iter().flatten();
-    if !is_ours && entries.next().is_some() {
-        return Err(ClusterError::Foreign {
-            folder: folder.to_owned(),
-        });
-    }
-    for name in ["logs", "status"] {
-        let folder = folder.join(name);
-        fs::create_dir_all(&folder).map_err(ArtifactError::write(&folder))?;
-    }
-    write_file(&folder.join("run.sh"), RUN.as_bytes())?;
-    for stage in stages {
-        let path = folder.join(format!("{}.sh", stage.kind.name()));
-        let script = stage.script(
-            &head(stage),
-            &folder.to_string_lossy(),
-            &preparation.directory,
-        );
-        write_script(&path, &script)?;
-    }
-    Ok(())
-}
-
-pub(crate) fn write_script(path: &Path, text: &str) -> Result<(), ClusterError> {
-    write_file(path, text.as_bytes())?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let permissions = fs::Permissions::from_mode(0o755);
-        fs::set_permissions(path, permissions).map_err(ArtifactError::write(path))?;
-    }
-    Ok(())
+    model: &ModelIdentity,
+    folder: &Path,
+) -> Result<Vec<Stage>, ClusterError> {
+    let stages = preparation.stages();
+    let head = |stage: &Stage| head(stage, folder);
+    Scripts::new(preparation, &stages, folder, head, submit(&stages)).write(folder, model)?;
+    Ok(stages)
 }
 
 /// Lines for `sbatch`.
@@ -98,9 +54,9 @@ fn submit(stages: &[Stage]) -> String {
 # Finished tasks are quick and stopped ones resume, so this can be run again at any time.
 set -euo pipefail
 cd "$(dirname "$0")"
-rm -f status/*
 after=()
 for stage in {}; do
+  rm -f "status/$stage-"[0-9]*
   job=$(sbatch --parsable "${{after[@]}}" "$@" "$stage.sh")
   job=${{job%%;*}}
   echo "$job $stage"

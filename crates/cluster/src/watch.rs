@@ -11,7 +11,7 @@ use std::{
 
 use powerinfer_artifact::{Progress, counted};
 
-use crate::{ClusterError, Stage, StageKind, slurm::SUBMIT};
+use crate::{ClusterError, Stage, StageKind, jobs::SUBMIT};
 
 /// Time between two queries of the queue.
 const INTERVAL: Duration = Duration::from_secs(2);

@@ -187,9 +187,9 @@ fn result_of(
     parse(source, names)
         .map_err(Stop::Fault)?
         .run(inputs, limits.tracker(), PrintWriter::Disabled)
-        .map_err(|exception| match exception.exc_type() {
-            ExcType::TimeoutError | ExcType::MemoryError => Stop::Fault(fault(exception)),
-            _ => Stop::Raised(exception),
+        .map_err(|exception| match limit(&exception) {
+            Some(fault) => Stop::Fault(fault),
+            None => Stop::Raised(exception),
         })
 }
 
@@ -243,15 +243,26 @@ impl Limits {
     }
 }
 
-fn fault(exception: MontyException) -> Fault {
+/// The limit that ended a program. The interpreter reports it as an exception that a program can also raise, which differs
+/// in its message.
+fn limit(exception: &MontyException) -> Option<Fault> {
+    let message = exception.message().unwrap_or_default();
     match exception.exc_type() {
-        ExcType::TimeoutError => Fault::Timeout,
-        ExcType::MemoryError => Fault::Memory,
-        kind => Fault::Raised {
-            kind: kind.to_string(),
-            message: described(exception),
-        },
+        ExcType::TimeoutError if message.starts_with("time limit exceeded: ") => {
+            Some(Fault::Timeout)
+        }
+        ExcType::MemoryError if message.starts_with("memory limit exceeded: ") => {
+            Some(Fault::Memory)
+        }
+        _ => None,
     }
+}
+
+fn fault(exception: MontyException) -> Fault {
+    limit(&exception).unwrap_or_else(|| Fault::Raised {
+        kind: exception.exc_type().to_string(),
+        message: described(exception),
+    })
 }
 
 fn described(exception: MontyException) -> String {
@@ -334,6 +345,24 @@ mod tests {
             "    '''",
         ] {
             assert!(judge(forged).is_err(), "{forged}");
+        }
+    }
+
+    #[test]
+    fn tests_may_expect_any_exception() {
+        for kind in [
+            "OSError",
+            "MemoryError",
+            "TimeoutError",
+            "FileNotFoundError",
+        ] {
+            let program = format!("def f(x):\n    raise {kind}(x)");
+            let tests = format!(
+                "try:\n    {CANDIDATE}('text')\n    assert False\nexcept {kind} as error:\n    assert str(error) == 'text'"
+            );
+            let verdict = run_tests(&tests, &program, "f", &Limits::default());
+            assert_eq!(verdict, Ok(()), "{kind}");
+            assert_eq!(raised(&format!("raise {kind}('text')")), kind);
         }
     }
 

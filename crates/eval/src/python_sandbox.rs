@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use powerinfer_guard::inherit_no_descriptors;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -228,6 +229,7 @@ impl PythonSandbox {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        inherit_no_descriptors(&mut command);
         command
     }
 }
@@ -407,6 +409,66 @@ mod tests {
             judge(sockets),
             Verdict::Error("ValueError: opened []".to_owned())
         );
+    }
+
+    #[test]
+    fn exceptions_reach_the_tests_as_python_creates_them() {
+        let Some(sandbox) = sandbox() else { return };
+        let program = "class Mine(OSError):
+    def __str__(self): return 'my own'
+
+def f(text):
+    if text == 'Mine': raise Mine(2, 'x')
+    eval(text)
+    raise eval(text)
+";
+        let test = "def check(candidate):
+    for kind, text in [
+        (OSError, 'OSError(\"x\")'),
+        (FileNotFoundError, 'open(\"/nothing\")'),
+        (FileNotFoundError, 'OSError(2, \"x\", \"file\")'),
+        (MemoryError, 'MemoryError'),
+        (MemoryError, '[0] * 10 ** 12'),
+        (TimeoutError, 'TimeoutError()'),
+        (KeyError, '{}[1]'),
+        (UnicodeDecodeError, 'bytes([255]).decode()'),
+        (StopIteration, 'next(iter([]))'),
+        (SyntaxError, '1 +'),
+        (ExceptionGroup, 'ExceptionGroup(\"x\", [OSError()])'),
+    ]:
+        try:
+            candidate(text)
+        except Exception as error:
+            assert type(error) is kind or type(error).__name__ == 'ExceptionGroup', (text, error)
+        else:
+            assert False, text
+    try:
+        candidate('{}[1]')
+    except KeyError as error:
+        assert error.args == (1,)
+    try:
+        candidate('OSError(2, \"x\", \"file\")')
+    except OSError as error:
+        assert (error.errno, error.filename) == (2, 'file')
+    try:
+        candidate('Mine')
+    except OSError as error:
+        assert type(error).__name__ == 'Mine' and str(error) == 'my own' and error.errno == 2
+";
+        let tests = Tests {
+            reference: "def f(text):\n    pass\n".to_owned(),
+            test: test.to_owned(),
+            entry_point: "f".to_owned(),
+        };
+        let verdict = sandbox.judge(program, Some(&tests), Duration::from_secs(2));
+        assert_eq!(verdict, Verdict::Passed);
+        // One that nothing expects is an error of the program.
+        let tests = Tests {
+            test: "def check(candidate):\n    candidate('OSError(5)')\n".to_owned(),
+            ..tests
+        };
+        let verdict = sandbox.judge(program, Some(&tests), Duration::from_secs(2));
+        assert_eq!(verdict, Verdict::Error("OSError: 5".to_owned()));
     }
 
     #[test]

@@ -66,7 +66,10 @@ def decode(value):
 
 
 def raised(error):
-    return {'raised': [type(error).__name__, str(error)[:200]]}
+    # A class of the program exists only there: the nearest one of Python's stands for it.
+    kind = next(kind for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind)
+    arguments = encode(list(error.__reduce__()[1]))
+    return {'raised': [type(error).__name__, str(error)[:200], kind.__name__, arguments]}
 
 
 class Silence:
@@ -120,20 +123,27 @@ class Ended(BaseException):
     """The program's process has ended, or does not keep to the protocol."""
 
 
+def exception(name, message, kind, arguments):
+    kind = getattr(builtins, kind, None)
+    if not isinstance(kind, type) or not issubclass(kind, Exception):
+        kind = Exception
+    own = {'__str__': lambda self: message}
+    try:
+        return (kind if kind.__name__ == name else type(name, (kind,), own))(*arguments)
+    except Exception:
+        # Its arguments cannot be sent.
+        return type(name, (Exception,), own)(message)
+
+
 def answer_of(answers):
     try:
         answer = receive(answers)
-        if 'raised' in answer:
-            name, message = map(str, answer['raised'])
-        else:
+        if 'raised' not in answer:
             return decode(answer.get('value'))
+        name, message, kind, arguments = answer['raised']
+        error = exception(str(name), str(message), str(kind), decode(arguments))
     except Exception:
         raise Ended('it ended early') from None
-    kind = getattr(builtins, name, None)
-    if not isinstance(kind, type) or not issubclass(kind, Exception):
-        kind = type(name, (Exception,), {})
-    error = Exception.__new__(kind)
-    error.args = (message,)
     raise error
 
 

@@ -1,8 +1,11 @@
 //! Results of numbered items, one per line, appended as they come, so that a stopped run can resume.
 
-use std::{collections::BTreeMap, fs, io::Read, path::Path};
+use std::{collections::BTreeMap, fs, io::BufReader, path::Path};
 
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{
+    Serialize,
+    de::{DeserializeOwned, IgnoredAny},
+};
 use serde_json::json;
 
 use crate::{
@@ -58,7 +61,8 @@ impl<Item: Serialize + DeserializeOwned> ResultFile<Item> {
     pub fn open_or_replace(path: &Path, run: &Run) -> Result<Self, EvalError> {
         match Self::open(Some(path), run) {
             Err(EvalError::OtherContent { .. }) if is_results(path) => {
-                fs::remove_file(path).map_err(|source| EvalError::Unwritable {
+                // A link to the file stays.
+                fs::write(path, "").map_err(|source| EvalError::Unwritable {
                     path: path.to_owned(),
                     source,
                 })?;
@@ -104,9 +108,34 @@ impl<Item: Serialize + DeserializeOwned> ResultFile<Item> {
     }
 }
 
-/// Whether the file at `path` has results, of whatever run.
+/// Whether the file at `path` begins with a result, of whatever run, or is a shard of results.
 fn is_results(path: &Path) -> bool {
-    let mut beginning = [0; BEGINNING.len()];
-    let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut beginning));
-    is_shard(path) || (read.is_ok() && beginning == *BEGINNING.as_bytes())
+    let Ok(file) = fs::File::open(path) else {
+        return false;
+    };
+    let rows = serde_json::Deserializer::from_reader(BufReader::new(file));
+    let first = rows.into_iter::<BTreeMap<String, IgnoredAny>>().next();
+    let is_row = matches!(first, Some(Ok(row)) if row.keys().eq(["item", "result", "run"]));
+    is_row || is_shard(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_results_are_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("results.jsonl");
+        for (text, is_ours) in [
+            ("{\"item\":0,\"result\":[1],\"run\":\"x\"}\n", true),
+            ("{\"item\":0,\"result\":[1],\"run\":\"x\"}\n{\"it", true),
+            ("{\"item\":0,\"price\":1}\n", false),
+            ("{\"item\":0", false),
+            ("", false),
+        ] {
+            fs::write(&path, text).unwrap();
+            assert_eq!(is_results(&path), is_ours, "{text}");
+        }
+    }
 }

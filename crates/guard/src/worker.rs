@@ -138,6 +138,7 @@ impl Worker {
             use std::os::unix::process::CommandExt;
             // Ctrl-C is for the parent.
             command.process_group(0);
+            crate::inherit_no_descriptors(&mut command);
         }
         let mut child = command.spawn()?;
         let (input, output) = (child.stdin.take(), child.stdout.take());

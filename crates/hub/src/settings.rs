@@ -84,7 +84,7 @@ impl Settings {
     /// Settings from the variables in `lookup`:
     ///
     /// * cache: `HF_HUB_CACHE`, else `hub` in `HF_HOME`, else in `huggingface` in
-    ///   `XDG_CACHE_HOME`, else in `~/.cache/huggingface`;
+    ///   `XDG_CACHE_HOME`, else in `~/.cache/huggingface`. Relative paths in `XDG_CACHE_HOME` and `HOME` are ignored;
     /// * token: `HF_TOKEN`, else the file `HF_TOKEN_PATH`, else the file `token` in `HF_HOME` or
     ///   its default;
     /// * endpoint: `HF_ENDPOINT`;
@@ -100,7 +100,8 @@ impl Settings {
         let text = |name: &str| variable(name).map(|value| value.to_string_lossy().into_owned());
         let user_folder = variable("HOME")
             .or_else(|| variable("USERPROFILE"))
-            .map(PathBuf::from);
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute());
         let folder = |name: &str| {
             let path = PathBuf::from(variable(name)?);
             Some(match (path.strip_prefix("~"), &user_folder) {
@@ -109,7 +110,10 @@ impl Settings {
             })
         };
         let hub_home = folder("HF_HOME")
-            .or_else(|| folder("XDG_CACHE_HOME").map(|cache| cache.join("huggingface")))
+            .or_else(|| {
+                let cache = folder("XDG_CACHE_HOME").filter(|path| path.is_absolute())?;
+                Some(cache.join("huggingface"))
+            })
             .or_else(|| {
                 user_folder
                     .as_ref()
@@ -164,8 +168,18 @@ mod tests {
         variables.push(("HF_HUB_CACHE", "/hub"));
         assert_eq!(cache(&variables), Path::new("/hub"));
         assert_eq!(cache(&[("HF_HOME", "/hf")]), Path::new("/hf/hub"));
-        let none = Settings::from_lookup(|_| None);
-        assert!(matches!(none, Err(HubError::NoCacheFolder)));
+        let relative = [("HOME", "/home/p"), ("XDG_CACHE_HOME", "./xdg")];
+        assert_eq!(
+            cache(&relative),
+            Path::new("/home/p/.cache/huggingface/hub")
+        );
+        let relative = |name: &str| (name == "HOME").then(|| OsString::from("p"));
+        for none in [
+            Settings::from_lookup(|_| None),
+            Settings::from_lookup(relative),
+        ] {
+            assert!(matches!(none, Err(HubError::NoCacheFolder)));
+        }
     }
 
     #[test]

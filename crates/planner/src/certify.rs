@@ -334,8 +334,11 @@ fn measure(
 
 /// Removes the file with the measured windows of a bundle that was certified.
 pub(crate) fn remove_windows(folder: &Path) {
-    // What stays is used by no other certificate.
-    let _ = fs::remove_file(windows_file(folder, Shard::WHOLE));
+    let file = windows_file(folder, Shard::WHOLE);
+    // What stays, such as a link of the user, is used by no other certificate.
+    if fs::symlink_metadata(&file).is_ok_and(|found| found.is_file()) {
+        let _ = fs::remove_file(file);
+    }
 }
 
 /// Predicted time of two passes over `tokens` tokens on the CPU; `None` below two seconds, and if the plan's hardware has

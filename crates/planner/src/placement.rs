@@ -6,7 +6,7 @@ use powerinfer_artifact::{
     Hint, Progress, Shard, placement_inputs::LayerInputs, plan::Plan,
     predictor_file::PredictorFile, progress::Silent, write::ScratchFolder,
 };
-use powerinfer_bundle::{Bundle, IntegrityCheck, PackInputs, pack_with};
+use powerinfer_bundle::{Bundle, IntegrityCheck, PackInputs, contents, pack_with};
 use powerinfer_eval::format::percent;
 use powerinfer_model::{Checkpoint, LanguageModel};
 use powerinfer_pool::usable_cores;
@@ -90,7 +90,9 @@ pub fn plan(
         check_same_text(file, &request)?;
     }
     if let Scratch::NextTo(out) = scratch {
-        ScratchFolder::remove_leftover(out)?;
+        ScratchFolder::remove_leftover(out, &contents(&[]))?;
+        // Before anything is measured for long.
+        contents(&Tokenizer::FILES).refuse_foreign(out)?;
     }
     let tokens = options.certify_tokens(config, profile);
     let [search_texts, certificate_texts] = held_out(profile, &request, tokens)?;

@@ -10,7 +10,7 @@ use powerinfer_artifact::{
     threshold_curve::ERRORS,
     write::ScratchFolder,
 };
-use powerinfer_bundle::{Bundle, PackInputs, pack};
+use powerinfer_bundle::{Bundle, PackInputs, contents, pack};
 use powerinfer_eval::format::percent;
 use powerinfer_model::Checkpoint;
 use powerinfer_solver::{Options, Problem, SolveReport, decide};
@@ -76,8 +76,8 @@ impl Solver<'_> {
         if search::scored(&self.texts) == 0 {
             return Err(PlannerError::NoCalibrationText);
         }
-        let folder = ScratchFolder::next_to(out)?;
-        let bundle = self.pack(&self.solve(&self.most())?, &folder.path().join("bundle"))?;
+        let folder = ScratchFolder::next_to(out, &contents(&[]))?;
+        let bundle = self.pack(&self.solve(&self.most())?, &folder.path())?;
         inputs::calibrate(bundle, &self.texts, share, self.progress)
     }
 
@@ -188,14 +188,14 @@ impl Solver<'_> {
         let Scratch::NextTo(out) = self.scratch else {
             unreachable!("nothing is measured without a scratch folder")
         };
-        let folder = ScratchFolder::next_to(out)?;
+        let folder = ScratchFolder::next_to(out, &contents(&[]))?;
         let solved = self.solve(packed)?;
         self.progress.note(&format!(
             "searching for policies that raise perplexity by at most {} on {} tokens",
             percent(self.perplexity_budget),
             search::scored(&self.texts)
         ));
-        let bundle = self.pack(&solved, &folder.path().join("bundle"))?;
+        let bundle = self.pack(&solved, &folder.path())?;
         let mut judge = Judge::new(bundle, self.texts.clone(), self.progress)?;
         let found = search::last_allowed(ladder, |allowed| {
             let solved = self.solve(allowed)?;

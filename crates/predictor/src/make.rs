@@ -12,7 +12,7 @@ use powerinfer_artifact::{
     },
     tensor_file::Dtype,
     tensor_writer::{TensorSource, write_sealed_tensors},
-    write::PartialFolder,
+    write::{Contents, PartialFolder},
 };
 use powerinfer_kernels::Isa;
 use powerinfer_model::Checkpoint;
@@ -102,6 +102,11 @@ impl Recipe {
     }
 }
 
+/// Files of predictors, and those of unfinished ones.
+fn contents() -> Contents {
+    Contents::new(FILE, FORMAT).with_work(&["layer-#.safetensors"])
+}
+
 /// Whether the predictors in `folder` are those of this shard, made from exactly these inputs.
 ///
 /// # Errors
@@ -168,7 +173,7 @@ pub fn make(
         });
     }
     let header = recipe.header(profile, shard)?;
-    let folder = PartialFolder::open(out, FILE)?;
+    let folder = PartialFolder::open(out, contents())?;
     let layer_path = |layer: usize| folder.path().join(format!("layer-{layer:03}.safetensors"));
     let mut files: Vec<PredictorFile> = Vec::new();
     let finished = |layer: &usize| finished_layer(&layer_path(*layer), &header);
@@ -217,10 +222,6 @@ pub fn make(
 
     write_all(&folder.path().join(FILE), &header, &files)?;
     drop(files);
-    for layer in layers {
-        let path = layer_path(layer);
-        std::fs::remove_file(&path).map_err(powerinfer_artifact::ArtifactError::write(&path))?;
-    }
     folder.finish()?;
     Ok(PredictorFile::open_file(&out.join(FILE))?)
 }
@@ -268,7 +269,7 @@ pub fn merge(files: &[PredictorFile], out: &Path) -> Result<PredictorFile, Predi
         let reason = "its shards do not have each layer once; train them again".to_owned();
         return Err(unfit(first, reason));
     }
-    let folder = PartialFolder::open(out, FILE)?;
+    let folder = PartialFolder::open(out, contents())?;
     folder.clear()?;
     write_all(&folder.path().join(FILE), &expected, files)?;
     folder.finish()?;

@@ -108,7 +108,7 @@ pub fn measure(
     progress: &dyn Progress,
 ) -> Result<Profile, ProfileError> {
     let header = header(checkpoint, calibration, settings);
-    let folder = PartialFolder::open(out, profile::DOCUMENT)?;
+    let folder = PartialFolder::open(out, profile::contents())?;
     let config = checkpoint.config();
     let mut run = Run {
         checkpoint,
@@ -130,7 +130,6 @@ pub fn measure(
     };
     // A run that was killed at the very end left a complete profile.
     if Profile::open(folder.path()).is_ok_and(|done| *done.header() == header) {
-        run.remove_work()?;
         folder.finish()?;
         return Profile::open(out);
     }
@@ -155,7 +154,6 @@ pub fn measure(
     )?;
     // Check it before it replaces an existing profile.
     Profile::open(folder.path())?;
-    run.remove_work()?;
     folder.finish()?;
     Profile::open(out)
 }
@@ -473,16 +471,5 @@ impl Run<'_> {
                 let samples = Traces::read(&self.round_traces(&round, layer), hidden, neurons);
                 samples.is_ok_and(|(_, header)| header == expected)
             })
-    }
-
-    /// Removes the files for resuming.
-    fn remove_work(&self) -> Result<(), ProfileError> {
-        resume::remove(self.folder);
-        let rounds = self.folder.join("rounds");
-        if rounds.exists() {
-            std::fs::remove_dir_all(&rounds)
-                .map_err(powerinfer_artifact::ArtifactError::write(&rounds))?;
-        }
-        Ok(())
     }
 }

@@ -60,7 +60,7 @@ pub fn merge(profiles: &[Profile], out: &Path) -> Result<Profile, ProfileError> 
 
     let trace_tokens = profiles.iter().map(trace_tokens).max().unwrap_or(0);
     let header = header(first, &texts, trace_tokens);
-    let folder = PartialFolder::open(out, profile::DOCUMENT)?;
+    let folder = PartialFolder::open(out, profile::contents())?;
     folder.clear()?;
     for layer in 0..body.layers.len() {
         let mut samples = Vec::new();

@@ -10,6 +10,7 @@ use powerinfer_artifact::{
     ArtifactError, Digest, Header, ModelIdentity,
     document::{Document, Sealed},
     token_texts,
+    write::Contents,
 };
 use powerinfer_model::Checkpoint;
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Calibration, LayerActivity, ProfileError, Settings, Skew, Traces,
     activity::Reuse,
-    measure,
+    measure, resume,
     table::{read_table, write_table},
 };
 
@@ -35,6 +36,13 @@ pub(crate) const DOCUMENT: &str = "profile.json";
 const TABLE: &str = "neurons.parquet";
 /// File of the reserved texts.
 const RESERVED_TEXTS: &str = "reserved.safetensors";
+
+/// Files of a profile, and those of an unfinished one.
+pub(crate) fn contents() -> Contents {
+    Contents::new(DOCUMENT, FORMAT)
+        .with_names(&[TABLE, RESERVED_TEXTS, "traces/layer-#.safetensors"])
+        .with_work(&[resume::STATES, "rounds/#/traces/layer-#.safetensors"])
+}
 
 /// Skewness of activity: shares of neurons that account for most activations.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

@@ -8,12 +8,14 @@ use powerinfer_artifact::{
     digest::DigestBuilder,
     tensor_file::Dtype,
     tensor_writer::{TensorShapes, TensorWriter, fill_tensors},
+    write::matches,
 };
 
 use crate::{Counts, LayerActivity, ProfileError, activity::Reuse};
 
 const FORMAT: &str = "powerinfer-profile-state";
-const PREFIX: &str = "state-";
+/// Names of the files; `#` stands for a number.
+pub(crate) const STATES: &str = "state-#-#.safetensors";
 const HIDDEN: &str = "hidden";
 const PLACE: &str = "place";
 const DIGEST: &str = "digest";
@@ -63,7 +65,7 @@ impl HiddenFile {
 
 fn path(folder: &Path, place: Place) -> PathBuf {
     folder.join(format!(
-        "{PREFIX}{:08}-{:04}.safetensors",
+        "state-{:08}-{:04}.safetensors",
         place.end, place.layer
     ))
 }
@@ -75,7 +77,7 @@ fn states(folder: &Path) -> Vec<PathBuf> {
         .map(|entry| entry.path())
         .filter(|path| {
             path.file_name()
-                .is_some_and(|name| name.to_string_lossy().starts_with(PREFIX))
+                .is_some_and(|name| matches(STATES, &name.to_string_lossy()))
         })
         .collect();
     paths.sort();
@@ -309,14 +311,6 @@ pub(crate) fn load(
             hidden,
         })
     })
-}
-
-/// Removes all state files.
-pub(crate) fn remove(folder: &Path) {
-    for path in states(folder) {
-        // A stale file is ignored by `load`.
-        let _ = std::fs::remove_file(path);
-    }
 }
 
 fn with_format(header: &Header) -> Header {

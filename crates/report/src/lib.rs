@@ -15,4 +15,5 @@ pub use profile::profile_page;
 pub use sweep::sweep_page;
 
 /// First bytes of every page, which distinguish a page from other files.
-pub const BEGINNING: &str = "<!doctype html>";
+pub const BEGINNING: &str =
+    "<!doctype html>\n<html lang=\"en\"><head><meta name=\"generator\" content=\"powerinfer\">";

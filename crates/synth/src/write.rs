@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, path::Path};
 
 use half::{bf16, f16};
 use powerinfer_artifact::{
-    Progress,
+    Progress, predictor_file,
     tensor_file::Dtype,
     tensor_writer::{TensorShapes, TensorWriter, fill_tensors},
-    write::{PartialFolder, write_file},
+    write::{Contents, PartialFolder, write_file},
 };
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LayerWeight, ModelConfig, StoredTensor, Weight};
@@ -41,6 +41,18 @@ pub struct Settings {
     pub predictor_rank: Option<usize>,
     /// Seed of all random choices.
     pub seed: u64,
+}
+
+/// Files of a checkpoint.
+fn contents() -> Contents {
+    Contents::never_replaced("config.json").with_names(&[
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.safetensors",
+        "model-#-of-#.safetensors",
+        "model.safetensors.index.json",
+        &format!("predictors/{}", predictor_file::FILE),
+    ])
 }
 
 /// Inputs that determine all weights.
@@ -100,7 +112,7 @@ pub fn synthesise(
     LowRank::check(&plan)?;
     let tokenizer = tokenizer(config.vocabulary_size)?;
 
-    let folder = PartialFolder::open(out, "config.json")?;
+    let folder = PartialFolder::open(out, contents())?;
     folder.clear()?;
     let end_of_text = config.vocabulary_size as u32 - 1;
     let marks = json!({

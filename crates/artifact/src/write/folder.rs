@@ -1,77 +1,81 @@
-//! Folders that appear under their name only when complete, and locks on finished folders.
+//! Folders that appear under their name only when complete.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-use super::TEMPORARY;
+use super::{
+    Contents,
+    lock::{FolderLock, is_at},
+    resolved,
+    survey::{Mark, Role},
+    unfollowed,
+};
 use crate::ArtifactError;
 
 /// Folder that appears under its name only when it is complete.
 ///
 /// The content is written to `NAME.partial` next to it. A partial folder left by an earlier run is
 /// resumed unless [`clear`](Self::clear)ed; its files are whole, since they are written with
-/// [`write_file`](super::write_file). Folders not made by this program are never touched, and only one run at a time works in
-/// a folder.
+/// [`write_file`](super::write_file). Only files of this kind of folder are ever replaced or deleted, and only one run at a
+/// time works in a folder. If the name is a link, the folder that it stands for is written, and the link stays.
 #[derive(Debug)]
 pub struct PartialFolder {
     target: PathBuf,
     partial: PathBuf,
-    manifest: &'static str,
+    contents: Contents,
     /// Marks the partial folder as ours; locked while this run works in it.
     lock: fs::File,
 }
 
 /// Name of the file that marks a partial folder.
-const MARK: &str = ".powerinfer-run";
+pub(super) const MARK: &str = ".powerinfer-run";
 
 impl PartialFolder {
     /// Opens or creates the partial folder of `target`.
     ///
-    /// An existing `target` must be empty or an older artifact, which contains the file `manifest`.
+    /// An existing `target` must be empty or an older artifact with these `contents` and nothing else; so must be a
+    /// folder left next to it by a killed run.
     ///
     /// # Errors
     ///
-    /// [`ArtifactError::NotAnArtifact`] if `target` has other content, [`ArtifactError::Busy`] if another run
-    /// works in the partial folder, or an error of the file system.
-    pub fn open(target: &Path, manifest: &'static str) -> Result<Self, ArtifactError> {
+    /// [`ArtifactError::NotAnArtifact`] or [`ArtifactError::Foreign`], which list other entries,
+    /// [`ArtifactError::NotAFolder`], [`ArtifactError::Busy`] if another run works in the partial folder, or an error of
+    /// the file system.
+    pub fn open(target: &Path, contents: Contents) -> Result<Self, ArtifactError> {
         let target: PathBuf = target.components().collect();
         if target.file_name().is_none() {
-            return Err(not_an_artifact(&target, manifest));
+            return Err(ArtifactError::NotAFolder {
+                path: target,
+                kind: "the current folder or one that contains it, which is not replaced",
+            });
         }
-        let partial = with_ending(&target, ".partial");
-        for (folder, mark) in [
-            (&target, manifest),
-            (&with_ending(&target, ".old"), manifest),
-            (&partial, MARK),
-        ] {
-            let marked = match mark {
-                MARK => folder.join(MARK).exists(),
-                manifest => is_manifest(&folder.join(manifest)),
-            };
-            if !marked && !is_absent_or_empty(folder)? {
-                return Err(not_an_artifact(folder, manifest));
-            }
+        let target = resolved(&target)?;
+        let [partial, old] = [".partial", ".old"].map(|ending| with_ending(&target, ending));
+        for folder in [&target, &old] {
+            contents.survey(folder, Mark::Manifest)?.refuse_foreign()?;
         }
+        let survey = || contents.survey(&partial, Mark::File(MARK));
+        survey()?.refuse_foreign()?;
         fs::create_dir_all(&partial).map_err(ArtifactError::write(&partial))?;
         let mark = partial.join(MARK);
-        let lock = fs::File::create(&mark).map_err(ArtifactError::write(&mark))?;
+        let lock = unfollowed().create(true).open(&mark);
+        let lock = lock.map_err(ArtifactError::write(&mark))?;
         let is_locked = !matches!(lock.try_lock(), Err(fs::TryLockError::WouldBlock));
         // The run that had the lock may have renamed the folder since.
         if !is_locked || !is_at(&lock, &mark) {
             return Err(ArtifactError::Busy { path: target });
         }
-        remove_leftovers(&partial);
+        survey()?.delete(|role| role == Role::Temporary)?;
         // A run killed between its two renames has left the older artifact in `NAME.old`.
-        let old = with_ending(&target, ".old");
-        if !target.exists() && old.join(manifest).exists() {
+        if !exists(&target) && exists(&old.join(contents.manifest())) {
             fs::rename(&old, &target).map_err(ArtifactError::write(&target))?;
         }
         Ok(Self {
             target,
             partial,
-            manifest,
+            contents,
             lock,
         })
     }
@@ -82,17 +86,8 @@ impl PartialFolder {
     ///
     /// [`ArtifactError::Write`].
     pub fn clear(&self) -> Result<(), ArtifactError> {
-        let failed = || ArtifactError::write(&self.partial);
-        for entry in fs::read_dir(&self.partial).map_err(failed())? {
-            let path = entry.map_err(failed())?.path();
-            let removed = match path.is_dir() {
-                true => fs::remove_dir_all(&path),
-                false if path.ends_with(MARK) => Ok(()),
-                false => fs::remove_file(&path),
-            };
-            removed.map_err(ArtifactError::write(&path))?;
-        }
-        Ok(())
+        let survey = self.contents.survey(&self.partial, Mark::File(MARK))?;
+        survey.delete(|role| role != Role::Mark)
     }
 
     /// Temporary path that is renamed to the target by [`finish`](Self::finish).
@@ -100,17 +95,21 @@ impl PartialFolder {
         &self.partial
     }
 
-    /// Renames the partial folder to the target, replacing an older artifact.
+    /// Deletes unfinished work from the partial folder and renames it to the target, replacing an older artifact.
     ///
     /// # Errors
     ///
+    /// [`ArtifactError::Foreign`] if other files have appeared in one of the folders, all of which stay then, or
     /// [`ArtifactError::Write`].
     pub fn finish(self) -> Result<(), ArtifactError> {
         debug_assert!(
-            self.partial.join(self.manifest).exists(),
+            self.partial.join(self.contents.manifest()).exists(),
             "the manifest is written"
         );
-        let failed = ArtifactError::write(&self.target);
+        let survey = |folder: &Path| self.contents.survey(folder, Mark::Manifest);
+        let work = self.contents.survey(&self.partial, Mark::File(MARK))?;
+        work.refuse_foreign()?;
+        work.delete(|role| [Role::Work, Role::Temporary].contains(&role))?;
         let mut lock = Some(self.lock);
         if cfg!(windows) {
             lock = None; // a folder with an open file cannot be renamed
@@ -119,92 +118,29 @@ impl PartialFolder {
         // replaces the new one before the older one is gone.
         let locks = [&self.target, &self.partial].map(|folder| FolderLock::wait(folder));
         let old = with_ending(&self.target, ".old");
-        if self.target.exists() {
-            remove_marked(&old, self.manifest)?;
+        if exists(&self.target) {
+            survey(&self.target)?.refuse_foreign()?;
+            survey(&old)?.delete_folder()?;
             fs::rename(&self.target, &old).map_err(ArtifactError::write(&self.target))?;
+            // What has appeared since goes back to where its owner looks for it.
+            if let Err(error) = survey(&old)?.refuse_foreign() {
+                fs::rename(&old, &self.target).map_err(ArtifactError::write(&self.target))?;
+                return Err(error);
+            }
         }
-        fs::rename(&self.partial, &self.target).map_err(failed)?;
+        fs::rename(&self.partial, &self.target).map_err(ArtifactError::write(&self.target))?;
         // Last, so that a folder left by a killed run is recognised by the next one.
         let mark = self.target.join(MARK);
         fs::remove_file(&mark).map_err(ArtifactError::write(&mark))?;
-        let removed = remove_marked(&old, self.manifest);
+        let removed = survey(&old)?.delete_folder();
         drop((lock, locks));
         removed
     }
 }
 
-/// Exclusive lock on a finished folder whose files are to be changed; released on drop.
-#[derive(Debug)]
-pub struct FolderLock {
-    /// Open handle of the folder, on systems that lock folders; no lock file is needed.
-    _lock: Option<fs::File>,
-}
-
-impl FolderLock {
-    /// Locks `folder` and removes temporary files of killed runs.
-    ///
-    /// # Errors
-    ///
-    /// [`ArtifactError::Busy`] if another run has the lock.
-    pub fn of(folder: &Path) -> Result<Self, ArtifactError> {
-        let lock = fs::File::open(folder).ok();
-        if let Some(lock) = &lock {
-            let is_locked = !matches!(lock.try_lock(), Err(fs::TryLockError::WouldBlock));
-            // The run that had the lock may have replaced the folder since.
-            if !is_locked || !is_at(lock, folder) {
-                return Err(ArtifactError::Busy {
-                    path: folder.to_owned(),
-                });
-            }
-        }
-        remove_leftovers(folder);
-        Ok(Self { _lock: lock })
-    }
-
-    /// Locks `folder`, if it exists, once no other run has the lock.
-    fn wait(folder: &Path) -> Self {
-        while let Ok(lock) = fs::File::open(folder) {
-            // Where folders cannot be locked, no other run has the lock either.
-            if lock.lock().is_err() || is_at(&lock, folder) {
-                return Self { _lock: Some(lock) };
-            }
-        }
-        Self { _lock: None }
-    }
-}
-
-/// Whether `path` is the path of the open `file`.
-fn is_at(file: &fs::File, path: &Path) -> bool {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        let id = |found: &fs::Metadata| (found.dev(), found.ino());
-        matches!((file.metadata(), fs::metadata(path)), (Ok(open), Ok(found)) if id(&open) == id(&found))
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = (file, path);
-        true
-    }
-}
-
-/// Removes `folder` if it exists, the file `mark` last, so that an interrupted removal can be
-/// recognised and repeated.
-pub(super) fn remove_marked(folder: &Path, mark: &str) -> Result<(), ArtifactError> {
-    if !folder.exists() {
-        return Ok(());
-    }
-    let failed = || ArtifactError::write(folder);
-    for entry in fs::read_dir(folder).map_err(failed())? {
-        let path = entry.map_err(failed())?.path();
-        let removed = match path.is_dir() {
-            true => fs::remove_dir_all(&path),
-            false if path.ends_with(mark) => Ok(()),
-            false => fs::remove_file(&path),
-        };
-        removed.map_err(ArtifactError::write(&path))?;
-    }
-    fs::remove_dir_all(folder).map_err(failed())
+/// Whether there is anything at `path`, a link included.
+fn exists(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
 }
 
 /// Appends `ending` to the file name of `path`.
@@ -214,164 +150,258 @@ pub(super) fn with_ending(path: &Path, ending: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-pub(super) fn not_an_artifact(path: &Path, manifest: &str) -> ArtifactError {
-    ArtifactError::NotAnArtifact {
-        path: path.to_owned(),
-        manifest: manifest.to_owned(),
-    }
-}
-
-/// Returns whether `folder` does not exist or is empty.
-fn is_absent_or_empty(folder: &Path) -> Result<bool, ArtifactError> {
-    match fs::symlink_metadata(folder) {
-        Err(_) => return Ok(true),
-        Ok(found) if !found.is_dir() => return Ok(false),
-        Ok(_) => {}
-    }
-    let mut entries = fs::read_dir(folder).map_err(ArtifactError::read(folder))?;
-    Ok(entries.next().is_none())
-}
-
-/// Length of the prefix of a manifest that contains the name of its format.
-const MANIFEST_PREFIX: u64 = 1 << 20;
-
-/// Returns whether the file at `path` names a PowerInfer format; many programs write a `manifest.json`.
-fn is_manifest(path: &Path) -> bool {
-    use std::io::Read;
-    let mut bytes = Vec::new();
-    let read =
-        fs::File::open(path).and_then(|file| file.take(MANIFEST_PREFIX).read_to_end(&mut bytes));
-    let name = b"powerinfer-";
-    read.is_ok() && bytes.windows(name.len()).any(|window| window == name)
-}
-
-/// Removes the temporary files of killed runs.
-fn remove_leftovers(folder: &Path) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let path = entry.path();
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if path.is_dir() {
-            remove_leftovers(&path);
-        } else if name.starts_with(TEMPORARY.0) && name.ends_with(TEMPORARY.1) {
-            let _ = fs::remove_file(path); // best effort
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::write::write_file;
 
+    fn contents() -> Contents {
+        Contents::new("manifest.json", "powerinfer-test").with_names(&["weights"])
+    }
+
+    /// A manifest that names the file `named`, with `content` besides.
+    fn manifest(content: &str) -> String {
+        let header = r#"{ "format": "powerinfer-test", "version": 1, "tool": "powerinfer 0.1.0" }"#;
+        format!(r#"{{ "header": {header}, "files": {{ "named": "" }}, "content": "{content}" }}"#)
+    }
+
+    /// Writes a folder with `content` to `target`.
+    fn make(target: &Path, content: &str) -> Result<(), ArtifactError> {
+        let made = PartialFolder::open(target, contents())?;
+        made.clear()?;
+        write_file(
+            &made.path().join("manifest.json"),
+            manifest(content).as_bytes(),
+        )?;
+        for name in ["weights", "named"] {
+            write_file(&made.path().join(name), content.as_bytes())?;
+        }
+        made.finish()
+    }
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
     #[test]
     fn a_partial_folder_resumes_and_replaces_the_target() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("profile");
-        let open = || PartialFolder::open(&target, "manifest.json");
+        let open = || PartialFolder::open(&target, contents().with_work(&["work/state-#"]));
         let first = open().unwrap();
-        write_file(&first.path().join("manifest.json"), b"powerinfer-1").unwrap();
+        write_file(
+            &first.path().join("manifest.json"),
+            manifest("1").as_bytes(),
+        )
+        .unwrap();
+        write_file(&first.path().join("work/state-1"), b"half").unwrap();
         assert!(!target.exists());
         let busy = open().unwrap_err();
         assert!(matches!(busy, ArtifactError::Busy { .. }), "{busy}");
         fs::write(first.path().join(".powerinfer-x.partial"), b"killed").unwrap();
         drop(first);
         let second = open().unwrap();
-        assert!(
-            second.path().join("manifest.json").exists(),
+        assert_eq!(
+            names(second.path()),
+            [MARK, "manifest.json", "work"],
             "the content of the earlier run is kept"
         );
         second.finish().unwrap();
-        let names = || -> Vec<_> {
-            let entries = fs::read_dir(&target).unwrap();
-            entries.map(|entry| entry.unwrap().file_name()).collect()
-        };
-        assert_eq!(names(), ["manifest.json"], "no other file is left");
-        let third = open().unwrap();
-        third.clear().unwrap();
-        write_file(&third.path().join("manifest.json"), b"powerinfer-2").unwrap();
-        third.finish().unwrap();
-        assert_eq!(
-            fs::read(target.join("manifest.json")).unwrap(),
-            b"powerinfer-2"
-        );
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert_eq!(names(&target), ["manifest.json"], "no other file is left");
+        make(&target, "2").unwrap();
+        assert_eq!(fs::read(target.join("weights")).unwrap(), b"2");
+        assert_eq!(names(folder.path()), ["profile"]);
     }
 
     #[test]
     fn folders_of_other_programs_are_not_touched() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("profile");
-        let refused = || {
-            let error = PartialFolder::open(&target, "manifest.json").unwrap_err();
-            assert!(
-                matches!(error, ArtifactError::NotAnArtifact { .. }),
-                "{error}"
-            );
-        };
         for name in ["profile", "profile.partial", "profile.old"] {
             let precious = folder.path().join(name);
             fs::create_dir(&precious).unwrap();
             fs::write(precious.join("thesis.txt"), b"years").unwrap();
-            refused();
-            // Many programs write a file of this name.
-            fs::write(
-                precious.join("manifest.json"),
-                b"{ \"name\": \"my web app\" }",
-            )
-            .unwrap();
-            refused();
+            for manifest in [
+                None,
+                // Many programs write a file of this name.
+                Some(r#"{ "name": "my web app" }"#),
+                Some(r#"{ "dependencies": ["powerinfer-client"] }"#),
+            ] {
+                if let Some(manifest) = manifest {
+                    fs::write(precious.join("manifest.json"), manifest).unwrap();
+                }
+                let error = make(&target, "1").unwrap_err();
+                assert!(
+                    matches!(error, ArtifactError::NotAnArtifact { .. }),
+                    "{error}"
+                );
+                assert!(error.to_string().contains("`thesis.txt`"), "{error}");
+            }
             assert_eq!(fs::read(precious.join("thesis.txt")).unwrap(), b"years");
             fs::remove_dir_all(&precious).unwrap();
         }
         fs::write(&target, b"a file").unwrap();
-        refused();
+        let error = make(&target, "1").unwrap_err();
+        assert!(matches!(error, ArtifactError::NotAFolder { .. }), "{error}");
         fs::remove_file(&target).unwrap();
         fs::create_dir(&target).unwrap();
-        PartialFolder::open(&target, "manifest.json").unwrap();
+        make(&target, "1").unwrap();
+    }
+
+    #[test]
+    fn foreign_files_in_an_artifact_are_listed_and_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("bundle");
+        make(&target, "1").unwrap();
+        fs::create_dir(target.join("notes")).unwrap();
+        fs::write(target.join("notes/a.txt"), b"mine").unwrap();
+        fs::write(target.join("todo.txt"), b"mine").unwrap();
+        let error = make(&target, "2").unwrap_err();
+        assert!(matches!(error, ArtifactError::Foreign { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("`notes/`, `todo.txt`"), "{text}");
+        assert_eq!(names(folder.path()), ["bundle"]);
+        assert_eq!(
+            names(&target),
+            ["manifest.json", "named", "notes", "todo.txt", "weights"]
+        );
+        // The same in what killed runs have left.
+        for ending in ["old", "partial"] {
+            fs::remove_dir_all(folder.path()).unwrap();
+            drop(PartialFolder::open(&target, contents()).unwrap());
+            let left = folder.path().join(format!("bundle.{ending}"));
+            fs::create_dir_all(&left).unwrap();
+            fs::write(left.join("manifest.json"), manifest("0")).unwrap();
+            fs::write(left.join("todo.txt"), b"mine").unwrap();
+            let error = make(&target, "2").unwrap_err();
+            assert!(matches!(error, ArtifactError::Foreign { .. }), "{error}");
+            assert_eq!(fs::read(left.join("todo.txt")).unwrap(), b"mine");
+        }
+    }
+
+    #[test]
+    fn files_that_appear_while_a_folder_is_made_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("bundle");
+        make(&target, "1").unwrap();
+        for appeared in ["bundle/todo.txt", "bundle.partial/todo.txt"] {
+            let made = PartialFolder::open(&target, contents()).unwrap();
+            let path = made.path().join("manifest.json");
+            write_file(&path, manifest("2").as_bytes()).unwrap();
+            let appeared = folder.path().join(appeared);
+            fs::write(&appeared, b"mine").unwrap();
+            let error = made.finish().unwrap_err();
+            assert!(matches!(error, ArtifactError::Foreign { .. }), "{error}");
+            assert_eq!(fs::read(&appeared).unwrap(), b"mine");
+            assert_eq!(fs::read(target.join("weights")).unwrap(), b"1");
+            assert_eq!(fs::read_to_string(path).unwrap(), manifest("2"));
+            fs::remove_file(&appeared).unwrap();
+        }
+        make(&target, "3").unwrap();
+        assert_eq!(names(folder.path()), ["bundle"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_to_a_folder_are_followed_and_stay() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        symlink("real/bundle", path("link")).unwrap();
+        symlink(path("link"), path("link-to-link")).unwrap();
+        for content in ["1", "2"] {
+            make(&path("link-to-link/"), content).unwrap();
+            assert!(path("link").is_symlink() && path("link-to-link").is_symlink());
+            let written = path("real/bundle/weights");
+            assert_eq!(fs::read_to_string(written).unwrap(), content);
+            assert_eq!(names(&path("real")), ["bundle"]);
+        }
+        // Of a folder with other files they are left, as without a link.
+        fs::create_dir(path("photos")).unwrap();
+        fs::write(path("photos/cat"), b"mew").unwrap();
+        symlink("photos", path("to-photos")).unwrap();
+        symlink(".", path("photos/here")).unwrap();
+        symlink("ring", path("ring")).unwrap();
+        for name in ["to-photos", "photos/here", "ring"] {
+            make(&path(name), "1").unwrap_err();
+        }
+        assert_eq!(names(&path("photos")), ["cat", "here"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_in_a_partial_folder_are_never_followed() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::create_dir(path("photos")).unwrap();
+        fs::write(path("photos/cat"), b"mew").unwrap();
+        fs::write(path("photos/.powerinfer-run"), b"").unwrap();
+        let is_kept = || names(&path("photos")) == [MARK, "cat"];
+        symlink("photos", path("bundle.partial")).unwrap();
+        let error = make(&path("bundle"), "1").unwrap_err();
+        assert!(matches!(error, ArtifactError::NotAFolder { .. }), "{error}");
+        assert!(is_kept());
+        fs::remove_file(path("bundle.partial")).unwrap();
+        fs::create_dir(path("bundle.partial")).unwrap();
+        symlink("../photos/cat", path("bundle.partial/.powerinfer-run")).unwrap();
+        make(&path("bundle"), "1").unwrap_err();
+        assert_eq!(fs::read(path("photos/cat")).unwrap(), b"mew");
+        fs::remove_file(path("bundle.partial/.powerinfer-run")).unwrap();
+        fs::write(path("bundle.partial/.powerinfer-run"), b"").unwrap();
+        for (target, name) in [
+            ("../photos", "all"),
+            (".", "here"),
+            ("../photos/cat", "weights"),
+        ] {
+            let link = path("bundle.partial").join(name);
+            symlink(target, &link).unwrap();
+            let error = make(&path("bundle"), "1").unwrap_err();
+            assert!(error.to_string().contains(name), "{error}");
+            assert!(is_kept() && link.is_symlink());
+            fs::remove_file(link).unwrap();
+        }
+        // Those with the name of a temporary file are deleted, not what they lead to.
+        let temporary = path("bundle.partial/.powerinfer-x.partial");
+        symlink("../photos", &temporary).unwrap();
+        make(&path("bundle"), "1").unwrap();
+        assert!(is_kept());
+        assert_eq!(names(folder.path()), ["bundle", "photos"]);
     }
 
     #[test]
     fn folders_of_killed_runs_are_recognised() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("bundle");
-        let open = || PartialFolder::open(&target, "manifest.json");
-        let make = |content: &[u8]| {
-            let made = open().unwrap();
-            write_file(&made.path().join("manifest.json"), content).unwrap();
-            fs::write(made.path().join("weights"), content).unwrap();
-            made.finish().unwrap();
-        };
-        make(b"powerinfer-1");
+        make(&target, "1").unwrap();
         // Killed between the two renames: the older artifact is restored.
         fs::rename(&target, folder.path().join("bundle.old")).unwrap();
-        drop(open().unwrap());
-        assert_eq!(fs::read(target.join("weights")).unwrap(), b"powerinfer-1");
+        drop(PartialFolder::open(&target, contents()).unwrap());
+        assert_eq!(fs::read(target.join("weights")).unwrap(), b"1");
         // Killed after them, before or during the removal of the older artifact.
-        for left in [&["manifest.json", "weights"][..], &["manifest.json"], &[]] {
+        for left in [
+            &["manifest.json", "weights", "named"][..],
+            &["manifest.json"],
+            &[],
+        ] {
             let old = folder.path().join("bundle.old");
             fs::create_dir(&old).unwrap();
             for name in left {
-                fs::write(old.join(name), b"powerinfer-0").unwrap();
+                fs::write(old.join(name), manifest("0")).unwrap();
             }
-            make(b"powerinfer-2");
-            assert_eq!(fs::read(target.join("weights")).unwrap(), b"powerinfer-2");
-            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+            make(&target, "2").unwrap();
+            assert_eq!(fs::read(target.join("weights")).unwrap(), b"2");
+            assert_eq!(names(folder.path()), ["bundle"]);
         }
-    }
-
-    #[test]
-    fn a_folder_lock_is_exclusive() {
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join(".powerinfer-x.partial"), b"killed").unwrap();
-        let lock = FolderLock::of(folder.path()).unwrap();
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-        if cfg!(unix) {
-            let busy = FolderLock::of(folder.path()).unwrap_err();
-            assert!(matches!(busy, ArtifactError::Busy { .. }), "{busy}");
-        }
-        drop(lock);
-        FolderLock::of(folder.path()).unwrap();
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        // Killed before the mark was deleted.
+        fs::write(target.join(MARK), b"").unwrap();
+        make(&target, "3").unwrap();
+        assert_eq!(names(&target), ["manifest.json", "named", "weights"]);
     }
 
     #[cfg(unix)]
@@ -381,10 +411,9 @@ mod tests {
 
         let parent = tempfile::tempdir().unwrap();
         let target = parent.path().join("artifact");
-        fs::create_dir(&target).unwrap();
-        fs::write(target.join("manifest.json"), "powerinfer-old").unwrap();
-        let partial = PartialFolder::open(&target, "manifest.json").unwrap();
-        fs::write(partial.path().join("manifest.json"), "powerinfer-new").unwrap();
+        make(&target, "old").unwrap();
+        let partial = PartialFolder::open(&target, contents()).unwrap();
+        fs::write(partial.path().join("manifest.json"), manifest("new")).unwrap();
         let content = || fs::read_to_string(target.join("manifest.json")).unwrap();
         let lock = FolderLock::of(&target).unwrap();
         let other = fs::File::open(&target).unwrap();
@@ -392,13 +421,13 @@ mod tests {
             let finished = scope.spawn(|| partial.finish());
             thread::sleep(Duration::from_millis(100));
             assert!(!finished.is_finished());
-            assert_eq!(content(), "powerinfer-old");
+            assert_eq!(content(), manifest("old"));
             drop(lock);
             finished.join().unwrap().unwrap();
         });
-        assert_eq!(content(), "powerinfer-new");
+        assert_eq!(content(), manifest("new"));
         assert!(!is_at(&other, &target), "a lock on the old one is none");
-        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1);
+        assert_eq!(names(parent.path()), ["artifact"]);
         FolderLock::of(&target).unwrap();
     }
 
@@ -406,13 +435,12 @@ mod tests {
     fn no_run_enters_a_folder_that_another_one_finishes() {
         let parent = tempfile::tempdir().unwrap();
         let target = parent.path().join("artifact");
-        let partial = PartialFolder::open(&target, "manifest.json").unwrap();
-        fs::write(partial.path().join("manifest.json"), "powerinfer-new").unwrap();
-        let busy = PartialFolder::open(&target, "manifest.json").unwrap_err();
+        let partial = PartialFolder::open(&target, contents()).unwrap();
+        fs::write(partial.path().join("manifest.json"), manifest("new")).unwrap();
+        let busy = PartialFolder::open(&target, contents()).unwrap_err();
         assert!(matches!(busy, ArtifactError::Busy { .. }), "{busy}");
         partial.finish().unwrap();
-        let files: Vec<_> = fs::read_dir(&target).unwrap().collect();
-        assert_eq!(files.len(), 1);
-        PartialFolder::open(&target, "manifest.json").unwrap();
+        assert_eq!(names(&target), ["manifest.json"]);
+        PartialFolder::open(&target, contents()).unwrap();
     }
 }

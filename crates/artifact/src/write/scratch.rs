@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::folder::{not_an_artifact, remove_marked, with_ending};
+use super::{Contents, folder::with_ending, survey::Mark, unfollowed};
 use crate::ArtifactError;
 
 /// Temporary folder next to an artifact, for the time of a measurement; removed on drop, or by the next
@@ -13,6 +13,7 @@ use crate::ArtifactError;
 #[derive(Debug)]
 pub struct ScratchFolder {
     folder: PathBuf,
+    contents: Contents,
     /// Locked while this run uses the folder.
     _lock: fs::File,
 }
@@ -20,52 +21,63 @@ pub struct ScratchFolder {
 /// Name of the file that marks a scratch folder.
 const SCRATCH: &str = ".powerinfer-scratch";
 
+/// Name of the folder in a scratch folder.
+const INNER: &str = "bundle";
+
 impl ScratchFolder {
-    /// Creates the folder `NAME.measuring` next to `target`, removing one left by a killed run.
+    /// Creates the folder `NAME.measuring` next to `target`, removing one left by a killed run. It is for one folder of
+    /// the kind `contents`, at [`path`](Self::path).
     ///
     /// # Errors
     ///
-    /// [`ArtifactError::Busy`] if another run uses it, [`ArtifactError::NotAnArtifact`] if it is not a scratch
-    /// folder, or [`ArtifactError::Write`].
-    pub fn next_to(target: &Path) -> Result<Self, ArtifactError> {
-        Self::remove_leftover(target)?;
+    /// [`ArtifactError::Busy`] if another run uses it, [`ArtifactError::NotAnArtifact`] or [`ArtifactError::Foreign`] if
+    /// it has other files, or [`ArtifactError::Write`].
+    pub fn next_to(target: &Path, contents: &Contents) -> Result<Self, ArtifactError> {
+        Self::remove_leftover(target, contents)?;
         let folder = Self::path_for(target);
+        let contents = contents.nested(SCRATCH, INNER);
         let failed = || ArtifactError::write(&folder);
         // A folder that still exists is not ours, or in use.
         fs::create_dir_all(folder.parent().unwrap_or(Path::new("."))).map_err(failed())?;
-        if fs::create_dir(&folder).is_err() && folder.exists() {
-            let is_ours = folder.join(SCRATCH).exists();
-            return Err(match is_ours {
-                true => ArtifactError::Busy { path: folder },
-                false => not_an_artifact(&folder, SCRATCH),
-            });
+        if fs::create_dir(&folder).is_err() {
+            let survey = contents.survey(&folder, Mark::File(SCRATCH))?;
+            survey.refuse_foreign()?;
+            if !survey.is_empty() {
+                return Err(ArtifactError::Busy { path: folder });
+            }
         }
-        let lock = fs::File::create(folder.join(SCRATCH)).map_err(failed())?;
+        let lock = unfollowed().create(true).open(folder.join(SCRATCH));
+        let lock = lock.map_err(failed())?;
         if let Err(fs::TryLockError::WouldBlock) = lock.try_lock() {
             return Err(ArtifactError::Busy { path: folder });
         }
         Ok(Self {
             folder,
+            contents,
             _lock: lock,
         })
     }
 
-    /// Removes the scratch folder that a killed run has left next to `target`, if any.
+    /// Removes the scratch folder that a killed run has left next to `target`, if any; not one with other files.
     ///
     /// # Errors
     ///
     /// [`ArtifactError::Write`].
-    pub fn remove_leftover(target: &Path) -> Result<(), ArtifactError> {
+    pub fn remove_leftover(target: &Path, contents: &Contents) -> Result<(), ArtifactError> {
         let folder = Self::path_for(target);
-        let mark = folder.join(SCRATCH);
-        let is_link = fs::symlink_metadata(&folder).is_ok_and(|found| found.is_symlink());
-        if is_link || !mark.exists() {
+        let contents = contents.nested(SCRATCH, INNER);
+        let Ok(survey) = contents.survey(&folder, Mark::File(SCRATCH)) else {
+            return Ok(());
+        };
+        if survey.is_empty() || survey.refuse_foreign().is_err() {
             return Ok(());
         }
-        let lock = fs::File::open(&mark).map_err(ArtifactError::write(&mark))?;
+        let mark = folder.join(SCRATCH);
+        let lock = unfollowed().open(&mark);
+        let lock = lock.map_err(ArtifactError::write(&mark))?;
         match lock.try_lock() {
             Err(fs::TryLockError::WouldBlock) => Ok(()),
-            _ => remove_marked(&folder, SCRATCH),
+            _ => survey.delete_folder(),
         }
     }
 
@@ -74,16 +86,17 @@ impl ScratchFolder {
         with_ending(&target, ".measuring")
     }
 
-    /// Returns the path of the folder.
-    pub fn path(&self) -> &Path {
-        &self.folder
+    /// Path of the folder to write, which does not exist yet.
+    pub fn path(&self) -> PathBuf {
+        self.folder.join(INNER)
     }
 }
 
 impl Drop for ScratchFolder {
     fn drop(&mut self) {
         // What cannot be removed is left to the next run.
-        let _ = remove_marked(&self.folder, SCRATCH);
+        let survey = self.contents.survey(&self.folder, Mark::File(SCRATCH));
+        let _ = survey.and_then(|survey| survey.delete_folder());
     }
 }
 
@@ -96,26 +109,37 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("bundle");
         let scratch = folder.path().join("bundle.measuring");
-        let first = ScratchFolder::next_to(&target).unwrap();
+        let contents = Contents::new("manifest.json", "powerinfer-test").with_names(&["weights"]);
+        let next_to = || ScratchFolder::next_to(&target, &contents);
+        let first = next_to().unwrap();
+        fs::create_dir(first.path()).unwrap();
         fs::write(first.path().join("weights"), b"many").unwrap();
-        let busy = ScratchFolder::next_to(&target).unwrap_err();
+        let busy = next_to().unwrap_err();
         assert!(matches!(busy, ArtifactError::Busy { .. }), "{busy}");
         drop(first);
         assert!(!scratch.exists());
         // As left by a killed run.
-        fs::create_dir(&scratch).unwrap();
-        fs::write(scratch.join(SCRATCH), b"").unwrap();
-        fs::write(scratch.join("weights"), b"many").unwrap();
-        drop(ScratchFolder::next_to(&target).unwrap());
-        assert!(!scratch.exists());
-        fs::create_dir(&scratch).unwrap();
-        fs::write(scratch.join("manifest.json"), b"powerinfer-1").unwrap();
-        let error = ScratchFolder::next_to(&target).unwrap_err();
+        for ending in ["", ".partial"] {
+            let inner = scratch.join(format!("{INNER}{ending}"));
+            fs::create_dir_all(&inner).unwrap();
+            fs::write(scratch.join(SCRATCH), b"").unwrap();
+            fs::write(inner.join("weights"), b"many").unwrap();
+            drop(next_to().unwrap());
+            assert!(!scratch.exists());
+        }
+        // Files of others are never deleted.
+        let used = next_to().unwrap();
+        fs::write(scratch.join("thesis.txt"), b"years").unwrap();
+        drop(used);
+        let error = next_to().unwrap_err();
+        assert!(matches!(error, ArtifactError::Foreign { .. }), "{error}");
+        fs::remove_file(scratch.join(SCRATCH)).unwrap();
+        let error = next_to().unwrap_err();
         assert!(
             matches!(error, ArtifactError::NotAnArtifact { .. }),
             "{error}"
         );
-        ScratchFolder::remove_leftover(&target).unwrap();
-        assert!(scratch.join("manifest.json").exists());
+        ScratchFolder::remove_leftover(&target, &contents).unwrap();
+        assert_eq!(fs::read(scratch.join("thesis.txt")).unwrap(), b"years");
     }
 }

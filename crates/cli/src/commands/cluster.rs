@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf, absolute};
 
 use anyhow::{Context, Result, bail};
 use clap::{ArgAction, ArgMatches, Command, CommandFactory, parser::ValueSource};
-use powerinfer_artifact::{ByteSize, counted, hardware::Hardware};
+use powerinfer_artifact::{ByteSize, ModelIdentity, counted, hardware::Hardware};
 use powerinfer_cluster::{
     Preparation, Rates, Shards, Stage, Volume, Workload, submit, write_kubernetes, write_slurm,
 };
@@ -332,8 +332,8 @@ fn slurm<Arguments: CommandFactory>(arguments: &SlurmArguments, output: Output) 
     let program = std::env::current_exe().context("the path of this program is not known")?;
     let program = program.to_string_lossy().into_owned();
     let stages = &arguments.stages;
-    let (preparation, folder) = stages.preparation::<Arguments>("slurm", program, output)?;
-    let written = write_slurm(&preparation, &folder)?;
+    let (preparation, model, folder) = stages.preparation::<Arguments>("slurm", program, output)?;
+    let written = write_slurm(&preparation, &model, &folder)?;
     say_written(&written, &folder, output)?;
     if !arguments.submit {
         output.say(format!(
@@ -358,8 +358,9 @@ fn kubernetes<Arguments: CommandFactory>(
     };
     let program = "powerinfer".to_owned();
     let stages = &arguments.stages;
-    let (preparation, folder) = stages.preparation::<Arguments>("kubernetes", program, output)?;
-    let written = write_kubernetes(&preparation, &volume, &folder)?;
+    let (preparation, model, folder) =
+        stages.preparation::<Arguments>("kubernetes", program, output)?;
+    let written = write_kubernetes(&preparation, &model, &volume, &folder)?;
     say_written(&written, &folder, output)?;
     output.say(format!(
         "run them: `{}`",
@@ -379,13 +380,13 @@ fn say_written(stages: &[Stage], folder: &Path, output: Output) -> Result<()> {
 }
 
 impl StageArguments {
-    /// What the jobs do, and the folder for them; `scheduler` is the subcommand's name.
+    /// What the jobs do, their model, and the folder for them; `scheduler` is the subcommand's name.
     fn preparation<Arguments: CommandFactory>(
         &self,
         scheduler: &str,
         program: String,
         output: Output,
-    ) -> Result<(Preparation, PathBuf)> {
+    ) -> Result<(Preparation, ModelIdentity, PathBuf)> {
         check_paths(&self.calibration.data)?;
         let checkpoint = model_argument::open_checkpoint(&self.model, output)?;
         let config = checkpoint.config();
@@ -427,7 +428,11 @@ impl StageArguments {
             certifies: options.certifies(),
             workload,
         };
-        Ok((preparation, absolute(&folder)?))
+        Ok((
+            preparation,
+            checkpoint.identity().clone(),
+            absolute(&folder)?,
+        ))
     }
 }
 

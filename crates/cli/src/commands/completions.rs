@@ -22,5 +22,5 @@ pub(crate) fn run<Arguments: CommandFactory>(arguments: &CompletionsArguments) -
         "powerinfer",
         &mut script,
     );
-    crate::output::print(script)
+    crate::output::print_data(script)
 }

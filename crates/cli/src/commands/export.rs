@@ -1,20 +1,16 @@
 //! `powerinfer export`: a model for other programs.
 
-use std::{
-    fs::File,
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{ByteSize, counted};
-use powerinfer_export::{Exported, GgufOptions, Source, to_gguf, to_original};
+use powerinfer_export::{Exported, GgufOptions, Source, index_path, to_gguf, to_original};
 use powerinfer_tensor::Format;
 
 use crate::{
     model_argument,
     output::Output,
-    page_file::is_inside,
+    page_file::{begins_with, is_inside},
     progress::Bar,
     values::{FORMATS, Offered},
 };
@@ -105,6 +101,7 @@ fn original(arguments: &ExportArguments, output: Output) -> Result<()> {
     }
     let bundle = model_argument::open_bundle(&arguments.source)?;
     let out = out_file(&arguments.out, Source::Bundle(&bundle), "powerinfer.gguf")?;
+    refuse_foreign(&index_path(&out))?;
     let written = to_original(&bundle, arguments.quant, &out, &Bar::new(output))?;
     say(&out, written.quant, &written.model, output);
     output.say(format!(
@@ -140,14 +137,23 @@ fn out_file(out: &Path, source: Source<'_>, ending: &str) -> Result<PathBuf> {
         }
         Source::Bundle(_) => {}
     }
-    if out.exists() {
-        let mut magic = [0; 4];
-        let read = File::open(&out).and_then(|mut file| file.read_exact(&mut magic));
-        if read.is_err() || ![*b"GGUF", *b"PWRI"].contains(&magic) {
-            bail!("`{path}` exists and is no GGUF file; remove it, or name another file");
-        }
-    }
+    refuse_foreign(&out)?;
     Ok(out)
+}
+
+/// Refuses to replace a file that is not a GGUF file.
+fn refuse_foreign(file: &Path) -> Result<()> {
+    if file.exists()
+        && ![b"GGUF", b"PWRI"]
+            .iter()
+            .any(|magic| begins_with(file, *magic))
+    {
+        bail!(
+            "`{}` exists and is not a GGUF file; remove it, or name another file",
+            file.display()
+        );
+    }
+    Ok(())
 }
 
 /// Describes a written file.

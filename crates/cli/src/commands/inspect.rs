@@ -28,6 +28,7 @@ use serde_json::{Value, json};
 use crate::{
     certificate_table, model_argument,
     output::{Output, percent, print, print_json},
+    page_file::refuse_inside,
     plan_table, predictor_table, profile_stage,
 };
 
@@ -116,13 +117,7 @@ fn draw(path: &Path, page: &Path, output: Output) -> Result<()> {
     let inside = path.join("profile");
     let folder = if inside.is_dir() { &inside } else { path };
     let profile = Profile::open(folder)?;
-    let place = page.parent().and_then(|parent| parent.canonicalize().ok());
-    if place.is_some() && place == folder.canonicalize().ok() {
-        bail!(
-            "`{}` would be among the profile's own files; write the page elsewhere",
-            page.display()
-        );
-    }
+    refuse_inside(Some(page), folder)?;
     let html = profile_page(&profile.json(), &profile.cumulative_curves(CURVE_POINTS))?;
     write_file(page, html.as_bytes())?;
     output.say(format!("drawn in `{}`", page.display()));

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     model_argument::describe,
-    output::{Output, print, print_json},
+    output::{Output, print_data, print_json},
     progress::Bar,
 };
 
@@ -50,5 +50,5 @@ pub(crate) fn run(arguments: &PullArguments, output: Output) -> Result<()> {
             "files": files,
         }));
     }
-    print(format!("{}\n", snapshot.path.display()))
+    print_data(format!("{}\n", snapshot.path.display()))
 }

@@ -24,7 +24,7 @@ use self::prompt_cache::{PromptCache, PromptCacheArguments};
 use crate::{
     engine::{EngineArguments, open_runtime},
     model_argument::{self, DEMO},
-    output::{Output, percent, print, print_json},
+    output::{Output, percent, print_data, print_json},
     progress::{interrupted, while_waiting},
 };
 
@@ -157,7 +157,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
         output.say("no prompt given: this is a task that the model was not trained on; `--prompt` sets another");
     }
     if (arguments.echo || is_example) && !arguments.json {
-        print(&prompt)?;
+        print_data(&prompt)?;
     }
     let mut completion = String::new();
     let json = arguments.json;
@@ -170,7 +170,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
         output,
         &mut |piece| {
             completion.push_str(piece);
-            if json { Ok(()) } else { print(piece) }
+            if json { Ok(()) } else { print_data(piece) }
         },
     )?;
     if json {
@@ -193,7 +193,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
             "verified": model.verification().map(verification::to_json),
         }))?;
     } else if !completion.ends_with('\n') {
-        print("\n")?;
+        print_data("\n")?;
     }
     timing.note_limit(output);
     output.say(timing.describe());

@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &TokenizeArguments, output: Output) -> Result<()> {
         } else {
             SpecialText::Skip
         };
-        crate::output::print(tokenizer.decode(&ids, special)?)
+        crate::output::print_data(tokenizer.decode(&ids, special)?)
     } else {
         let special = if arguments.no_special {
             SpecialTokens::Omit
@@ -50,6 +50,6 @@ pub(crate) fn run(arguments: &TokenizeArguments, output: Output) -> Result<()> {
             SpecialTokens::Add
         };
         let ids = tokenizer.encode(&text, special)?;
-        crate::output::print(format!("{}\n", serde_json::to_string(&ids)?))
+        crate::output::print_data(format!("{}\n", serde_json::to_string(&ids)?))
     }
 }

@@ -23,7 +23,7 @@ use rustyline::{
 
 use super::{RunArguments, Timing, check_prompt, rate, respond, verification};
 use crate::{
-    output::{Output, print},
+    output::{Output, print_data},
     progress::{interrupted, resume_after_interrupt, while_waiting},
     values::new_file,
 };
@@ -84,7 +84,7 @@ pub(super) fn run(
         let mut answer = String::new();
         let mut write = |piece: &str| {
             answer.push_str(piece);
-            print(piece)
+            print_data(piece)
         };
         let fits = check_prompt(arguments, model, ids.len());
         let answered = fits.and_then(|()| {
@@ -109,7 +109,7 @@ pub(super) fn run(
             Err(error) => return Err(error),
         };
         if !answer.ends_with('\n') {
-            print("\n")?;
+            print_data("\n")?;
         }
         if interrupted() {
             resume_after_interrupt();

@@ -12,7 +12,7 @@ use powerinfer_report::sweep_page;
 
 use crate::{
     output::{Output, Table, percent},
-    page_file::refuse_inside,
+    page_file::{begins_with, refuse_inside},
 };
 
 /// Files next to the page at `html`: CSV and JSON.
@@ -56,7 +56,7 @@ pub(super) fn check_paths(html: Option<&Path>, out: &Path, folder: &Path) -> Res
                 file.display()
             );
         }
-        if file.exists() && !std::fs::read(file)?.starts_with(beginning.as_bytes()) {
+        if file.exists() && !begins_with(file, beginning.as_bytes()) {
             bail!(
                 "`{}` would be written next to the page, but exists and is no file of a sweep; remove it, or name another file by `--html`",
                 file.display()
