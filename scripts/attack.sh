@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Attacks the program: mutated inputs for every reader, kills, full disks, two writers, hostile programs in both judges, and
-# 64 clients of the server. Prints a table of tries and findings; exits with 1 if there are findings, whose inputs are kept.
+# Attacks the program: mutated inputs for every reader, kills, full disks, two writers, hostile programs in both judges,
+# 64 clients of the server, and clients of it that combine tricks. Prints a table of tries and findings; exits with 1 if
+# there are findings, whose inputs are kept.
 #
 # usage: scripts/attack.sh [MINUTES] [REPORT]
 #   MINUTES  time of all attacks together [default: 2]
@@ -31,15 +32,15 @@ found=0
   printf '\n## Mutated inputs\n\nIn process, with a counting allocator. A finding is a panic, the end of the process, over 256 MiB or 10 s for one\n'
   printf 'input, a status of 500, a flipped bit that is not noticed, or logits that are not finite. Most mutated inputs of bundles,\n'
   printf 'profiles, predictors and prompt caches get digests that match.\n\n'
-  "$built/powerinfer-attack" --golden "$root/tests/golden" --made made --out findings --seconds $((seconds / 2)) --seed "$seed" || found=1
+  "$built/powerinfer-attack" --golden "$root/tests/golden" --made made --out findings --seconds $((seconds * 44 / 100)) --seed "$seed" || found=1
   printf '\n## Whole commands\n\n'
   printf 'Kills: one to three at random times; then every artifact is intact, and the command run again gives the bytes that it gives\n'
   printf 'undisturbed. Full disk: a file system that is full at a random point; the error says so, and with more space the command\n'
   printf 'gives the same bytes. Two writers: two commands with other settings write to one place at a time. Hostile programs: none\n'
   printf 'passes, outlives its time, or leaves a file.\n\n'
   printf '| attack | on | tries | findings |\n|---|---|--:|--:|\n'
-  attack kills --seconds $((seconds * 14 / 100)) --seed "$seed" || found=1
-  attack disk --seconds $((seconds * 12 / 100)) --seed "$seed" || found=1
+  attack kills --seconds $((seconds * 11 / 100)) --seed "$seed" || found=1
+  attack disk --seconds $((seconds * 9 / 100)) --seed "$seed" || found=1
   attack writers --seconds $((seconds * 8 / 100)) --seed "$seed" || found=1
   attack judges --seconds $((seconds * 8 / 100)) --seed "$seed" || found=1
   cat ./*.findings
@@ -56,6 +57,13 @@ found=0
     --seconds $((seconds * 8 / 100)) || found=1
   stop
   server=
+  printf '\nClients that combine tricks, that hold 1,024 connections, and whose requests are bombs. A finding is `/health` after more\n'
+  printf 'than 2 s, a status of 500, 1 GiB more of memory, or a server that runs on 20 s after SIGTERM.\n\n'
+  printf '| attack | on | tries | findings |\n|---|---|--:|--:|\n'
+  for clients in combined held bombs; do
+    python3 -B "$root/scripts/attack_server.py" $clients --seconds $((seconds * 4 / 100)) --seed "$seed" || found=1
+  done
+  cat {combined-clients,held-connections,request-bombs}.findings
   [ "$found" = 0 ] || mkdir -p findings
 } > report.md
 cat report.md

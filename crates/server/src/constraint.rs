@@ -1,6 +1,6 @@
 //! Sampling that permits only texts of a JSON schema.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use llguidance::{
     JsonCompileOptions, Matcher, ParserFactory,
@@ -18,10 +18,24 @@ pub(crate) struct Constraints {
     factory: OnceLock<Result<ParserFactory, String>>,
 }
 
+/// A compiled schema, shared by the texts of a request.
+pub(crate) struct Grammar(Mutex<Matcher>);
+
 /// What a text may be; it knows the text so far.
 pub(crate) struct Constraint {
     matcher: Matcher,
     masked: Vec<f32>,
+}
+
+impl Grammar {
+    /// The constraint of a new text.
+    pub(crate) fn start(&self) -> Constraint {
+        let matcher = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Constraint {
+            matcher: matcher.clone(),
+            masked: Vec::new(),
+        }
+    }
 }
 
 impl Constraints {
@@ -38,16 +52,16 @@ impl Constraints {
     /// # Errors
     ///
     /// Fails as [`Self::schema`].
-    pub(crate) fn object(&self) -> Result<Constraint, String> {
+    pub(crate) fn object(&self) -> Result<Grammar, String> {
         self.schema(json!({ "type": "object" }))
     }
 
-    /// JSON of `schema`.
+    /// JSON of `schema`. It takes time, within the library's limits: call it on a worker.
     ///
     /// # Errors
     ///
     /// Fails where the schema is invalid or uses what is not supported, and for models without an end-of-text token.
-    pub(crate) fn schema(&self, mut schema: Value) -> Result<Constraint, String> {
+    pub(crate) fn schema(&self, mut schema: Value) -> Result<Grammar, String> {
         let factory = self.factory.get_or_init(|| factory(&self.tokenizer));
         let factory = factory.as_ref().map_err(Clone::clone)?;
         // Models without a sense of JSON would fill it with spaces; these are Python's separators.
@@ -66,10 +80,7 @@ impl Constraints {
         let matcher = Matcher::new(parser);
         match matcher.get_error() {
             Some(error) => Err(error),
-            None => Ok(Constraint {
-                matcher,
-                masked: Vec::new(),
-            }),
+            None => Ok(Grammar(Mutex::new(matcher))),
         }
     }
 }
