@@ -77,10 +77,11 @@ impl Constraints {
         }
         grammar.apply_to(&mut schema);
         let parser = factory.create_parser(TopLevelGrammar::from_json_schema(schema));
-        let matcher = Matcher::new(parser);
-        match matcher.get_error() {
-            Some(error) => Err(error),
-            None => Ok(Grammar(Mutex::new(matcher))),
+        let mut matcher = Matcher::new(parser);
+        // The first token is worked out here, and not on the thread of the model for each text.
+        match matcher.compute_mask_or_eos() {
+            Err(error) => Err(error.to_string()),
+            Ok(_) => Ok(Grammar(Mutex::new(matcher))),
         }
     }
 }

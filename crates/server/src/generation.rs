@@ -321,6 +321,9 @@ impl Texts {
                     finish: choice.finish.unwrap_or(finish),
                 })
             }
+            Event::Refused(message) => {
+                return Err(ApiError::invalid_value("response_format", message));
+            }
             Event::Failed(message) => return Err(ApiError::server(message)),
         })
     }

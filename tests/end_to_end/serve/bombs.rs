@@ -37,6 +37,13 @@ fn bombs_are_refused_before_they_are_queued() {
     let before = peak_memory(&server);
     let biases: Map<String, Value> = (0..200_000).map(|id| (id.to_string(), json!(1))).collect();
     let long = |bytes: usize| "x".repeat(bytes);
+    // Small, and 20 to the power of 12 combinations.
+    let alternatives = |all: usize| {
+        let of = |index: usize| json!({ "type": "object", "properties": { format!("p{all}_{index}"): {} } });
+        json!({ "anyOf": (0..20).map(of).collect::<Vec<_>>() })
+    };
+    let schema_of_all = json!({ "allOf": (0..12).map(alternatives).collect::<Vec<_>>() });
+    let combinations = json!({ "type": "json_schema", "json_schema": { "schema": schema_of_all } });
     for (path, body, parts) in [
         (
             "/v1/completions",
@@ -67,6 +74,11 @@ fn bombs_are_refused_before_they_are_queued() {
             "/v1/completions",
             json!({ "prompt": "x", "stop": vec![long(300_000); 32] }),
             &["stop", "bytes"],
+        ),
+        (
+            "/v1/completions",
+            json!({ "prompt": "x", "response_format": combinations }),
+            &["response_format", "schema too large"],
         ),
         (
             "/v1/completions",
@@ -144,7 +156,7 @@ fn health_answers_while_requests_are_prepared() {
     let text = "x y ".repeat(16_000);
     let long_stops = vec!["s".repeat(400); 32];
     let bodies = [
-        json!({ "prompt": "x", "n": 128, "max_tokens": 4, "response_format": schema(800) }),
+        json!({ "prompt": "x", "n": 128, "max_tokens": 4, "response_format": schema(400) }),
         json!({ "prompt": "x", "n": 128, "max_tokens": 50, "stop": long_stops, "ignore_eos": true }),
         json!({ "prompt": vec![text; 100] }),
         json!({ "prompt": vec![vec![9; 400]; 2000], "max_tokens": 0, "echo": true, "logprobs": 1, "stream": true }),

@@ -31,7 +31,7 @@ const MAX_STOPS: usize = 32;
 const MAX_STOP_BYTES: usize = 16 << 10;
 
 /// Bytes of JSON of a schema, at most.
-pub(super) const MAX_SCHEMA_BYTES: usize = 128 << 10;
+pub(super) const MAX_SCHEMA_BYTES: usize = 64 << 10;
 
 /// The format of a chat's answer.
 #[derive(Debug, Deserialize)]

@@ -107,7 +107,7 @@ impl Events {
             // Its first token follows, or its end.
             Event::Prompt { .. } => false,
             Event::Token { .. } => self.sent.is_none_or(|sent| sent.elapsed() >= self.interval),
-            Event::Done { .. } | Event::Failed(_) => true,
+            Event::Done { .. } | Event::Refused(_) | Event::Failed(_) => true,
         };
         self.pending.push(event);
         if is_due {
@@ -151,6 +151,8 @@ pub(crate) enum Event {
     },
     /// The text has ended.
     Done { finish: Finish, at: Instant },
+    /// The schema permits no further token, or exceeds the library's limits.
+    Refused(String),
     /// The engine has failed.
     Failed(String),
 }

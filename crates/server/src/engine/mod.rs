@@ -383,7 +383,7 @@ impl Engine {
             Ok(logits) => logits,
             Err(error) => {
                 for index in (0..decoded).rev() {
-                    self.finish(index, Err(error.to_string()));
+                    self.finish(index, Err(Event::Failed(error.to_string())));
                 }
                 if let Some((_, prompt, _)) = piece {
                     self.fail(prompt, error.to_string());
@@ -507,7 +507,7 @@ impl Engine {
         position: usize,
         logits: &[f32],
         activity: Option<Activity>,
-    ) -> Option<Result<Finish, String>> {
+    ) -> Option<Result<Finish, Event>> {
         let job = &mut decoding.job;
         let known = &logits[..self.vocabulary.min(logits.len())];
         let sampled = match &mut decoding.constraint {
@@ -516,7 +516,7 @@ impl Engine {
         };
         let id = match sampled {
             Ok(id) => id,
-            Err(error) => return Some(Err(error)),
+            Err(error) => return Some(Err(Event::Refused(error))),
         };
         decoding.generated += 1;
         decoding.pending = id;
@@ -564,7 +564,7 @@ impl Engine {
         decoding: &mut Decoding,
         position: usize,
         pass: &Decoded<'_>,
-    ) -> Option<Result<Finish, String>> {
+    ) -> Option<Result<Finish, Event>> {
         let config = self.model.config();
         let between = pass.at.duration_since(decoding.at);
         self.metrics.between_tokens.observe(between.as_secs_f64());
@@ -633,7 +633,7 @@ impl Engine {
     }
 
     /// Reports the end of request `index` and frees its place.
-    fn finish(&mut self, index: usize, finish: Result<Finish, String>) {
+    fn finish(&mut self, index: usize, finish: Result<Finish, Event>) {
         let mut decoding = self.remove(index);
         self.metrics.finished.inc();
         decoding.job.events.send(match finish {
@@ -641,7 +641,7 @@ impl Engine {
                 finish,
                 at: Instant::now(),
             },
-            Err(message) => Event::Failed(message),
+            Err(event) => event,
         });
     }
 
