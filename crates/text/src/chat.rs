@@ -71,6 +71,7 @@ impl ChatTemplate {
     /// # Errors
     ///
     /// The template cannot be parsed, calls `raise_exception`, or fails, or the process that renders it does.
+    #[expect(clippy::missing_panics_doc, reason = "texts are plain JSON")]
     pub fn render(
         &self,
         messages: &[Message],
