@@ -63,7 +63,7 @@ found=0
   for clients in combined held bombs; do
     python3 -B "$root/scripts/attack_server.py" $clients --seconds $((seconds * 4 / 100)) --seed "$seed" || found=1
   done
-  cat {combined-clients,held-connections,request-bombs}.findings
+  cat {combined-clients,held-connections,request-bombs}.findings || found=1
   [ "$found" = 0 ] || mkdir -p findings
 } > report.md
 cat report.md

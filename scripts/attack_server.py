@@ -67,6 +67,7 @@ class Server:
         """Ends the server; what is wrong with its end or its memory."""
         started = time.monotonic()
         self.is_over.set()
+        self.most = max(self.most, self.memory())
         self.process.send_signal(signal.SIGTERM)
         finding = None
         try:
@@ -218,7 +219,10 @@ def held(arguments, findings, source):
 def bombs(arguments, findings, source):
     server = Server(findings, "request bombs")
     end = time.monotonic() + arguments.seconds
-    together([(tricks, server, findings, random.Random(source.random()), end) for _ in range(12)])
+    # 256 texts, each of which had a copy of 5 MB of JSON.
+    biases = {"prompt": ["x", "y"], "n": 128, "max_tokens": 1, "logit_bias": {str(index): 1 for index in range(400_000)}}
+    ask(server, request("POST", "/v1/completions", biases), arguments.seconds / 2)
+    together([(tricks, server, findings, random.Random(source.random()), end) for _ in range(6)])
     server.stop()
 
 
