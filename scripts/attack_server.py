@@ -11,6 +11,7 @@ server that still runs 20 s after SIGTERM. Run by scripts/attack.sh in its work 
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -37,10 +38,11 @@ class Server:
         self.process = subprocess.Popen([POWERINFER, "-q", "serve", "base/bundle", "--port", "0", "--parallel", "4"],
                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.port = int(re.search(r":(\d+)$", self.process.stdout.readline().strip()).group(1))
-        self.is_over = threading.Event()
         self.first = self.memory()
-        self.most, self.slowest, self.asked = self.first, 0.0, 0
-        self.watch = threading.Thread(target=self.watch_health)
+        # A process of its own: the clients' threads would delay each other.
+        processes = multiprocessing.get_context("fork")
+        self.is_over, (self.results, sender) = processes.Event(), processes.Pipe(duplex=False)
+        self.watch = processes.Process(target=self.watch_health, args=(sender,))
         self.watch.start()
 
     def memory(self):
@@ -50,24 +52,22 @@ class Server:
         except (OSError, AttributeError):
             return 0
 
-    def watch_health(self):
+    def watch_health(self, sender):
+        answers, most = [], 0
         while not self.is_over.is_set():
             started = time.monotonic()
             status = ask(self, request("GET", "/health"))
-            if self.is_over.is_set() and status is None:
-                break
-            took = time.monotonic() - started
-            self.slowest, self.asked = max(self.slowest, took), self.asked + 1
-            self.most = max(self.most, self.memory())
-            slow = status != 200 or took > HEALTH_LIMIT
-            self.findings.tried("`/health`", f"{self.attack}: {status} after {took:.1f} s" if slow else None)
+            most = max(most, self.memory())
+            if not self.is_over.is_set() or status is not None:
+                answers.append((status, time.monotonic() - started))
             self.is_over.wait(0.05)
+        sender.send((answers, most))
 
     def stop(self):
         """Ends the server; what is wrong with its end or its memory."""
         started = time.monotonic()
         self.is_over.set()
-        self.most = max(self.most, self.memory())
+        last = self.memory()
         self.process.send_signal(signal.SIGTERM)
         finding = None
         try:
@@ -77,11 +77,15 @@ class Server:
             self.process.kill()
             self.process.wait()
         stopped = time.monotonic() - started
+        answers, most = self.results.recv()
         self.watch.join()
-        grown = self.most - self.first
+        for status, took in answers:
+            slow = status != 200 or took > HEALTH_LIMIT
+            self.findings.tried("`/health`", f"{self.attack}: {status} after {took:.1f} s" if slow else None)
+        slowest, grown = max((took for _, took in answers), default=0.0), max(most, last) - self.first
         self.findings.tried("SIGTERM", finding)
         self.findings.tried("memory", f"it grew by {grown >> 20} MiB" if grown > MEMORY_LIMIT else None)
-        print(f"{self.attack}: {self.asked} times `/health`, the slowest after {1000 * self.slowest:.0f} ms; memory grew by {grown >> 20} MiB; "
+        print(f"{self.attack}: {len(answers)} times `/health`, the slowest after {1000 * slowest:.0f} ms; memory grew by {grown >> 20} MiB; "
               f"stopped after {stopped:.1f} s", file=sys.stderr, flush=True)
 
 
