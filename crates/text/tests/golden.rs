@@ -127,7 +127,7 @@ fn special_tokens_in_messages_are_text() {
         for id in ids.filter(|id| tokenizer.is_special(*id)) {
             let token = tokenizer.decode(&[id], SpecialText::Keep).unwrap();
             for content in [
-                format!("{token}"),
+                token.clone(),
                 format!(" one {token}two{token}{token} three\n"),
                 format!("{token} {}", &token[..token.len() - 1]),
             ] {
