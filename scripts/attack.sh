@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Attacks the program: mutated inputs for every reader, kills, full disks, two writers, foreign files around every output, hostile
-# programs in both judges, inherited descriptors, and 64 clients of the server. Prints a table of tries and findings; exits with 1 if there are findings, whose inputs are kept.
+# programs in both judges, inherited descriptors, 64 clients of the server, and clients of it that combine tricks. Prints a table of
+# tries and findings; exits with 1 if there are findings, whose inputs are kept.
 #
 # usage: scripts/attack.sh [MINUTES] [REPORT]
 #   MINUTES  time of all attacks together [default: 2]
@@ -40,8 +41,8 @@ found=0
   printf 'passes, outlives its time, or leaves a file. Foreign files: files, folders and links of others in and around every output stay as\n'
   printf 'they were. Open descriptors: those that the program inherits reach neither judged programs nor workers.\n\n'
   printf '| attack | on | tries | findings |\n|---|---|--:|--:|\n'
-  attack kills --seconds $((seconds * 14 / 100)) --seed "$seed" || found=1
-  attack disk --seconds $((seconds * 12 / 100)) --seed "$seed" || found=1
+  attack kills --seconds $((seconds * 11 / 100)) --seed "$seed" || found=1
+  attack disk --seconds $((seconds * 9 / 100)) --seed "$seed" || found=1
   attack writers --seconds $((seconds * 8 / 100)) --seed "$seed" || found=1
   attack judges --seconds $((seconds * 8 / 100)) --seed "$seed" || found=1
   attack_files files --seconds $((seconds * 5 / 100)) --seed "$seed" || found=1
@@ -60,6 +61,13 @@ found=0
     --seconds $((seconds * 8 / 100)) || found=1
   stop
   server=
+  printf '\nClients that combine tricks, that hold 1,024 connections, and whose requests are bombs. A finding is `/health` after more\n'
+  printf 'than 2 s, a status of 500, 1 GiB more of memory, or a server that runs on 20 s after SIGTERM.\n\n'
+  printf '| attack | on | tries | findings |\n|---|---|--:|--:|\n'
+  for clients in combined held bombs; do
+    python3 -B "$root/scripts/attack_server.py" $clients --seconds $((seconds * 4 / 100)) --seed "$seed" || found=1
+  done
+  cat {combined-clients,held-connections,request-bombs}.findings || found=1
   [ "$found" = 0 ] || mkdir -p findings
 } > report.md
 cat report.md

@@ -1,15 +1,19 @@
 //! `serve`: the API as a client sees it, alone, in a crowd, and under attack.
 
 mod batches;
+mod bombs;
+mod chat;
+#[cfg(target_os = "linux")]
+mod held;
 mod requests;
 mod robustness;
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
@@ -51,9 +55,15 @@ impl Server {
 
     /// Serves the demo that `sandbox` has.
     fn start_in(sandbox: Sandbox, arguments: &[&str]) -> Self {
-        let mut child = sandbox
-            .command(&["serve", "demo", "--port", "0", "--threads", "2"])
-            .args(arguments)
+        let mut command = sandbox.command(&["serve", "demo"]);
+        command.args(arguments);
+        Self::start_command(sandbox, command)
+    }
+
+    /// Starts `command`, a `serve` without a port, in `sandbox`.
+    fn start_command(sandbox: Sandbox, mut command: Command) -> Self {
+        let mut child = command
+            .args(["--port", "0", "--threads", "2"])
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -115,6 +125,23 @@ impl Server {
         let response = self.post("/v1/completions", body);
         assert_eq!(response.status, 200, "{}", response.body);
         response.json()
+    }
+
+    /// The time that `/health` takes on a new connection.
+    fn health_time(&self) -> Duration {
+        let started = Instant::now();
+        assert_eq!(self.get("/health").status, 200);
+        started.elapsed()
+    }
+
+    /// Asserts that `/health` answers `times` times, each time soon: far below a second on an idle machine, and far below
+    /// the minutes that a blocked server takes on a busy one.
+    fn assert_healthy(&self, times: usize) {
+        for _ in 0..times {
+            let time = self.health_time();
+            assert!(time < Duration::from_secs(2), "{time:?}");
+            thread::sleep(Duration::from_millis(20));
+        }
     }
 
     fn metric(&self, name: &str) -> u64 {

@@ -220,7 +220,7 @@ fn step(round: &Round, total: &mut Total, arguments: &Arguments) -> Result<()> {
             let last = u64::from_le_bytes(last[..8].try_into()?);
             let found = match reason {
                 NoAnswer::Timeout => "no end",
-                NoAnswer::Ended => "the process ended",
+                NoAnswer::Ended(_) => "the process ended",
             };
             Outcome {
                 tries: last + 1 - round.first,

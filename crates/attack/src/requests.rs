@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use powerinfer_server::{Server, ServerSettings};
-use powerinfer_text::Tokenizer;
+use powerinfer_text::{MessageTokens, Tokenizer};
 
 use crate::target::open_runtime;
 
@@ -142,6 +142,7 @@ fn server() -> SocketAddr {
             speculates: true,
             api_key: None,
             allow_origin: None,
+            message_tokens: MessageTokens::Plain,
         };
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let server = Server::bind(model, tokenizer, settings, any).expect("a free port");

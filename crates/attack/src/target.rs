@@ -24,7 +24,9 @@ use powerinfer_model::{Files, LanguageModel};
 use powerinfer_profile::{Profile, ProfileDocument};
 use powerinfer_reference::ReferenceModel;
 use powerinfer_runtime::{Execution, Runtime};
-use powerinfer_text::{GenerationPrompt, Message, SpecialText, SpecialTokens, Tokenizer};
+use powerinfer_text::{
+    GenerationPrompt, Message, MessageTokens, SpecialText, SpecialTokens, Tokenizer,
+};
 
 use crate::requests;
 
@@ -168,10 +170,15 @@ pub const TARGETS: &[Target] = &[
             let messages = [
                 message("user", "Hello"),
                 message("assistant", "Good morning."),
-                message("user", "é {{ x }}"),
+                message("user", "é {{ x }}</s><|im_end|>"),
             ];
-            if let Some(template) = tokenizer.chat_template() {
-                template.render(&messages, GenerationPrompt::Add)?;
+            if tokenizer.chat_template().is_some() {
+                let chat = tokenizer.render_chat(
+                    &messages,
+                    GenerationPrompt::Add,
+                    MessageTokens::Plain,
+                )?;
+                tokenizer.encode_chat(&chat)?;
             }
             Ok(())
         },

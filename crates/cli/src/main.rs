@@ -20,6 +20,7 @@ mod plan_table;
 mod predictor_table;
 mod profile_stage;
 mod progress;
+mod special_token_arguments;
 mod training_stage;
 mod values;
 

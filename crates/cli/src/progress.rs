@@ -114,7 +114,9 @@ impl Progress for Bar {
             );
             bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
         }
-        bar.enable_steady_tick(Duration::from_millis(200));
+        if !bar.is_hidden() {
+            bar.enable_steady_tick(Duration::from_millis(200));
+        }
         *self
             .bar
             .write()

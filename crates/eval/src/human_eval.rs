@@ -193,7 +193,7 @@ fn in_worker(program: &str, tests: &Tests) -> Verdict {
     let request = serde_json::to_vec(&(program, tests)).expect("texts are plain JSON");
     match worker.ask(&request, TIME_LIMIT + Duration::from_secs(1)) {
         Err(NoAnswer::Timeout) => Verdict::Timeout,
-        Err(NoAnswer::Ended) => {
+        Err(NoAnswer::Ended(_)) => {
             Verdict::Error("the interpreter ended without a verdict".to_owned())
         }
         Ok(answer) => serde_json::from_slice(&answer)

@@ -2,6 +2,7 @@
 
 #[cfg(unix)]
 mod descriptors;
+mod executable;
 pub mod panics;
 pub mod worker;
 

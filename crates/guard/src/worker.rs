@@ -8,15 +8,16 @@ use std::{
     ffi::OsString,
     fmt,
     io::{self, Read, Write},
-    path::PathBuf,
-    process::{Child, ChildStdin, Command, Stdio},
+    process::{Child, ChildStdin, Command, ExitStatus, Stdio},
     sync::{
-        OnceLock,
+        Mutex, OnceLock, PoisonError,
         mpsc::{self, Receiver, RecvTimeoutError},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
+
+use crate::executable::Executable;
 
 /// Most address space of a worker in bytes; limited on Linux alone.
 const WORKER_MEMORY: u64 = 1 << 30;
@@ -25,7 +26,10 @@ const WORKER_MEMORY: u64 = 1 << 30;
 const ARGUMENT: &str = "__worker";
 
 /// The executable of this process, if it has called [`work_as_worker`].
-static EXECUTABLE: OnceLock<PathBuf> = OnceLock::new();
+static EXECUTABLE: OnceLock<Executable> = OnceLock::new();
+
+/// Time for a worker that has closed its output to end.
+const END_LIMIT: Duration = Duration::from_secs(1);
 
 /// Name of a kind of work, and the function from request to answer.
 pub type Work = (&'static str, fn(&[u8]) -> Vec<u8>);
@@ -33,7 +37,7 @@ pub type Work = (&'static str, fn(&[u8]) -> Vec<u8>);
 /// To be called first in `main`. In a worker it works until its parent closes the connection, and returns true. In any other
 /// process it returns false. [`Worker::start`] starts workers from now on.
 pub fn work_as_worker(kinds: &[Work]) -> bool {
-    if let Ok(executable) = env::current_exe() {
+    if let Ok(executable) = Executable::current() {
         let _ = EXECUTABLE.set(executable);
     }
     let arguments: Vec<OsString> = env::args_os().skip(1).collect();
@@ -107,8 +111,19 @@ pub struct Worker {
 pub enum NoAnswer {
     /// It took too long.
     Timeout,
-    /// It ended: it needed too much memory, or was killed.
-    Ended,
+    /// It ended with this status, if the system reports one: it needed too much memory, or was killed.
+    Ended(Option<ExitStatus>),
+}
+
+/// Why a [`KeptWorker`] gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The system refused a process or a thread.
+    #[error("its process cannot be started: {0}")]
+    Start(#[from] io::Error),
+    /// The worker gave none, and if it ended, its replacement gave none either.
+    #[error("{0}")]
+    NoAnswer(NoAnswer),
 }
 
 impl Worker {
@@ -121,7 +136,7 @@ impl Worker {
         let Some(executable) = EXECUTABLE.get() else {
             return Ok(None);
         };
-        let mut command = Command::new(executable);
+        let mut command = Command::new(executable.path());
         command.args([ARGUMENT, name]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         command.stderr(Stdio::null());
@@ -170,12 +185,72 @@ impl Worker {
     ///
     /// There is no answer within `limit`.
     pub fn ask(&mut self, request: &[u8], limit: Duration) -> Result<Vec<u8>, NoAnswer> {
-        write_message(&mut self.input, request).map_err(|_| NoAnswer::Ended)?;
+        if write_message(&mut self.input, request).is_err() {
+            return Err(NoAnswer::Ended(self.status()));
+        }
         let answer = self.answers.recv_timeout(limit);
         answer.map_err(|error| match error {
             RecvTimeoutError::Timeout => NoAnswer::Timeout,
-            RecvTimeoutError::Disconnected => NoAnswer::Ended,
+            RecvTimeoutError::Disconnected => NoAnswer::Ended(self.status()),
         })
+    }
+
+    /// How the process ended; none if it has not ended in time.
+    fn status(&mut self) -> Option<ExitStatus> {
+        let started = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(None) if started.elapsed() < END_LIMIT => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                status => return status.ok().flatten(),
+            }
+        }
+    }
+}
+
+/// A worker that is started by the first request and kept for the next ones.
+#[derive(Debug)]
+pub struct KeptWorker {
+    work: Work,
+    worker: Mutex<Option<Worker>>,
+}
+
+impl KeptWorker {
+    /// A worker for `work`, which is not started yet.
+    pub const fn new(work: Work) -> Self {
+        Self {
+            work,
+            worker: Mutex::new(None),
+        }
+    }
+
+    /// Returns the answer to `request`, from this process in a program that has no workers. A worker that ends is replaced
+    /// once: something outside may have killed it.
+    ///
+    /// # Errors
+    ///
+    /// No worker can be started, there is no answer within `limit`, or two workers in a row have ended.
+    pub fn ask(&self, request: &[u8], limit: Duration) -> Result<Vec<u8>, WorkerError> {
+        let mut kept = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_last = false;
+        loop {
+            let mut worker = match kept.take() {
+                Some(worker) => worker,
+                None => match Worker::start(self.work.0)? {
+                    Some(worker) => worker,
+                    None => return Ok((self.work.1)(request)),
+                },
+            };
+            match worker.ask(request, limit) {
+                Ok(answer) => {
+                    *kept = Some(worker);
+                    return Ok(answer);
+                }
+                Err(NoAnswer::Ended(_)) if !is_last => is_last = true,
+                Err(reason) => return Err(WorkerError::NoAnswer(reason)),
+            }
+        }
     }
 }
 
@@ -198,11 +273,14 @@ impl fmt::Display for NoAnswer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Timeout => write!(formatter, "it took too long"),
-            Self::Ended => write!(
-                formatter,
-                "it needed more than {} MiB of memory",
-                worker_memory() >> 20
-            ),
+            Self::Ended(status) => {
+                write!(formatter, "its process ended")?;
+                if let Some(status) = status {
+                    write!(formatter, " ({status})")?;
+                }
+                let memory = worker_memory() >> 20;
+                write!(formatter, ", and may use up to {memory} MiB of memory")
+            }
         }
     }
 }

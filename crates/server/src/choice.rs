@@ -4,12 +4,15 @@ use std::{ops::Deref, sync::Arc};
 
 use powerinfer_text::{SpecialText, StreamDecoder, TextError, Tokenizer};
 
-use crate::engine::{Finish, Score};
+use crate::{
+    engine::{Finish, Score},
+    stops::{StopSearch, StopStrings},
+};
 
 /// The text of one choice as its tokens arrive.
 pub(crate) struct Choice {
     decoder: Option<StreamDecoder<Arc<Tokenizer>>>,
-    stops: Vec<String>,
+    stops: StopSearch,
     /// Text that may be the beginning of a stop string.
     held: String,
     /// Characters of the text before `held`.
@@ -50,10 +53,10 @@ impl Piece {
 
 impl Choice {
     /// A choice whose text ends before the first of `stops`.
-    pub(crate) fn new(tokenizer: Arc<Tokenizer>, stops: Vec<String>) -> Self {
+    pub(crate) fn new(tokenizer: Arc<Tokenizer>, stops: Arc<StopStrings>) -> Self {
         Self {
             decoder: Some(StreamDecoder::new(tokenizer, SpecialText::Skip)),
-            stops,
+            stops: StopSearch::new(stops),
             held: String::new(),
             emitted: 0,
             scores: Vec::new(),
@@ -111,20 +114,17 @@ impl Choice {
 
     /// Appends `text` to what is held, and releases what cannot be the beginning of a stop string.
     fn release(&mut self, text: &str, is_last: bool) -> Piece {
+        let before = self.held.len();
         self.held.push_str(text);
-        let found = self
-            .stops
-            .iter()
-            .filter_map(|stop| self.held.find(stop.as_str()))
-            .min();
+        let found = self.stops.push(text);
         let length = match found {
-            Some(start) => {
+            Some((length, end)) => {
                 self.finish = Some(Finish::Stop);
                 self.decoder = None;
-                start
+                before + end - length
             }
             None if is_last => self.held.len(),
-            None => self.held.len() - self.possible_stop(),
+            None => self.held.len() - self.stops.pending(),
         };
         let rest = self.held.split_off(length);
         let text = std::mem::replace(&mut self.held, rest);
@@ -147,16 +147,6 @@ impl Choice {
             }
         };
         Piece { text, scores }
-    }
-
-    /// Length of the longest end of what is held that is the beginning of a stop string.
-    fn possible_stop(&self) -> usize {
-        let starts = |(index, _): &(usize, char)| {
-            let end = &self.held[*index..];
-            self.stops.iter().any(|stop| stop.starts_with(end))
-        };
-        let first = self.held.char_indices().find(starts);
-        first.map_or(0, |(index, _)| self.held.len() - index)
     }
 }
 
@@ -195,6 +185,7 @@ mod tests {
         })
         .unwrap();
         let stops = stops.iter().map(|stop| (*stop).to_owned()).collect();
+        let stops = Arc::new(StopStrings::new(stops));
         let mut choice = Choice::new(Arc::new(tokenizer), stops);
         let mut texts = Vec::new();
         for piece in pieces {
@@ -218,6 +209,8 @@ mod tests {
         let (texts, _) = released(&["one two"], &["wo", "e t"]);
         assert_eq!(texts, ["on"], "the first in the text, not in the list");
         assert_eq!(released(&["ü", "öä"], &["äx"]).0.concat(), "üöä");
+        let (texts, _) = released(&["a", "abc"], &["aab", "ab", "aabd"]);
+        assert_eq!(texts, ["", ""], "the longest that ends there");
     }
 
     proptest::proptest! {

@@ -1,6 +1,6 @@
 //! Sampling that permits only texts of a JSON schema.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use llguidance::{
     JsonCompileOptions, Matcher, ParserFactory,
@@ -18,10 +18,24 @@ pub(crate) struct Constraints {
     factory: OnceLock<Result<ParserFactory, String>>,
 }
 
+/// A compiled schema, shared by the texts of a request.
+pub(crate) struct Grammar(Mutex<Matcher>);
+
 /// What a text may be; it knows the text so far.
 pub(crate) struct Constraint {
     matcher: Matcher,
     masked: Vec<f32>,
+}
+
+impl Grammar {
+    /// The constraint of a new text.
+    pub(crate) fn start(&self) -> Constraint {
+        let matcher = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Constraint {
+            matcher: matcher.clone(),
+            masked: Vec::new(),
+        }
+    }
 }
 
 impl Constraints {
@@ -38,16 +52,16 @@ impl Constraints {
     /// # Errors
     ///
     /// Fails as [`Self::schema`].
-    pub(crate) fn object(&self) -> Result<Constraint, String> {
+    pub(crate) fn object(&self) -> Result<Grammar, String> {
         self.schema(json!({ "type": "object" }))
     }
 
-    /// JSON of `schema`.
+    /// JSON of `schema`. It takes time, within the library's limits: call it on a worker.
     ///
     /// # Errors
     ///
     /// Fails where the schema is invalid or uses what is not supported, and for models without an end-of-text token.
-    pub(crate) fn schema(&self, mut schema: Value) -> Result<Constraint, String> {
+    pub(crate) fn schema(&self, mut schema: Value) -> Result<Grammar, String> {
         let factory = self.factory.get_or_init(|| factory(&self.tokenizer));
         let factory = factory.as_ref().map_err(Clone::clone)?;
         // Models without a sense of JSON would fill it with spaces; these are Python's separators.
@@ -63,13 +77,11 @@ impl Constraints {
         }
         grammar.apply_to(&mut schema);
         let parser = factory.create_parser(TopLevelGrammar::from_json_schema(schema));
-        let matcher = Matcher::new(parser);
-        match matcher.get_error() {
-            Some(error) => Err(error),
-            None => Ok(Constraint {
-                matcher,
-                masked: Vec::new(),
-            }),
+        let mut matcher = Matcher::new(parser);
+        // The first token is worked out here, and not on the thread of the model for each text.
+        match matcher.compute_mask_or_eos() {
+            Err(error) => Err(error.to_string()),
+            Ok(_) => Ok(Grammar(Mutex::new(matcher))),
         }
     }
 }

@@ -14,13 +14,14 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::{
     Service,
-    api::error::ApiError,
+    api::{MAX_TEXTS, error::ApiError},
     choice::{Choice, Piece},
-    engine::{Activity, Cancel, Event, Events, Finish, Job, Score},
+    engine::{Activity, Cancel, Event, Events, Finish, Job, JobSettings, Score},
+    stops::StopStrings,
 };
 
-/// Texts of a request, of all prompts together, at most.
-const MAX_TEXTS: usize = 2048;
+/// Log probabilities of a request, at most: those of all tokens, and of the likeliest ones that each is asked for with.
+const MAX_SCORES: usize = 1 << 22;
 
 /// Time between two batches of a text's tokens, at least, where they are streamed or may hold a stop string.
 const STREAM_INTERVAL: Duration = Duration::from_millis(1);
@@ -29,10 +30,10 @@ const STREAM_INTERVAL: Duration = Duration::from_millis(1);
 const WHOLE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Texts to generate.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct TextRequest {
     /// Each of at least one token.
-    pub(crate) prompts: Vec<Vec<u32>>,
+    pub(crate) prompts: Vec<Arc<[u32]>>,
     /// Texts of each prompt.
     pub(crate) texts_each: usize,
     pub(crate) sampling: SamplingSettings,
@@ -40,7 +41,7 @@ pub(crate) struct TextRequest {
     pub(crate) has_seed: bool,
     /// None for as many as the context holds.
     pub(crate) max_tokens: Option<usize>,
-    pub(crate) stops: Vec<String>,
+    pub(crate) stops: Arc<StopStrings>,
     pub(crate) ignores_stop_tokens: bool,
     pub(crate) top_logprobs: Option<usize>,
     pub(crate) prompt_logprobs: Option<usize>,
@@ -48,8 +49,53 @@ pub(crate) struct TextRequest {
     pub(crate) activity: bool,
 }
 
+impl TextRequest {
+    /// Refuses too many texts.
+    ///
+    /// # Errors
+    ///
+    /// `prompts` prompts have too many texts.
+    pub(crate) fn check_texts(&self, prompts: usize) -> Result<(), ApiError> {
+        let count = prompts.saturating_mul(self.texts_each);
+        match count <= MAX_TEXTS {
+            true => Ok(()),
+            false => Err(ApiError::invalid(format!(
+                "the request asks for {count} texts, and may ask for {MAX_TEXTS}; split it"
+            ))),
+        }
+    }
+
+    /// Refuses what does not fit the context, or would need too much memory.
+    ///
+    /// # Errors
+    ///
+    /// A prompt, a setting or a count is out of range.
+    pub(crate) fn check(&self, service: &Service) -> Result<(), ApiError> {
+        self.check_texts(self.prompts.len())?;
+        for prompt in &self.prompts {
+            service.check_prompt(prompt)?;
+        }
+        Sampler::new(self.sampling.clone())
+            .map_err(|error| ApiError::invalid(error.to_string()))?;
+        let scores = |prompt: &Arc<[u32]>| {
+            let room = service.context + 1 - prompt.len();
+            let generated = self.max_tokens.unwrap_or(room).min(room);
+            let of_prompt = self.prompt_logprobs.map(|top| prompt.len() * (top + 1));
+            let of_text = self.top_logprobs.map(|top| generated * (top + 1));
+            self.texts_each * (of_prompt.unwrap_or(0) + of_text.unwrap_or(0))
+        };
+        let scores: usize = self.prompts.iter().map(scores).sum();
+        match scores <= MAX_SCORES {
+            true => Ok(()),
+            false => Err(ApiError::invalid(format!(
+                "the request asks for up to {scores} log probabilities, and may ask for {MAX_SCORES}; lower `max_tokens`, or split it"
+            ))),
+        }
+    }
+}
+
 /// What a text must be.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub(crate) enum TextFormat {
     /// Anything.
     #[default]
@@ -110,75 +156,61 @@ pub(crate) struct FinishedText {
 }
 
 impl Texts {
-    /// Checks `request` and hands it to the engine; the texts may be sent in pieces (`is_streamed`).
-    pub(crate) fn start(
-        service: &Service,
-        request: &TextRequest,
+    /// Queues the texts of `request`, whose tokens are sent as they come if it is streamed.
+    ///
+    /// # Errors
+    ///
+    /// The request is invalid, or the queue is full.
+    pub(crate) async fn start(
+        service: &Arc<Service>,
+        request: TextRequest,
         is_streamed: bool,
     ) -> Result<Self, ApiError> {
-        static UNSEEDED: AtomicU64 = AtomicU64::new(0);
-        let context = service.context;
-        let count = request.prompts.len() * request.texts_each;
-        if count > MAX_TEXTS {
-            return Err(ApiError::invalid(format!(
-                "the request asks for {count} texts, and may ask for {MAX_TEXTS}; split it"
-            )));
-        }
-        let mut jobs = Vec::new();
-        let (sender, receiver) = unbounded_channel();
-        let arrived = Instant::now();
-        let (mut choices, mut cancels) = (Vec::new(), Vec::new());
+        request.check(service)?;
+        let grammar = service.compile(request.format).await?;
         let interval = match is_streamed || !request.stops.is_empty() {
             true => STREAM_INTERVAL,
             false => WHOLE_INTERVAL,
         };
-        for (index, prompt) in request.prompts.iter().enumerate() {
-            service.check_prompt(prompt)?;
-            let prompt: Arc<[u32]> = prompt.as_slice().into();
+        static UNSEEDED: AtomicU64 = AtomicU64::new(0);
+        let seed = |text: usize| {
+            let first = match request.has_seed {
+                true => request.sampling.seed,
+                false => {
+                    let count = UNSEEDED.fetch_add(1, Ordering::Relaxed);
+                    let count = count.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                    service.started.wrapping_add(count)
+                }
+            };
+            first.wrapping_add(text as u64)
+        };
+        let arrived = Instant::now();
+        let (sender, receiver) = unbounded_channel();
+        let (mut jobs, mut choices, mut cancels) = (Vec::new(), Vec::new(), Vec::new());
+        // All texts share what is the same for them.
+        let settings = Arc::new(JobSettings {
+            max_tokens: request.max_tokens.unwrap_or(service.context),
+            ignores_stop_tokens: request.ignores_stop_tokens,
+            top_logprobs: request.top_logprobs,
+            prompt_logprobs: request.prompt_logprobs,
+            activity: request.activity,
+            grammar,
+            sampling: request.sampling.clone(),
+        });
+        for prompt in &request.prompts {
             for text in 0..request.texts_each {
-                let choice = index * request.texts_each + text;
-                let seed = match request.has_seed {
-                    true => request.sampling.seed,
-                    false => {
-                        let count = UNSEEDED.fetch_add(1, Ordering::Relaxed);
-                        service
-                            .started
-                            .wrapping_add(count.wrapping_mul(0x9e37_79b9_7f4a_7c15))
-                    }
-                };
-                let settings = SamplingSettings {
-                    seed: seed.wrapping_add(text as u64),
-                    ..request.sampling.clone()
-                };
-                let sampler =
-                    Sampler::new(settings).map_err(|error| ApiError::invalid(error.to_string()))?;
-                let constraint = match &request.format {
-                    TextFormat::Text => None,
-                    TextFormat::JsonObject => Some(service.constraints.object()),
-                    TextFormat::JsonSchema(schema) => {
-                        Some(service.constraints.schema(schema.clone()))
-                    }
-                };
-                let constraint = constraint
-                    .transpose()
-                    .map_err(|error| ApiError::invalid_value("response_format", error))?;
                 let cancel = Cancel::default();
                 cancels.push(cancel.clone());
                 jobs.push(Job {
-                    prompt: Arc::clone(&prompt),
-                    sampler,
-                    max_tokens: request.max_tokens.unwrap_or(context),
-                    ignores_stop_tokens: request.ignores_stop_tokens,
-                    top_logprobs: request.top_logprobs,
-                    prompt_logprobs: request.prompt_logprobs,
-                    activity: request.activity,
-                    constraint,
-                    events: Events::new(choice, sender.clone(), cancel, interval),
+                    prompt: Arc::clone(prompt),
+                    seed: seed(text),
+                    settings: Arc::clone(&settings),
+                    events: Events::new(choices.len(), sender.clone(), cancel, interval),
                     arrived,
                 });
                 choices.push(Choice::new(
                     Arc::clone(&service.tokenizer),
-                    request.stops.clone(),
+                    Arc::clone(&request.stops),
                 ));
             }
         }
@@ -193,7 +225,7 @@ impl Texts {
             received: (0, Vec::new().into_iter()),
             choices,
             cancels,
-            prompt_tokens: request.prompts.iter().map(Vec::len).sum(),
+            prompt_tokens: request.prompts.iter().map(|prompt| prompt.len()).sum(),
             cached_tokens: 0,
             texts_each: request.texts_each,
             arrived,
@@ -288,6 +320,9 @@ impl Texts {
                     piece,
                     finish: choice.finish.unwrap_or(finish),
                 })
+            }
+            Event::Refused(message) => {
+                return Err(ApiError::invalid_value("response_format", message));
             }
             Event::Failed(message) => return Err(ApiError::server(message)),
         })

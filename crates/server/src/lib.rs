@@ -17,33 +17,49 @@ mod constraint;
 mod engine;
 mod generation;
 mod metrics;
+mod stops;
+mod workers;
 
 use std::{
     io,
     net::{SocketAddr, TcpListener},
     sync::Arc,
     thread,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use axum::http::HeaderValue;
 use powerinfer_artifact::ByteSize;
 use powerinfer_model::LanguageModel;
 use powerinfer_runtime::{Runtime, RuntimeError, SamplingSettings, Sequence};
-use powerinfer_text::Tokenizer;
+use powerinfer_text::{MessageTokens, Tokenizer};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 pub use crate::capacity::{DEFAULT_PARALLEL, MAX_PARALLEL};
+pub use crate::connection::SHUTDOWN_LIMIT;
 use crate::{
     api::error::ApiError,
     capacity::Capacity,
-    constraint::Constraints,
+    connection::Places,
+    constraint::{Constraints, Grammar},
     engine::{Engine, EngineHandle, EngineSettings},
+    generation::TextFormat,
     metrics::Metrics,
+    workers::Workers,
 };
 
 /// Time between two questions whether to stop.
 const STOP_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Time for the pass that is running when the server stops.
+const ENGINE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Threads that read requests: as many large ones need memory at the same time.
+const WORKERS: usize = 4;
+
+/// Threads that compile schemas.
+const COMPILERS: usize = 2;
 
 /// How to serve a model.
 #[derive(Debug, Clone)]
@@ -63,6 +79,8 @@ pub struct ServerSettings {
     pub api_key: Option<String>,
     /// Origin whose pages may call the API from a browser, or `*`.
     pub allow_origin: Option<HeaderValue>,
+    /// What special tokens written in messages are.
+    pub message_tokens: MessageTokens,
 }
 
 /// Why a server could not start or go on.
@@ -79,6 +97,16 @@ pub enum ServerError {
     /// A thread or the network of the system failed.
     #[error("the system refused a thread or a socket")]
     System(#[from] io::Error),
+    /// The limit of open files leaves no room for connections.
+    #[error(
+        "a process may open {limit} files here, and the server needs {needed}; raise it with `ulimit -n`"
+    )]
+    Files {
+        /// Files that the process may open.
+        limit: usize,
+        /// Files that a server needs.
+        needed: usize,
+    },
     /// The KV caches of the requests do not fit memory.
     #[error(
         "the KV caches of {parallel} requests need up to {needed}, and {free} of memory are free beside the weights; use \
@@ -108,6 +136,7 @@ pub enum ServerError {
 /// A model behind an address.
 pub struct Server {
     listener: TcpListener,
+    places: Places,
     service: Arc<Service>,
     engine: Engine,
 }
@@ -119,6 +148,12 @@ pub(crate) struct Service {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) constraints: Constraints,
+    /// Threads that read requests, encode texts and write long responses.
+    pub(crate) workers: Workers,
+    /// Threads that compile schemas, which takes longer.
+    compilers: Workers,
+    /// Bytes of bodies that may arrive.
+    pub(crate) bodies: Arc<Semaphore>,
     /// The model's own settings.
     pub(crate) sampling: SamplingSettings,
     pub(crate) name: String,
@@ -135,6 +170,8 @@ pub(crate) struct Service {
     pub(crate) batches: bool,
     /// Whether the server listens on this machine's own address alone.
     pub(crate) is_loopback: bool,
+    /// Whether clients learn how much of their prompts was cached: not those of a server that is open to strangers.
+    pub(crate) reports_cache: bool,
     /// Seconds since 1970.
     pub(crate) started: u64,
 }
@@ -144,8 +181,8 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// Fails where the address cannot be used, where memory has no room for the requests, and where the model's settings
-    /// of sampling are invalid.
+    /// Fails if the address cannot be used, memory has no room for the requests, the system refuses threads or files, or the
+    /// model's settings of sampling are invalid.
     pub fn bind(
         mut model: Runtime,
         tokenizer: Tokenizer,
@@ -153,6 +190,7 @@ impl Server {
         address: SocketAddr,
     ) -> Result<Self, ServerError> {
         let listen = |source| ServerError::Listen { address, source };
+        let places = Places::of_system()?;
         let listener = TcpListener::bind(address).map_err(listen)?;
         listener.set_nonblocking(true).map_err(listen)?;
         let batches = model.decode_batch_size() > 1;
@@ -201,12 +239,17 @@ impl Server {
             cache_bytes,
             vocabulary,
             batches,
+            workers: Workers::start("request", WORKERS)?,
+            compilers: Workers::start("schema", COMPILERS)?,
+            bodies: Arc::new(Semaphore::new(api::BODY_BUDGET)),
             is_loopback: address.ip().is_loopback(),
+            reports_cache: address.ip().is_loopback() || settings.api_key.is_some(),
             started: started.map_or(0, |since| since.as_secs()),
             settings,
         };
         Ok(Self {
             listener,
+            places,
             service: Arc::new(service),
             engine,
         })
@@ -241,19 +284,20 @@ impl Server {
         &self.service.name
     }
 
-    /// Answers requests until `should_stop`, which is asked twenty times a second, and finishes those that have begun.
+    /// Answers requests until `should_stop`, which is asked twenty times a second, and finishes those that have begun
+    /// within [`SHUTDOWN_LIMIT`].
     ///
     /// # Errors
     ///
-    /// Fails where the system refuses threads or sockets.
+    /// Fails if the system refuses threads or sockets, or the thread of the model has panicked.
     pub fn run(self, mut should_stop: impl FnMut() -> bool) -> Result<(), ServerError> {
         let engine = self.engine;
         let engine = thread::Builder::new()
             .name("engine".to_owned())
             .spawn(move || engine.run())?;
-        let network = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .thread_name("http")
+        // One thread answers all connections: it starts no others that the system might refuse, and none of its tasks
+        // takes long, since workers do what depends on the size of a request.
+        let network = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         let stop = async {
@@ -261,18 +305,41 @@ impl Server {
                 tokio::time::sleep(STOP_INTERVAL).await;
             }
         };
-        network.block_on(connection::serve(
-            self.listener,
-            api::router(self.service),
-            stop,
-        ))?;
+        let router = api::router(self.service);
+        network.block_on(connection::serve(self.listener, self.places, router, stop))?;
         drop(network);
-        // All senders of jobs are gone.
+        // All senders of jobs are gone, but for that of a worker in the middle of a request; neither it nor a long pass
+        // keeps the process.
+        let end = Instant::now() + ENGINE_LIMIT;
+        while !engine.is_finished() {
+            if Instant::now() > end {
+                return Ok(());
+            }
+            thread::sleep(STOP_INTERVAL);
+        }
         engine.join().map_err(|_| ServerError::Engine)
     }
 }
 
 impl Service {
+    /// Compiles what texts must be, once for all of a request.
+    pub(crate) async fn compile(
+        self: &Arc<Self>,
+        format: TextFormat,
+    ) -> Result<Option<Grammar>, ApiError> {
+        if matches!(format, TextFormat::Text) {
+            return Ok(None);
+        }
+        let service = Arc::clone(self);
+        let compile = move || match format {
+            TextFormat::Text => Ok(None),
+            TextFormat::JsonObject => service.constraints.object().map(Some),
+            TextFormat::JsonSchema(schema) => service.constraints.schema(schema).map(Some),
+        };
+        let compiled = self.compilers.run(compile).await?;
+        compiled.map_err(|error| ApiError::invalid_value("response_format", error))
+    }
+
     /// Refuses a prompt that is empty, does not fit the context, or has tokens outside the vocabulary.
     pub(crate) fn check_prompt(&self, prompt: &[u32]) -> Result<(), ApiError> {
         if prompt.is_empty() {

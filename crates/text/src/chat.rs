@@ -3,15 +3,13 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::error::Error as _;
-use std::fmt::Display;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use chrono::{DateTime, Utc, format::StrftimeItems};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, context};
-use powerinfer_guard::worker::{Work, Worker};
+use powerinfer_guard::worker::{KeptWorker, Work};
 use serde::{Deserialize, Serialize};
 
 use crate::TextError;
@@ -68,12 +66,12 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Renders a conversation, including special tokens: encode the text with
-    /// [`SpecialTokens::Omit`](crate::SpecialTokens::Omit).
+    /// Renders a conversation, including special tokens.
     ///
     /// # Errors
     ///
-    /// The template cannot be parsed, calls `raise_exception`, or fails.
+    /// The template cannot be parsed, calls `raise_exception`, or fails, or the process that renders it does.
+    #[expect(clippy::missing_panics_doc, reason = "texts are plain JSON")]
     pub fn render(
         &self,
         messages: &[Message],
@@ -86,11 +84,24 @@ impl ChatTemplate {
             add_generation_prompt: prompt == GenerationPrompt::Add,
         };
         let origin = self.origin.clone();
-        in_worker(&request).map_err(|failure| match failure {
+        let bytes = serde_json::to_vec(&request).expect("texts are plain JSON");
+        let answer = WORKER.ask(&bytes, TIME_LIMIT);
+        let answer = answer.map_err(|reason| TextError::TemplateWorker {
+            origin: origin.clone(),
+            reason,
+        })?;
+        let rendered: Result<String, Failure> = serde_json::from_slice(&answer)
+            .unwrap_or_else(|error| Err(Failure::Failed(error.to_string())));
+        rendered.map_err(|failure| match failure {
             Failure::Syntax(reason) => TextError::TemplateSyntax { origin, reason },
             Failure::Refused(reason) => TextError::TemplateRefused { origin, reason },
             Failure::Failed(reason) => TextError::TemplateFailed { origin, reason },
         })
+    }
+
+    /// Returns the file (and name) of the template, for messages.
+    pub(crate) fn origin(&self) -> &str {
+        &self.origin
     }
 }
 
@@ -121,26 +132,8 @@ pub const WORK: Work = ("render", |request| {
     serde_json::to_vec(&rendered).expect("texts are plain JSON")
 });
 
-/// Renders in the worker of this process, or in this process where there are none.
-fn in_worker(request: &Request<'_>) -> Result<String, Failure> {
-    static WORKER: Mutex<Option<Worker>> = Mutex::new(None);
-    let failed = |error: &dyn Display| Failure::Failed(error.to_string());
-    let mut worker = WORKER.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut asked = match worker.take() {
-        Some(worker) => worker,
-        None => match Worker::start(WORK.0) {
-            Ok(Some(worker)) => worker,
-            Ok(None) => return rendered(request),
-            Err(error) => return Err(failed(&format_args!("no child process: {error}"))),
-        },
-    };
-    let bytes = serde_json::to_vec(request).map_err(|error| failed(&error))?;
-    let answer = asked
-        .ask(&bytes, TIME_LIMIT)
-        .map_err(|reason| failed(&reason))?;
-    *worker = Some(asked);
-    serde_json::from_slice(&answer).map_err(|error| failed(&error))?
-}
+/// The worker of this process.
+static WORKER: KeptWorker = KeptWorker::new(WORK);
 
 fn rendered(request: &Request<'_>) -> Result<String, Failure> {
     let source = without_generation_blocks(&request.source);

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use powerinfer_guard::worker::WorkerError;
+
 /// Error of reading a tokenizer, encoding, decoding or rendering.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
@@ -131,5 +133,18 @@ pub enum TextError {
         origin: String,
         /// Error with line number.
         reason: String,
+    },
+
+    /// A conversation needs a chat template.
+    #[error("the model has no chat template; prompt without one")]
+    NoTemplate,
+
+    /// The process that renders chat templates gave no answer.
+    #[error("the process that renders chat template `{origin}` failed: {reason}")]
+    TemplateWorker {
+        /// File (and name) of the template.
+        origin: String,
+        /// The cause.
+        reason: WorkerError,
     },
 }

@@ -1,15 +1,14 @@
 //! Tokenizers, chat templates and streaming decode, in the formats of Hugging Face.
 //!
 //! ```text
-//! messages ──ChatTemplate::render──▶ text ──Tokenizer::encode──▶ ids
-//!                                    text ◀─Tokenizer::decode─── ids
-//!                   text, in pieces ◀──StreamDecoder── ids, one at a time
+//! messages ──Tokenizer::render_chat──▶ Conversation ──Tokenizer::encode_chat──▶ ids
+//!                                      text ──Tokenizer::encode──▶ ids
+//!                                      text ◀─Tokenizer::decode─── ids
+//!                     text, in pieces ◀──StreamDecoder── ids, one at a time
 //! ```
-//!
-//! A rendered conversation already contains the special tokens that its template writes, including BOS:
-//! encode it with [`SpecialTokens::Omit`].
 
 mod chat;
+mod conversation;
 mod error;
 mod guard;
 mod python_json;
@@ -18,6 +17,7 @@ mod stream;
 mod tokenizer;
 
 pub use chat::{ChatTemplate, GenerationPrompt, Message, WORK as TEMPLATE_WORK};
+pub use conversation::{Conversation, MessageTokens};
 pub use error::TextError;
 pub use settings::SpecialToken;
 pub use stream::StreamDecoder;

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use tokenizers::DecoderWrapper;
 
+use crate::conversation::{ControlToken, control_tokens};
 use crate::guard::{check_growth, guarded};
 use crate::settings::{ReadFile, Settings, text_of};
 use crate::stream::{byte_of_fallback, flatten};
@@ -41,6 +42,7 @@ pub struct Tokenizer {
     eos: Option<SpecialToken>,
     stop_ids: Vec<u32>,
     chat_template: Option<ChatTemplate>,
+    pub(crate) control_tokens: Vec<ControlToken>,
 }
 
 impl Tokenizer {
@@ -128,14 +130,15 @@ impl Tokenizer {
         variables.insert("bos_token".to_owned(), text_of(&bos));
         variables.insert("eos_token".to_owned(), text_of(&eos));
 
+        let chat_template = settings.chat_template;
+        let chat_template = chat_template.map(|template| ChatTemplate::new(template, variables));
         Ok(Self {
+            control_tokens: control_tokens(&inner, &stop_ids, chat_template.as_ref()),
             inner,
             bos,
             eos,
             stop_ids,
-            chat_template: settings
-                .chat_template
-                .map(|template| ChatTemplate::new(template, variables)),
+            chat_template,
         })
     }
 

@@ -121,7 +121,7 @@ fn speculation_changes_no_answer() {
 
 #[test]
 fn a_client_that_goes_away_frees_its_place() {
-    let server = Server::start(&["--parallel", "1", "--queue", "1", "--context", "512"]);
+    let server = Server::start(&["--parallel", "1", "--queue", "2", "--context", "512"]);
     let mut stream = server.connect();
     stream
         .write_all(&post(

@@ -26,6 +26,7 @@ use crate::{
     model_argument::{self, DEMO},
     output::{Output, percent, print_data, print_json},
     progress::{interrupted, while_waiting},
+    special_token_arguments::SpecialTokenArguments,
 };
 
 /// Bundle, prompt and sampling.
@@ -53,6 +54,8 @@ pub(crate) struct RunArguments {
         default_value_t = 256
     )]
     max_tokens: usize,
+    #[command(flatten)]
+    special_tokens: SpecialTokenArguments,
     #[command(flatten)]
     sampling: SamplingArguments,
     #[command(flatten)]

@@ -11,6 +11,7 @@ use crate::{
     model_argument::{self, DEMO},
     output::{Output, print},
     progress::interrupted,
+    special_token_arguments::SpecialTokenArguments,
 };
 
 /// Bundle, address and limits.
@@ -51,6 +52,8 @@ pub(crate) struct ServeArguments {
     /// Let web pages of this origin use the API, such as `https://example.org`, or `*` for all
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Option<String>,
+    #[command(flatten)]
+    special_tokens: SpecialTokenArguments,
     #[command(flatten)]
     engine: EngineArguments,
     /// While one request runs alone, run tokens that its text so far suggests together, where that is faster; the text
@@ -102,6 +105,7 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
         context: arguments.context.map(|context| context as usize),
         api_key: arguments.api_key.clone(),
         allow_origin,
+        message_tokens: arguments.special_tokens.in_messages(),
     };
     let uses_device = model.uses_device();
     let files = model.bundle().large_files();

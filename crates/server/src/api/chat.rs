@@ -1,6 +1,6 @@
 //! `/v1/chat/completions`.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use axum::{
     Json,
@@ -8,10 +8,14 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use powerinfer_text::Message;
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, IgnoredAny, SeqAccess, Visitor},
+};
 use serde_json::{Value, json};
 
 use super::{
+    body::RequestBody,
     completions::{MAX_LOGPROBS, Streaming, add_usage, finish_reason},
     error::ApiError,
     events::{activity_json, stream_chunks},
@@ -21,7 +25,7 @@ use super::{
 use crate::{
     Service,
     choice::TokenScore,
-    generation::{Texts, Update},
+    generation::{TextRequest, Texts, Update},
 };
 
 /// Answers of one conversation, at most.
@@ -40,82 +44,123 @@ const UNSUPPORTED: &[&str] = &[
     "verbosity",
 ];
 
-/// A message of a request.
+/// A message of a request. What is not text is looked at without being kept.
 #[derive(Debug, Deserialize)]
 pub(crate) struct MessageParameter {
-    role: String,
+    role: Role,
     content: Option<Content>,
-    tool_calls: Option<Value>,
-    function_call: Option<Value>,
-    images: Option<Vec<Value>>,
+    tool_calls: Option<IgnoredAny>,
+    function_call: Option<IgnoredAny>,
+    images: Option<Vec<IgnoredAny>>,
+}
+
+/// Who speaks. Templates write roles outside of contents, so that another one could contain special tokens.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Role {
+    System,
+    Developer,
+    User,
+    Assistant,
+    Tool,
+}
+
+impl Role {
+    /// The name that templates know.
+    fn name(self) -> &'static str {
+        match self {
+            // The reference's newer name for the same.
+            Self::System | Self::Developer => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
 }
 
 /// Text, or parts that are put together.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Content {
-    Text(String),
-    Parts(Vec<Part>),
-}
+#[derive(Debug)]
+struct Content(String);
 
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 struct Part {
     #[serde(rename = "type")]
     kind: String,
     text: Option<String>,
 }
 
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextOrParts;
+        impl<'de> Visitor<'de> for TextOrParts {
+            type Value = Content;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("text or a list of its parts")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Content, E> {
+                Ok(Content(text.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Content, A::Error> {
+                let mut whole = String::new();
+                while let Some(part) = parts.next_element::<Part>()? {
+                    match part.text {
+                        Some(text) if part.kind == "text" => whole.push_str(&text),
+                        _ => {
+                            let kind = part.kind;
+                            let message =
+                                format!("parts of type `{kind}` are not supported, only text is");
+                            return Err(de::Error::custom(message));
+                        }
+                    }
+                }
+                Ok(Content(whole))
+            }
+        }
+        deserializer.deserialize_any(TextOrParts)
+    }
+}
+
 impl MessageParameter {
     /// The message, which must be text.
     pub(crate) fn into_message(self) -> Result<Message, ApiError> {
-        let unsupported = |what: &str| {
-            Err(ApiError::invalid_value(
-                "messages",
-                format!("{what} are not supported, only text is"),
-            ))
-        };
-        if self.tool_calls.is_some_and(|calls| !calls.is_null())
-            || self.function_call.is_some_and(|call| !call.is_null())
-        {
-            return unsupported("calls of tools");
+        let invalid = |message: &str| Err(ApiError::invalid_value("messages", message));
+        if self.tool_calls.is_some() || self.function_call.is_some() {
+            return invalid("calls of tools are not supported, only text is");
         }
         if self.images.is_some_and(|images| !images.is_empty()) {
-            return unsupported("images");
+            return invalid("images are not supported, only text is");
         }
-        let content = match self.content {
-            Some(Content::Text(text)) => text,
-            Some(Content::Parts(parts)) => {
-                let mut texts = Vec::new();
-                for part in parts {
-                    match part.text {
-                        Some(text) if part.kind == "text" => texts.push(text),
-                        _ => return unsupported(&format!("parts of type `{}`", part.kind)),
-                    }
-                }
-                texts.concat()
-            }
-            None => {
-                return Err(ApiError::invalid_value(
-                    "messages",
-                    "a message has no `content`",
-                ));
-            }
-        };
-        Ok(Message {
-            // The reference's newer name; templates know the older one.
-            role: match self.role.as_str() {
-                "developer" => "system".to_owned(),
-                _ => self.role,
-            },
-            content,
-        })
+        match self.content {
+            Some(Content(content)) => Ok(Message {
+                role: self.role.name().to_owned(),
+                content,
+            }),
+            None => invalid("a message has no `content`"),
+        }
     }
 }
 
 pub(crate) async fn completions(
     State(service): State<Arc<Service>>,
-    mut parameters: Parameters,
+    body: RequestBody,
 ) -> Result<Response, ApiError> {
+    let (request, shape, is_streamed) = service.prepare(body, prepare).await?;
+    let texts_each = request.texts_each;
+    let texts = Texts::start(&service, request, is_streamed).await?;
+    match is_streamed {
+        true => Ok(shape.stream(service, texts, texts_each)),
+        false => shape.respond(service, texts).await,
+    }
+}
+
+/// Reads a request; returns what its response needs, and whether it is streamed.
+fn prepare(
+    service: &Service,
+    mut parameters: Parameters,
+) -> Result<(TextRequest, Shape, bool), ApiError> {
     service.take_model(&mut parameters)?;
     parameters.refuse(UNSUPPORTED)?;
     let modalities: Option<Vec<String>> = parameters.take("modalities")?;
@@ -148,18 +193,14 @@ pub(crate) async fn completions(
         .or(older);
     request.top_logprobs = scored.then_some(top_logprobs.unwrap_or(0));
     parameters.finish()?;
-    request.prompts = vec![service.encode_chat(messages).await?];
+    request.prompts = vec![service.encode_chat(&messages)?.into()];
     let shape = Shape {
         id: service.new_id("chatcmpl"),
         created: service.now(),
         scored,
         includes_usage: stream.includes_usage,
     };
-    let texts = Texts::start(&service, &request, stream.is_on)?;
-    match stream.is_on {
-        true => Ok(shape.stream(service, texts, request.texts_each)),
-        false => shape.respond(&service, texts).await,
-    }
+    Ok((request, shape, stream.is_on))
 }
 
 /// What a response needs of its request.
@@ -171,24 +212,29 @@ struct Shape {
 }
 
 impl Shape {
-    async fn respond(self, service: &Service, mut texts: Texts) -> Result<Response, ApiError> {
+    async fn respond(self, service: Arc<Service>, mut texts: Texts) -> Result<Response, ApiError> {
         let finished = texts.finish().await?;
-        let choices = finished.iter().enumerate().map(|(index, text)| {
-            json!({
-                "index": index,
-                "message": { "role": "assistant", "content": text.piece.text, "refusal": null },
-                "logprobs": self.logprobs(service, &text.piece.scores),
-                "finish_reason": text.finish.map(finish_reason),
-            })
-        });
-        let mut response = self.envelope(service, "chat.completion", choices.collect());
-        add_usage(&mut response, &texts);
-        Ok(Json(response).into_response())
+        let of_service = Arc::clone(&service);
+        let write = move || {
+            let service = &of_service;
+            let choices = finished.iter().enumerate().map(|(index, text)| {
+                json!({
+                    "index": index,
+                    "message": { "role": "assistant", "content": text.piece.text, "refusal": null },
+                    "logprobs": self.logprobs(service, &text.piece.scores),
+                    "finish_reason": text.finish.map(finish_reason),
+                })
+            });
+            let mut response = self.envelope(service, "chat.completion", choices.collect());
+            add_usage(service, &mut response, &texts);
+            Json(response).into_response()
+        };
+        service.workers.run(write).await
     }
 
     fn stream(self, service: Arc<Service>, texts: Texts, count: usize) -> Response {
         let mut has_role = vec![false; count];
-        stream_chunks(texts, move |update, texts| {
+        stream_chunks(Arc::clone(&service), texts, move |update, texts| {
             let chunk =
                 |choice: usize, delta: Value, scores: &[TokenScore], reason: Option<&str>| {
                     let choice = json!({
@@ -247,7 +293,7 @@ impl Shape {
                 }
                 None if self.includes_usage => {
                     let mut last = self.envelope(&service, "chat.completion.chunk", Vec::new());
-                    add_usage(&mut last, texts);
+                    add_usage(&service, &mut last, texts);
                     chunks.push(last);
                 }
                 None => {}

@@ -7,21 +7,22 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use powerinfer_text::SpecialTokens;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
+    body::RequestBody,
     error::ApiError,
     events::{activity_json, stream_chunks},
     logprobs::LegacyLogprobs,
     parameters::Parameters,
+    prompts::Prompts,
 };
 use crate::{
     Service,
     choice::prompt_text,
     engine::{Finish, Score},
-    generation::{Texts, Update},
+    generation::{TextRequest, Texts, Update},
 };
 
 /// Tokens of a completion, where the request does not say; OpenAI's default.
@@ -33,44 +34,46 @@ pub(crate) const MAX_LOGPROBS: usize = 20;
 /// Texts of one prompt, at most.
 const MAX_TEXTS: usize = 128;
 
-/// A text, a list of texts, token ids, or a list of lists of them.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum PromptParameter {
-    Text(String),
-    Ids(Vec<u32>),
-    Texts(Vec<String>),
-    IdLists(Vec<Vec<u32>>),
-}
+/// Bytes of prompts that a response repeats, at most.
+const MAX_ECHO_BYTES: usize = 64 << 20;
 
-/// A prompt, with its text where the request has one.
-#[derive(Debug, Clone)]
-struct PromptOf {
-    ids: Vec<u32>,
-    text: Option<String>,
+/// A prompt, with its text and where its tokens begin in it if the response repeats it.
+struct EchoedPrompt {
+    ids: Arc<[u32]>,
+    echo: Option<(String, Vec<usize>)>,
 }
 
 /// What a response needs of its request.
 struct Shape {
     id: String,
     created: u64,
-    prompts: Vec<PromptOf>,
+    prompts: Vec<EchoedPrompt>,
     /// Texts that each prompt has in the response.
     texts_each: usize,
-    echo: bool,
     logprobs: bool,
     include_usage: bool,
 }
 
 pub(crate) async fn completions(
     State(service): State<Arc<Service>>,
-    mut parameters: Parameters,
+    body: RequestBody,
 ) -> Result<Response, ApiError> {
+    let (request, shape, is_streamed) = service.prepare(body, prepare).await?;
+    let best_of = request.texts_each;
+    let texts = Texts::start(&service, request, is_streamed).await?;
+    match is_streamed {
+        true => Ok(shape.stream(service, texts)),
+        false => shape.respond(service, texts, best_of).await,
+    }
+}
+
+/// Reads a request; returns what its response needs, and whether it is streamed.
+fn prepare(
+    service: &Service,
+    mut parameters: Parameters,
+) -> Result<(TextRequest, Shape, bool), ApiError> {
     service.take_model(&mut parameters)?;
-    let prompt = parameters
-        .take("prompt")?
-        .unwrap_or(PromptParameter::Text(String::new()));
-    let prompts = service.encode_prompts(prompt).await?;
+    let prompts: Prompts = parameters.take("prompt")?.unwrap_or_default();
     let echo = parameters.take("echo")?.unwrap_or(false);
     let logprobs = parameters.take_within("logprobs", 0..=MAX_LOGPROBS)?;
     let texts_each = parameters.take_within("n", 1..=MAX_TEXTS)?.unwrap_or(1);
@@ -95,63 +98,98 @@ pub(crate) async fn completions(
     }
     parameters.refuse(&["suffix"])?;
     parameters.finish()?;
-    request.prompts = prompts.iter().map(|prompt| prompt.ids.clone()).collect();
     request.texts_each = best_of;
     request.max_tokens = Some(max_tokens);
     // The best texts are chosen by their log probabilities.
     request.top_logprobs = logprobs.or((best_of > texts_each).then_some(0));
     request.prompt_logprobs = logprobs.filter(|_| echo);
+    request.check_texts(prompts.len())?;
+    let (ids, texts) = prompts.encode(service)?;
+    request.prompts = ids;
+    let prompts = echoed(service, &request, texts, echo)?;
     let shape = Shape {
         id: service.new_id("cmpl"),
         created: service.now(),
         prompts,
         texts_each,
-        echo,
         logprobs: logprobs.is_some(),
         include_usage: stream.includes_usage,
     };
-    let texts = Texts::start(&service, &request, stream.is_on)?;
-    match stream.is_on {
-        true => Ok(shape.stream(service, texts)),
-        false => shape.respond(&service, texts, best_of).await,
-    }
+    Ok((request, shape, stream.is_on))
+}
+
+/// The prompts of `request`, with their texts if the response repeats them.
+fn echoed(
+    service: &Service,
+    request: &TextRequest,
+    texts: Vec<String>,
+    echo: bool,
+) -> Result<Vec<EchoedPrompt>, ApiError> {
+    let mut texts = texts.into_iter();
+    let mut bytes = 0;
+    let prompts = request.prompts.iter().map(|ids| {
+        let echo = match (echo, texts.next()) {
+            (false, _) => None,
+            (true, own) => {
+                let (text, offsets) = prompt_text(&service.tokenizer, ids)
+                    .map_err(|error| ApiError::invalid_value("prompt", error))?;
+                let text = own.unwrap_or(text);
+                bytes += request.texts_each * text.len();
+                Some((text, offsets))
+            }
+        };
+        if bytes > MAX_ECHO_BYTES {
+            let message =
+                format!("the response would repeat more than {MAX_ECHO_BYTES} bytes of prompts");
+            return Err(ApiError::invalid_value("echo", message));
+        }
+        let ids = Arc::clone(ids);
+        Ok(EchoedPrompt { ids, echo })
+    });
+    prompts.collect()
 }
 
 impl Shape {
     /// Waits for the whole text of every choice.
     async fn respond(
         self,
-        service: &Service,
+        service: Arc<Service>,
         mut texts: Texts,
         best_of: usize,
     ) -> Result<Response, ApiError> {
         let mut finished = texts.finish().await?;
-        let mut choices = Vec::new();
-        for (prompt, of_prompt) in self.prompts.iter().zip(finished.chunks_mut(best_of)) {
-            of_prompt.sort_by(|a, b| b.mean_logprob.total_cmp(&a.mean_logprob));
-            for text in &of_prompt[..self.texts_each] {
-                let (mut whole, mut logprobs) = self.begin(service, prompt, &text.prompt_scores)?;
-                let start = whole.chars().count();
-                whole.push_str(&text.piece.text);
-                logprobs.push_generated(&service.tokenizer, start, &text.piece.scores);
-                choices.push(json!({
-                    "text": whole,
-                    "index": choices.len(),
-                    "logprobs": self.logprobs.then(|| logprobs.into_json()),
-                    "finish_reason": text.finish.map(finish_reason),
-                }));
+        let of_service = Arc::clone(&service);
+        let write = move || {
+            let service = &of_service;
+            let mut choices = Vec::new();
+            for (prompt, of_prompt) in self.prompts.iter().zip(finished.chunks_mut(best_of)) {
+                of_prompt.sort_by(|a, b| b.mean_logprob.total_cmp(&a.mean_logprob));
+                for text in &of_prompt[..self.texts_each] {
+                    let (mut whole, mut logprobs) =
+                        self.begin(service, prompt, &text.prompt_scores);
+                    let start = whole.chars().count();
+                    whole.push_str(&text.piece.text);
+                    logprobs.push_generated(&service.tokenizer, start, &text.piece.scores);
+                    choices.push(json!({
+                        "text": whole,
+                        "index": choices.len(),
+                        "logprobs": self.logprobs.then(|| logprobs.into_json()),
+                        "finish_reason": text.finish.map(finish_reason),
+                    }));
+                }
             }
-        }
-        let mut response = self.envelope(service, choices);
-        add_usage(&mut response, &texts);
-        Ok(Json(response).into_response())
+            let mut response = self.envelope(service, choices);
+            add_usage(service, &mut response, &texts);
+            Json(response).into_response()
+        };
+        service.workers.run(write).await
     }
 
     /// Streams a chunk for every piece of text.
     fn stream(self, service: Arc<Service>, texts: Texts) -> Response {
         // Characters of the prompt that a choice begins with.
         let mut starts = vec![0; self.prompts.len() * self.texts_each];
-        stream_chunks(texts, move |update, texts| {
+        stream_chunks(Arc::clone(&service), texts, move |update, texts| {
             let chunk =
                 |choice: usize, text: &str, logprobs: LegacyLogprobs, finish: Option<Finish>| {
                     let choice = json!({
@@ -168,11 +206,11 @@ impl Shape {
                 };
             Ok(match update {
                 Some(Update::Prompt { choice, scores }) => {
-                    let index = choice / self.texts_each;
-                    if !self.echo {
+                    let prompt = &self.prompts[choice / self.texts_each];
+                    if prompt.echo.is_none() {
                         return Ok(Vec::new());
                     }
-                    let (text, logprobs) = self.begin(&service, &self.prompts[index], &scores)?;
+                    let (text, logprobs) = self.begin(&service, prompt, &scores);
                     starts[choice] = text.chars().count();
                     vec![chunk(choice, &text, logprobs, None)]
                 }
@@ -200,7 +238,7 @@ impl Shape {
                 }
                 None if self.include_usage => {
                     let mut last = self.envelope(&service, Vec::new());
-                    add_usage(&mut last, texts);
+                    add_usage(&service, &mut last, texts);
                     vec![last]
                 }
                 None => Vec::new(),
@@ -212,19 +250,17 @@ impl Shape {
     fn begin(
         &self,
         service: &Service,
-        prompt: &PromptOf,
+        prompt: &EchoedPrompt,
         scores: &[Score],
-    ) -> Result<(String, LegacyLogprobs), ApiError> {
+    ) -> (String, LegacyLogprobs) {
         let mut logprobs = LegacyLogprobs::default();
-        if !self.echo {
-            return Ok((String::new(), logprobs));
-        }
-        let (text, offsets) = prompt_text(&service.tokenizer, &prompt.ids)
-            .map_err(|error| ApiError::invalid_value("prompt", error))?;
+        let Some((text, offsets)) = &prompt.echo else {
+            return (String::new(), logprobs);
+        };
         if self.logprobs {
-            logprobs.push_prompt(&service.tokenizer, &prompt.ids, &offsets, scores);
+            logprobs.push_prompt(&service.tokenizer, &prompt.ids, offsets, scores);
         }
-        Ok((prompt.text.clone().unwrap_or(text), logprobs))
+        (text.clone(), logprobs)
     }
 
     fn envelope(&self, service: &Service, choices: Vec<Value>) -> Value {
@@ -276,9 +312,12 @@ pub(crate) fn finish_reason(finish: Finish) -> &'static str {
     }
 }
 
-/// Adds the tokens of a response, and their times as llama.cpp's server has them.
-pub(crate) fn add_usage(response: &mut Value, texts: &Texts) {
-    let (prompt, cached, generated) = (texts.prompt_tokens, texts.cached_tokens, texts.tokens());
+/// Adds the tokens of a response, and their times as llama.cpp's server has them. How many tokens were cached tells what
+/// others have asked, so strangers do not learn it.
+pub(crate) fn add_usage(service: &Service, response: &mut Value, texts: &Texts) {
+    let (prompt, generated) = (texts.prompt_tokens, texts.tokens());
+    let cached = service.reports_cache.then_some(texts.cached_tokens);
+    let computed = cached.map(|cached| prompt - cached);
     let (prompt_time, decode_time) = texts.times();
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     let rate = |tokens: usize, time: Duration| {
@@ -289,43 +328,15 @@ pub(crate) fn add_usage(response: &mut Value, texts: &Texts) {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": { "cached_tokens": cached },
+        "prompt_tokens_details": cached.map(|cached| json!({ "cached_tokens": cached })),
     });
     response["timings"] = json!({
         "cache_n": cached,
-        "prompt_n": prompt - cached,
+        "prompt_n": computed,
         "prompt_ms": milliseconds(prompt_time),
-        "prompt_per_second": rate(prompt - cached, prompt_time),
+        "prompt_per_second": computed.and_then(|computed| rate(computed, prompt_time)),
         "predicted_n": generated,
         "predicted_ms": milliseconds(decode_time),
         "predicted_per_second": rate(generated, decode_time).filter(|_| generated > 1),
     });
-}
-
-impl Service {
-    /// Encodes prompts on a thread that may block.
-    async fn encode_prompts(
-        self: &Arc<Self>,
-        prompt: PromptParameter,
-    ) -> Result<Vec<PromptOf>, ApiError> {
-        let of_ids = |ids| PromptOf { ids, text: None };
-        let texts = match prompt {
-            PromptParameter::Ids(ids) if !ids.is_empty() => return Ok(vec![of_ids(ids)]),
-            PromptParameter::IdLists(lists) => return Ok(lists.into_iter().map(of_ids).collect()),
-            PromptParameter::Text(text) => vec![text],
-            PromptParameter::Texts(texts) => texts,
-            PromptParameter::Ids(_) => {
-                return Err(ApiError::invalid_value("prompt", "the list is empty"));
-            }
-        };
-        let mut prompts = Vec::new();
-        for text in texts {
-            let ids = self.encode(text.clone(), SpecialTokens::Add).await?;
-            prompts.push(PromptOf {
-                ids,
-                text: Some(text),
-            });
-        }
-        Ok(prompts)
-    }
 }

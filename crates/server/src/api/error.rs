@@ -6,6 +6,9 @@ use axum::{
 };
 use serde_json::{Value, json};
 
+/// Characters of a message, at most: some repeat a part of the request.
+const MAX_MESSAGE: usize = 500;
+
 /// An error of a request.
 #[derive(Debug, Clone)]
 pub(crate) struct ApiError {
@@ -18,9 +21,13 @@ pub(crate) struct ApiError {
 
 impl ApiError {
     fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        let mut message = message.into();
+        if let Some((end, _)) = message.char_indices().nth(MAX_MESSAGE) {
+            message.replace_range(end.., "…");
+        }
         Self {
             status,
-            message: message.into(),
+            message,
             param: None,
             code: None,
         }
@@ -51,6 +58,8 @@ impl ApiError {
 
     /// No API has a parameter called `param`.
     pub(crate) fn unknown(param: &str) -> Self {
+        let end = param.char_indices().nth(MAX_MESSAGE / 2);
+        let param = &param[..end.map_or(param.len(), |(end, _)| end)];
         Self {
             param: Some(param.to_owned()),
             code: Some("unknown_parameter"),
@@ -156,6 +165,21 @@ impl ApiError {
         )
     }
 
+    /// There is no room for the body of the request.
+    pub(crate) fn too_many_bodies() -> Self {
+        Self::unavailable("too many large requests are arriving; try again in a moment")
+    }
+
+    /// There is no connection left for requests that may take long.
+    pub(crate) fn too_many_connections() -> Self {
+        Self::unavailable("too many connections are open; try again in a moment")
+    }
+
+    /// The server cannot do it now.
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    }
+
     /// The server failed.
     pub(crate) fn server(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
@@ -163,7 +187,7 @@ impl ApiError {
 
     /// The server is stopping.
     pub(crate) fn stopping() -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping")
+        Self::unavailable("the server is stopping")
     }
 
     /// The body of the response.

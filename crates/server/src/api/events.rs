@@ -1,6 +1,6 @@
 //! Streams of server-sent events.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, sync::Arc};
 
 use axum::response::{
     IntoResponse, Response,
@@ -11,36 +11,48 @@ use serde_json::{Value, json};
 
 use super::error::ApiError;
 use crate::{
+    Service,
     engine::Activity,
     generation::{Texts, Update},
 };
 
-/// Streams the chunks that `chunks` makes of each update of `texts`, then those it makes of the end, then `[DONE]`.
+/// Streams the chunks that `chunks` makes of each update of `texts`, then those it makes of the end, then `[DONE]`. Those
+/// of prompts, which may be long, are made on a worker.
 pub(crate) fn stream_chunks(
+    service: Arc<Service>,
     texts: Texts,
     chunks: impl FnMut(Option<Update>, &Texts) -> Result<Vec<Value>, ApiError> + Send + 'static,
 ) -> Response {
     let start = Some((texts, chunks));
-    let events = stream::unfold(start, async |state| {
-        let (mut texts, mut chunks) = state?;
-        let update = texts.next().await;
-        let is_end = update.is_none();
-        let made = update.transpose().and_then(|update| chunks(update, &texts));
-        let (mut events, next) = match made {
-            Ok(chunks_of) => {
-                let events: Vec<_> = chunks_of.iter().map(event).collect();
-                (events, (!is_end).then_some((texts, chunks)))
-            }
+    let events = stream::unfold(start, move |state| {
+        let service = Arc::clone(&service);
+        async move {
+            let (mut texts, mut chunks) = state?;
+            let update = texts.next().await;
+            let is_prompt = matches!(update, Some(Ok(Update::Prompt { .. })));
+            let make = move || {
+                let is_end = update.is_none();
+                let made = update
+                    .transpose()
+                    .and_then(|update| chunks(update, &texts))?;
+                let events: Vec<_> = made.iter().map(event).collect();
+                Ok((events, (!is_end).then_some((texts, chunks))))
+            };
+            let made = match is_prompt {
+                true => service.workers.run(make).await.flatten(),
+                false => make(),
+            };
             // Dropping the texts cancels them.
-            Err(error) => (vec![event(&error.body())], None),
-        };
-        if next.is_none() {
-            events.push(Event::default().data("[DONE]"));
+            let failed = |error: ApiError| (vec![event(&error.body())], None);
+            let (mut events, next) = made.unwrap_or_else(failed);
+            if next.is_none() {
+                events.push(Event::default().data("[DONE]"));
+            }
+            Some((
+                stream::iter(events.into_iter().map(Ok::<_, Infallible>)),
+                next,
+            ))
         }
-        Some((
-            stream::iter(events.into_iter().map(Ok::<_, Infallible>)),
-            next,
-        ))
     });
     let events = futures_util::StreamExt::flatten(events);
     Sse::new(events)

@@ -1,5 +1,6 @@
 //! The HTTP API: routes, who may use them, and what requests have in common.
 
+mod body;
 mod chat;
 mod completions;
 pub(crate) mod error;
@@ -7,31 +8,29 @@ mod events;
 mod logprobs;
 mod ollama;
 mod parameters;
+mod prompts;
 mod request;
 mod status;
 mod tokens;
 
-use std::{net::Ipv4Addr, sync::Arc, time::Duration};
+use std::{net::Ipv4Addr, sync::Arc};
 
 use axum::{
     Router,
-    body::Body,
-    extract::{DefaultBodyLimit, FromRequest, Request, State},
-    http::{HeaderMap, Method, header},
+    extract::{DefaultBodyLimit, Request, State},
+    http::{HeaderMap, Method, Version, header},
     middleware::{Next, from_fn_with_state},
     response::{Html, IntoResponse, Response},
     routing::{get, post},
 };
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 
-use self::{error::ApiError, parameters::Parameters};
+use self::error::ApiError;
+pub(crate) use self::{
+    body::BODY_BUDGET,
+    parameters::{MAX_PROMPT_TOKENS, MAX_TEXTS},
+};
 use crate::Service;
-
-/// Bytes of a request's body, at most.
-const BODY_LIMIT: usize = 10 << 20;
-
-/// Time for a request's body to arrive.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The routes of the server.
 pub(crate) fn router(service: Arc<Service>) -> Router {
@@ -105,9 +104,25 @@ async fn check_origin(
     request: Request,
     next: Next,
 ) -> Response {
+    if let Err(error) = check_host(&request) {
+        return error.into_response();
+    }
     match foreign_origin(&service, request.headers()) {
         Some(origin) => ApiError::foreign_origin(origin).into_response(),
         None => next.run(request).await,
+    }
+}
+
+/// Refuses a request without a host, which HTTP/1.1 requires, and one with several: programs differ in which they take.
+fn check_host(request: &Request) -> Result<(), ApiError> {
+    let count = request.headers().get_all(header::HOST).iter().count();
+    let is_required = request.version() >= Version::HTTP_11;
+    match (count, is_required) {
+        (0, true) => Err(ApiError::invalid("the request has no `Host` header")),
+        (0 | 1, _) => Ok(()),
+        _ => Err(ApiError::invalid(format!(
+            "the request has {count} `Host` headers; send one"
+        ))),
     }
 }
 
@@ -133,18 +148,4 @@ fn foreign_origin<'a>(service: &Service, headers: &'a HeaderMap) -> Option<&'a s
         || name.starts_with('[')
         || name.parse::<Ipv4Addr>().is_ok();
     (service.is_loopback && !is_own).then_some(host)
-}
-
-/// The JSON object in a request's body, up to a size and within a time.
-impl<S: Send + Sync> FromRequest<S> for Parameters {
-    type Rejection = ApiError;
-
-    async fn from_request(request: Request<Body>, _state: &S) -> Result<Self, ApiError> {
-        let read = axum::body::to_bytes(request.into_body(), BODY_LIMIT);
-        match tokio::time::timeout(BODY_TIMEOUT, read).await {
-            Ok(Ok(body)) => Self::parse(&body),
-            Ok(Err(_)) => Err(ApiError::body_too_large(BODY_LIMIT)),
-            Err(_) => Err(ApiError::body_too_slow()),
-        }
-    }
 }

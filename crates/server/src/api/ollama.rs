@@ -11,10 +11,11 @@ use axum::{
 };
 use futures_util::stream;
 use powerinfer_text::{Message, SpecialTokens};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{
-    chat::MessageParameter, completions::finish_reason, error::ApiError, parameters::Parameters,
+    body::RequestBody, chat::MessageParameter, completions::finish_reason, error::ApiError,
+    parameters::Parameters, request::MAX_SCHEMA_BYTES,
 };
 use crate::{
     Service,
@@ -62,9 +63,10 @@ pub(crate) async fn tags(State(service): State<Arc<Service>>) -> Json<Value> {
 
 pub(crate) async fn show(
     State(service): State<Arc<Service>>,
-    mut parameters: Parameters,
+    body: RequestBody,
 ) -> Result<Json<Value>, OllamaError> {
-    service.take_model(&mut parameters)?;
+    let take_model = |service: &Service, mut parameters| service.take_model(&mut parameters);
+    service.prepare(body, take_model).await?;
     let template = service
         .tokenizer
         .chat_template()
@@ -81,52 +83,81 @@ fn details(service: &Service) -> Value {
     json!({ "format": "powerinfer", "family": "powerinfer", "families": null, "parameter_size": "", "quantization_level": service.about["format"] })
 }
 
+/// A request, read: nothing to generate for one without a prompt.
+struct Prepared {
+    request: Option<TextRequest>,
+    is_streamed: bool,
+}
+
 pub(crate) async fn generate(
     State(service): State<Arc<Service>>,
-    mut parameters: Parameters,
+    body: RequestBody,
 ) -> Result<Response, OllamaError> {
-    let stream = begin(&service, &mut parameters)?;
+    let prepared = service.prepare(body, prepare_text).await?;
+    respond(service, prepared, |text| ("response", json!(text))).await
+}
+
+fn prepare_text(service: &Service, mut parameters: Parameters) -> Result<Prepared, ApiError> {
+    let is_streamed = begin(service, &mut parameters)?;
     parameters.refuse(&["suffix", "images", "template", "context", "think"])?;
     let prompt: String = parameters.take("prompt")?.unwrap_or_default();
     let system: Option<String> = parameters.take("system")?;
     let is_raw = parameters.take("raw")?.unwrap_or(false);
-    let mut request = text_request(&service, parameters)?;
+    let mut request = text_request(service, parameters)?;
     // Clients load a model by asking for nothing.
     if prompt.is_empty() {
-        return Ok(Json(loaded(&service, "response")).into_response());
+        let request = None;
+        return Ok(Prepared {
+            request,
+            is_streamed,
+        });
     }
     let ids = match service.tokenizer.chat_template() {
         Some(_) if !is_raw => {
             let system = system.map(|content| ("system", content));
             let messages = system.into_iter().chain([("user", prompt)]);
-            let message = |(role, content): (&str, String)| Message {
+            let messages = messages.map(|(role, content)| Message {
                 role: role.to_owned(),
                 content,
-            };
-            service.encode_chat(messages.map(message).collect()).await?
+            });
+            service.encode_chat(&messages.collect::<Vec<_>>())?
         }
-        _ => service.encode(prompt, SpecialTokens::Add).await?,
+        _ => service.encode(&prompt, SpecialTokens::Add)?,
     };
-    request.prompts = vec![ids];
-    respond(service, &request, stream, |text| ("response", json!(text))).await
+    request.prompts = vec![ids.into()];
+    Ok(Prepared {
+        request: Some(request),
+        is_streamed,
+    })
 }
 
 pub(crate) async fn chat(
     State(service): State<Arc<Service>>,
-    mut parameters: Parameters,
+    body: RequestBody,
 ) -> Result<Response, OllamaError> {
-    let stream = begin(&service, &mut parameters)?;
+    let prepared = service.prepare(body, prepare_chat).await?;
+    let message = |text: &str| ("message", json!({ "role": "assistant", "content": text }));
+    respond(service, prepared, message).await
+}
+
+fn prepare_chat(service: &Service, mut parameters: Parameters) -> Result<Prepared, ApiError> {
+    let is_streamed = begin(service, &mut parameters)?;
     parameters.refuse(&["tools", "think"])?;
     let messages: Vec<MessageParameter> = parameters.take("messages")?.unwrap_or_default();
-    let mut request = text_request(&service, parameters)?;
-    if messages.is_empty() {
-        return Ok(Json(loaded(&service, "message")).into_response());
-    }
+    let mut request = text_request(service, parameters)?;
     let messages = messages.into_iter().map(MessageParameter::into_message);
     let messages = messages.collect::<Result<Vec<_>, _>>()?;
-    request.prompts = vec![service.encode_chat(messages).await?];
-    let message = |text: &str| ("message", json!({ "role": "assistant", "content": text }));
-    respond(service, &request, stream, message).await
+    let request = match messages.is_empty() {
+        true => None,
+        false => {
+            request.prompts = vec![service.encode_chat(&messages)?.into()];
+            Some(request)
+        }
+    };
+    Ok(Prepared {
+        request,
+        is_streamed,
+    })
 }
 
 /// Checks the model; returns whether the response is streamed.
@@ -138,7 +169,7 @@ fn begin(service: &Service, parameters: &mut Parameters) -> Result<bool, ApiErro
 
 /// Takes `format` and `options`.
 fn text_request(service: &Service, mut parameters: Parameters) -> Result<TextRequest, ApiError> {
-    let format = match parameters.take::<Value>("format")? {
+    let format = match parameters.take_sized::<Value>("format", MAX_SCHEMA_BYTES)? {
         None => TextFormat::Text,
         Some(Value::String(name)) if name.is_empty() => TextFormat::Text,
         Some(Value::String(name)) if name == "json" => TextFormat::JsonObject,
@@ -150,9 +181,8 @@ fn text_request(service: &Service, mut parameters: Parameters) -> Result<TextReq
             ));
         }
     };
-    let options: Option<Map<String, Value>> = parameters.take("options")?;
+    let mut options: Parameters = parameters.take("options")?.unwrap_or_default();
     parameters.finish()?;
-    let mut options = Parameters::of(options.unwrap_or_default());
     options.ignore(OF_LOADING);
     let mut request = service.take_text_request(&mut options)?;
     // −1 and −2 are as many as there is room for.
@@ -170,11 +200,9 @@ fn text_request(service: &Service, mut parameters: Parameters) -> Result<TextReq
 /// Generates the text, in lines of JSON where it is streamed; `field` is where it stands.
 async fn respond(
     service: Arc<Service>,
-    request: &TextRequest,
-    is_streamed: bool,
+    prepared: Prepared,
     field: impl Fn(&str) -> (&'static str, Value) + Copy + Send + 'static,
 ) -> Result<Response, OllamaError> {
-    let mut texts = Texts::start(&service, request, is_streamed)?;
     let line = move |service: &Service, text: &str| {
         let (name, text) = field(text);
         let mut line =
@@ -182,6 +210,17 @@ async fn respond(
         line[name] = text;
         line
     };
+    let Prepared {
+        request,
+        is_streamed,
+    } = prepared;
+    let Some(request) = request else {
+        let mut loaded = line(&service, "");
+        loaded["done"] = json!(true);
+        loaded["done_reason"] = json!("load");
+        return Ok(Json(loaded).into_response());
+    };
+    let mut texts = Texts::start(&service, request, is_streamed).await?;
     if !is_streamed {
         let finished = texts.finish().await?;
         let mut whole = line(&service, &finished[0].piece.text);
@@ -229,16 +268,6 @@ fn end(line: &mut Value, texts: &Texts, finish: Finish) {
     line["prompt_eval_duration"] = json!(prompt.as_nanos() as u64);
     line["eval_count"] = json!(texts.tokens());
     line["eval_duration"] = json!(decode.as_nanos() as u64);
-}
-
-/// The answer to a request without a prompt.
-fn loaded(service: &Service, field: &str) -> Value {
-    let mut line = json!({ "model": service.name, "created_at": timestamp(service), "done": true, "done_reason": "load" });
-    line[field] = match field {
-        "message" => json!({ "role": "assistant", "content": "" }),
-        _ => json!(""),
-    };
-    line
 }
 
 /// The time, as RFC 3339 has it.

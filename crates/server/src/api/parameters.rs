@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use powerinfer_runtime::SamplingSettings;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::value::RawValue;
 
 use super::error::ApiError;
 
@@ -20,38 +20,59 @@ const WITHOUT_EFFECT: &[&str] = &[
     "parallel_tool_calls",
 ];
 
-/// The JSON object of a request.
-#[derive(Debug)]
-pub(crate) struct Parameters(Map<String, Value>);
+/// Texts of a request, of all prompts together, at most.
+pub(crate) const MAX_TEXTS: usize = 2048;
+
+/// Tokens of all prompts of a request, at most.
+pub(crate) const MAX_PROMPT_TOKENS: usize = 1 << 20;
+
+/// Bytes of JSON of `logit_bias`, at most.
+const MAX_BIAS_BYTES: usize = 64 << 10;
+
+/// The JSON object of a request. Each value stays text until it is taken, so that memory is needed for the types of the
+/// parameters alone.
+#[derive(Debug, Default, serde::Deserialize)]
+pub(crate) struct Parameters(BTreeMap<String, Box<RawValue>>);
 
 impl Parameters {
     /// Parses the body of a request.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        match serde_json::from_slice(body) {
-            Ok(Value::Object(fields)) => Ok(Self(fields)),
-            Ok(_) => Err(ApiError::invalid("the body is not a JSON object")),
-            Err(error) => Err(ApiError::invalid(format!("the body is not JSON: {error}"))),
-        }
-    }
-
-    /// Parameters that are part of another one.
-    pub(crate) fn of(fields: Map<String, Value>) -> Self {
-        Self(fields)
+        serde_json::from_slice(body).map_err(|error| match error.is_data() {
+            true => ApiError::invalid("the body is not a JSON object"),
+            false => ApiError::invalid(format!("the body is not JSON: {error}")),
+        })
     }
 
     /// Whether the parameter `name` has a value.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.0.get(name).is_some_and(|value| !value.is_null())
+        self.0.get(name).is_some_and(|value| value.get() != "null")
     }
 
     /// Takes the parameter `name`; `null` counts as absent.
     pub(crate) fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
-        match self.0.remove(name) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => serde_json::from_value(value)
-                .map(Some)
-                .map_err(|error| ApiError::invalid_value(name, error)),
+        self.take_sized(name, usize::MAX)
+    }
+
+    /// Takes the parameter `name`, of up to `most` bytes of JSON; `null` counts as absent.
+    pub(crate) fn take_sized<T: DeserializeOwned>(
+        &mut self,
+        name: &str,
+        most: usize,
+    ) -> Result<Option<T>, ApiError> {
+        let Some(value) = self.0.remove(name) else {
+            return Ok(None);
+        };
+        let json = value.get();
+        if json.len() > most {
+            let message = format!("it has {} bytes, and may have {most}", json.len());
+            return Err(ApiError::invalid_value(name, message));
         }
+        serde_json::from_str(json).map_err(|error| {
+            // The position is one within the value.
+            let error = error.to_string();
+            let message = error.split(" at line ").next().unwrap_or(&error);
+            ApiError::invalid_value(name, message)
+        })
     }
 
     /// Takes the parameter `name`, which must lie in a range.
@@ -78,12 +99,16 @@ impl Parameters {
     /// `auto` and empty lists ask for nothing.
     pub(crate) fn refuse(&mut self, names: &[&str]) -> Result<(), ApiError> {
         for name in names {
-            let asks = match self.0.remove(*name) {
-                None | Some(Value::Null | Value::Bool(false)) => false,
-                Some(Value::Array(list)) => !list.is_empty(),
-                Some(Value::String(text)) => !matches!(text.as_str(), "" | "none" | "auto"),
-                Some(_) => true,
-            };
+            let asks = self.0.remove(*name).is_some_and(|value| {
+                let is_empty_list = |list: &str| {
+                    list.strip_suffix(']')
+                        .is_some_and(|list| list.trim().is_empty())
+                };
+                match value.get() {
+                    "null" | "false" | "\"\"" | "\"none\"" | "\"auto\"" => false,
+                    value => !value.strip_prefix('[').is_some_and(is_empty_list),
+                }
+            });
             if asks {
                 return Err(ApiError::unsupported(name));
             }
@@ -107,10 +132,11 @@ impl Parameters {
     }
 
     /// Takes the settings of sampling, in OpenAI's names and in those of llama.cpp and vLLM for what OpenAI has not;
-    /// `model` are the model's own.
+    /// `model` are the model's own, whose tokens are `vocabulary`.
     pub(crate) fn sampling(
         &mut self,
         model: &SamplingSettings,
+        vocabulary: usize,
     ) -> Result<SamplingSettings, ApiError> {
         let temperature = self.take_within("temperature", 0.0..=2.0)?;
         let top_p: Option<f32> = self.take_within("top_p", 0.0..=1.0)?;
@@ -118,12 +144,15 @@ impl Parameters {
         let top_k = self.take_within::<i64>("top_k", -1..=i64::from(u32::MAX))?;
         let llama_penalty = self.take_within("repeat_penalty", 0.01..=10.0)?;
         let penalty = self.take_within("repetition_penalty", 0.01..=10.0)?;
-        let biases: Option<BTreeMap<String, f32>> = self.take("logit_bias")?;
+        let biases: Option<BTreeMap<String, f32>> =
+            self.take_sized("logit_bias", MAX_BIAS_BYTES)?;
         let mut logit_bias = BTreeMap::new();
         for (token, bias) in biases.into_iter().flatten() {
-            let id = token.parse().map_err(|_| {
-                ApiError::invalid_value("logit_bias", format!("`{token}` is not a token's id"))
-            })?;
+            let id = token.parse().ok();
+            let Some(id) = id.filter(|id: &u32| (*id as usize) < vocabulary) else {
+                let message = format!("`{token}` is not a token's id, below {vocabulary}");
+                return Err(ApiError::invalid_value("logit_bias", message));
+            };
             if !(-100.0..=100.0).contains(&bias) {
                 let message = format!("{bias} is not between -100 and 100");
                 return Err(ApiError::invalid_value("logit_bias", message));

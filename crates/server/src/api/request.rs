@@ -6,17 +6,19 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use powerinfer_text::{ChatTemplate, GenerationPrompt, Message, SpecialTokens};
+use powerinfer_text::{GenerationPrompt, Message, SpecialTokens, TextError};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
+    body::RequestBody,
     error::ApiError,
     parameters::{OneOrMany, Parameters},
 };
 use crate::{
     Service,
     generation::{TextFormat, TextRequest},
+    stops::StopStrings,
 };
 
 /// Bytes of a token, at most: a text that cannot fit the context is not encoded.
@@ -24,6 +26,12 @@ const MAX_TOKEN_BYTES: usize = 256;
 
 /// Stop strings of a request, at most.
 const MAX_STOPS: usize = 32;
+
+/// Bytes of JSON of all stop strings, at most.
+const MAX_STOP_BYTES: usize = 16 << 10;
+
+/// Bytes of JSON of a schema, at most.
+pub(super) const MAX_SCHEMA_BYTES: usize = 64 << 10;
 
 /// The format of a chat's answer.
 #[derive(Debug, Deserialize)]
@@ -40,6 +48,17 @@ struct NamedSchema {
 }
 
 impl Service {
+    /// Reads the parameters of a request on a worker, which may also encode texts.
+    pub(crate) async fn prepare<T: Send + 'static>(
+        self: &Arc<Self>,
+        body: RequestBody,
+        prepare: impl FnOnce(&Self, Parameters) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let service = Arc::clone(self);
+        let work = move || prepare(&service, Parameters::parse(&body.bytes)?);
+        self.workers.run(work).await?
+    }
+
     /// Refuses a model that is not served; a request without one means the one that is.
     pub(crate) fn take_model(&self, parameters: &mut Parameters) -> Result<(), ApiError> {
         match parameters.take::<String>("model")? {
@@ -57,13 +76,13 @@ impl Service {
         parameters: &mut Parameters,
     ) -> Result<TextRequest, ApiError> {
         let has_seed = parameters.has("seed");
-        let stops: Option<OneOrMany<String>> = parameters.take("stop")?;
+        let stops: Option<OneOrMany<String>> = parameters.take_sized("stop", MAX_STOP_BYTES)?;
         let stops = stops.map(OneOrMany::into_vec).unwrap_or_default();
         if stops.len() > MAX_STOPS || stops.iter().any(String::is_empty) {
             let message = format!("at most {MAX_STOPS} texts, none of them empty");
             return Err(ApiError::invalid_value("stop", message));
         }
-        let format = match parameters.take("response_format")? {
+        let format = match parameters.take_sized("response_format", MAX_SCHEMA_BYTES)? {
             None | Some(ResponseFormat::Text) => TextFormat::Text,
             Some(ResponseFormat::JsonObject) => TextFormat::JsonObject,
             Some(ResponseFormat::JsonSchema { json_schema }) => match json_schema.schema {
@@ -79,10 +98,10 @@ impl Service {
         Ok(TextRequest {
             prompts: Vec::new(),
             texts_each: 1,
-            sampling: parameters.sampling(&self.sampling)?,
+            sampling: parameters.sampling(&self.sampling, self.vocabulary)?,
             has_seed,
             max_tokens: None,
-            stops,
+            stops: Arc::new(StopStrings::new(stops)),
             ignores_stop_tokens: parameters.take("ignore_eos")?.unwrap_or(false),
             top_logprobs: None,
             prompt_logprobs: None,
@@ -91,49 +110,40 @@ impl Service {
         })
     }
 
-    /// The tokens of `text`, encoded on a thread that may block.
-    pub(crate) async fn encode(
-        self: &Arc<Self>,
-        text: String,
-        special: SpecialTokens,
-    ) -> Result<Vec<u32>, ApiError> {
-        let most = self.context.saturating_mul(MAX_TOKEN_BYTES);
-        if text.len() > most {
-            return Err(ApiError::too_long_text(text.len(), self.context));
-        }
-        let tokenizer = Arc::clone(&self.tokenizer);
-        let encode = move || tokenizer.encode(&text, special);
-        let encoded = tokio::task::spawn_blocking(encode).await;
-        match encoded {
-            Ok(Ok(ids)) => Ok(ids),
-            Ok(Err(error)) => Err(ApiError::invalid_value("prompt", error)),
-            Err(_) => Err(ApiError::server("the tokenizer failed on this text")),
-        }
+    /// The tokens of `text`. It takes time: call it on a worker.
+    pub(crate) fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, ApiError> {
+        self.check_size(text.len())?;
+        let encoded = self.tokenizer.encode(text, special);
+        encoded.map_err(|error| ApiError::invalid_value("prompt", error))
     }
 
-    /// The prompt that continues a conversation.
-    pub(crate) async fn encode_chat(
-        self: &Arc<Self>,
-        messages: Vec<Message>,
-    ) -> Result<Vec<u32>, ApiError> {
-        let service = Arc::clone(self);
-        let render = move || {
-            let template = service.chat_template()?;
-            let rendered = template.render(&messages, GenerationPrompt::Add);
-            rendered.map_err(|error| ApiError::invalid_value("messages", error))
-        };
-        let rendered = tokio::task::spawn_blocking(render).await;
-        let text = rendered.map_err(|_| ApiError::server("the chat template failed"))??;
-        self.encode(text, SpecialTokens::Omit).await
-    }
-
-    /// The chat template, which a conversation needs.
-    pub(crate) fn chat_template(&self) -> Result<&ChatTemplate, ApiError> {
-        self.tokenizer.chat_template().ok_or_else(|| {
-            ApiError::invalid(
+    /// The prompt that continues a conversation. It takes time: call it on a worker.
+    pub(crate) fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>, ApiError> {
+        if self.tokenizer.chat_template().is_none() {
+            return Err(ApiError::invalid(
                 "the model has no chat template; use `/v1/completions`, which continues a text",
-            )
-        })
+            ));
+        }
+        self.check_size(messages.iter().map(|message| message.content.len()).sum())?;
+        let tokens = self.settings.message_tokens;
+        let chat = self
+            .tokenizer
+            .render_chat(messages, GenerationPrompt::Add, tokens);
+        let chat = chat.map_err(|error| match error {
+            TextError::TemplateWorker { .. } => ApiError::unavailable(error.to_string()),
+            error => ApiError::invalid_value("messages", error),
+        })?;
+        self.check_size(chat.size())?;
+        let encoded = self.tokenizer.encode_chat(&chat);
+        encoded.map_err(|error| ApiError::invalid_value("messages", error))
+    }
+
+    /// Refuses a text of so many bytes that its tokens cannot fit the context.
+    fn check_size(&self, bytes: usize) -> Result<(), ApiError> {
+        match bytes <= self.context.saturating_mul(MAX_TOKEN_BYTES) {
+            true => Ok(()),
+            false => Err(ApiError::too_long_text(bytes, self.context)),
+        }
     }
 
     /// An id of a response.

@@ -2,17 +2,25 @@
 
 use std::sync::Arc;
 
-use axum::{Json, extract::State};
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
 use powerinfer_text::{SpecialText, SpecialTokens};
 use serde_json::{Value, json};
 
-use super::{error::ApiError, parameters::Parameters};
+use super::{MAX_PROMPT_TOKENS, body::RequestBody, error::ApiError, parameters::Parameters};
 use crate::Service;
 
 pub(crate) async fn tokenize(
     State(service): State<Arc<Service>>,
-    mut parameters: Parameters,
-) -> Result<Json<Value>, ApiError> {
+    body: RequestBody,
+) -> Result<Response, ApiError> {
+    service.prepare(body, tokens_of).await
+}
+
+fn tokens_of(service: &Service, mut parameters: Parameters) -> Result<Response, ApiError> {
     service.take_model(&mut parameters)?;
     let prompt: Option<String> = parameters.take("prompt")?;
     let content: Option<String> = parameters.take("content")?;
@@ -29,22 +37,29 @@ pub(crate) async fn tokenize(
     };
     parameters.ignore(&["return_token_strs", "with_pieces", "parse_special"]);
     parameters.finish()?;
-    let ids = service.encode(text, special).await?;
-    Ok(Json(
-        json!({ "tokens": ids, "count": ids.len(), "max_model_len": service.context }),
-    ))
+    let ids = service.encode(&text, special)?;
+    let response = json!({ "tokens": ids, "count": ids.len(), "max_model_len": service.context });
+    Ok(Json(response).into_response())
 }
 
 pub(crate) async fn detokenize(
     State(service): State<Arc<Service>>,
-    mut parameters: Parameters,
-) -> Result<Json<Value>, ApiError> {
+    body: RequestBody,
+) -> Result<Response, ApiError> {
+    service.prepare(body, text_of).await
+}
+
+fn text_of(service: &Service, mut parameters: Parameters) -> Result<Response, ApiError> {
     service.take_model(&mut parameters)?;
     let ids: Vec<u32> = parameters.take("tokens")?.unwrap_or_default();
     parameters.finish()?;
+    if ids.len() > MAX_PROMPT_TOKENS {
+        let message = format!("at most {MAX_PROMPT_TOKENS} at a time");
+        return Err(ApiError::invalid_value("tokens", message));
+    }
     let text = service.tokenizer.decode(&ids, SpecialText::Keep);
     let text = text.map_err(|error| ApiError::invalid_value("tokens", error))?;
-    Ok(Json(json!({ "prompt": text, "content": text })))
+    Ok(Json(json!({ "prompt": text, "content": text })).into_response())
 }
 
 pub(crate) async fn tokenizer_info(State(service): State<Arc<Service>>) -> Json<Value> {

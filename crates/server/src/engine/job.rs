@@ -9,16 +9,28 @@ use std::{
 };
 
 use powerinfer_model::log_sum_exp;
-use powerinfer_runtime::Sampler;
+use powerinfer_runtime::{RuntimeError, Sampler, SamplingSettings};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::constraint::Constraint;
+use crate::constraint::Grammar;
 
 /// A text to generate.
 pub(crate) struct Job {
     /// At least one token.
     pub(crate) prompt: Arc<[u32]>,
-    pub(crate) sampler: Sampler,
+    /// Seed of the text's samples.
+    pub(crate) seed: u64,
+    pub(crate) settings: Arc<JobSettings>,
+    /// Where it is reported.
+    pub(crate) events: Events,
+    /// When the request arrived.
+    pub(crate) arrived: Instant,
+}
+
+/// What all texts of a request have in common.
+pub(crate) struct JobSettings {
+    /// How tokens are sampled, but for the seed.
+    pub(crate) sampling: SamplingSettings,
     /// Tokens to generate, at most.
     pub(crate) max_tokens: usize,
     /// Whether stop tokens are tokens like others.
@@ -30,11 +42,21 @@ pub(crate) struct Job {
     /// Reports active neurons.
     pub(crate) activity: bool,
     /// What the text must be.
-    pub(crate) constraint: Option<Constraint>,
-    /// Where it is reported.
-    pub(crate) events: Events,
-    /// When the request arrived.
-    pub(crate) arrived: Instant,
+    pub(crate) grammar: Option<Grammar>,
+}
+
+impl Job {
+    /// The sampler of the text, made when it begins.
+    ///
+    /// # Errors
+    ///
+    /// A setting is out of range.
+    pub(crate) fn sampler(&self) -> Result<Sampler, RuntimeError> {
+        Sampler::new(SamplingSettings {
+            seed: self.seed,
+            ..self.settings.sampling.clone()
+        })
+    }
 }
 
 /// The events of one choice of a request, sent in batches: each wakes a thread that competes with the model's.
@@ -85,7 +107,7 @@ impl Events {
             // Its first token follows, or its end.
             Event::Prompt { .. } => false,
             Event::Token { .. } => self.sent.is_none_or(|sent| sent.elapsed() >= self.interval),
-            Event::Done { .. } | Event::Failed(_) => true,
+            Event::Done { .. } | Event::Refused(_) | Event::Failed(_) => true,
         };
         self.pending.push(event);
         if is_due {
@@ -129,6 +151,8 @@ pub(crate) enum Event {
     },
     /// The text has ended.
     Done { finish: Finish, at: Instant },
+    /// The schema permits no further token, or exceeds the library's limits.
+    Refused(String),
     /// The engine has failed.
     Failed(String),
 }

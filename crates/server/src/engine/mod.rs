@@ -24,11 +24,19 @@ use std::{
 };
 
 use powerinfer_model::LanguageModel;
-use powerinfer_runtime::{PromptLogits, Runtime, RuntimeError, Sequence, Speculation, Statistics};
+use powerinfer_runtime::{
+    PromptLogits, Runtime, RuntimeError, Sampler, Sequence, Speculation, Statistics,
+};
 
-pub(crate) use self::job::{ACTIVITY_BINS, Activity, Cancel, Event, Events, Finish, Job, Score};
+pub(crate) use self::job::{
+    ACTIVITY_BINS, Activity, Cancel, Event, Events, Finish, Job, JobSettings, Score,
+};
 use self::sequences::SequencePool;
-use crate::{capacity::Capacity, constraint::Constraint, metrics::Metrics};
+use crate::{
+    capacity::Capacity,
+    constraint::{Constraint, Grammar},
+    metrics::Metrics,
+};
 
 /// Tokens of a prefix that another prompt is about to run and that a prompt waits for.
 const WORTH_WAITING: usize = 32;
@@ -117,6 +125,8 @@ struct Decoding {
     job: Job,
     /// As in [`Prompt`].
     fallbacks: usize,
+    sampler: Sampler,
+    constraint: Option<Constraint>,
     /// The last token, which has not been run.
     pending: u32,
     generated: usize,
@@ -299,7 +309,7 @@ impl Engine {
     /// Whether another prompt is running a prefix that prompt `index`, which has not begun, can start from.
     fn waits_for_prefix(&self, index: usize) -> bool {
         let waiting = &self.prompts[index];
-        if waiting.sequence.is_some() || waiting.job.prompt_logprobs.is_some() {
+        if waiting.sequence.is_some() || waiting.job.settings.prompt_logprobs.is_some() {
             return false;
         }
         let prompt = &waiting.job.prompt;
@@ -323,7 +333,7 @@ impl Engine {
         }
         let tokens = &prompt.job.prompt;
         // Logits of all tokens are those of a prompt that is run in whole.
-        let reusable = match prompt.job.prompt_logprobs {
+        let reusable = match prompt.job.settings.prompt_logprobs {
             Some(_) => 0,
             None => tokens.len() - 1,
         };
@@ -372,7 +382,8 @@ impl Engine {
         };
         tokens.extend(&proposed);
         let now = Instant::now();
-        let is_due = |decoding: &Decoding| decoding.job.activity && decoding.activity_due <= now;
+        let is_due =
+            |decoding: &Decoding| decoding.job.settings.activity && decoding.activity_due <= now;
         let observes = self.decoding[..decoded].iter().any(is_due);
         self.model.observe_activity(observes);
         let result = match &piece {
@@ -384,7 +395,7 @@ impl Engine {
                 self.model.run_prompt(sequence, &tokens, PromptLogits::All)
             }
             Some((_, prompt, range)) => {
-                let wanted = match prompt.job.prompt_logprobs {
+                let wanted = match prompt.job.settings.prompt_logprobs {
                     Some(_) => PromptLogits::All,
                     None if range.end == prompt.job.prompt.len() => PromptLogits::Last,
                     None => PromptLogits::None,
@@ -404,7 +415,7 @@ impl Engine {
             Ok(logits) => logits,
             Err(error) => {
                 for index in (0..decoded).rev() {
-                    self.finish(index, Err(error.to_string()));
+                    self.finish(index, Err(Event::Failed(error.to_string())));
                 }
                 if let Some((_, prompt, _)) = piece {
                     self.fail(prompt, error.to_string());
@@ -444,7 +455,7 @@ impl Engine {
         self.metrics.prompt_tokens.inc_by(range.len() as u64);
         let size = self.model.config().vocabulary_size;
         let tokens = &prompt.job.prompt;
-        if let Some(count) = prompt.job.prompt_logprobs {
+        if let Some(count) = prompt.job.settings.prompt_logprobs {
             let rows = logits.chunks_exact(size).zip(&tokens[range.start + 1..]);
             let scores = rows.map(|(row, next)| Score::new(*next, row, count, self.vocabulary));
             prompt.scores.extend(scores);
@@ -474,6 +485,13 @@ impl Engine {
             scores,
         } = prompt;
         let Some(sequence) = sequence else { return };
+        let mut sampler = match job.sampler() {
+            Ok(sampler) => sampler,
+            Err(error) => {
+                job.events.send(Event::Failed(error.to_string()));
+                return self.idle.put(sequence);
+            }
+        };
         self.metrics.cached_tokens.inc_by(cached as u64);
         let now = Instant::now();
         job.events.send(Event::Prompt {
@@ -481,7 +499,7 @@ impl Engine {
             scores,
             at: now,
         });
-        if job.max_tokens == 0 {
+        if job.settings.max_tokens == 0 {
             self.metrics.finished.inc();
             job.events.send(Event::Done {
                 finish: Finish::Length,
@@ -489,12 +507,12 @@ impl Engine {
             });
             return self.put_idle(sequence, fallbacks);
         }
-        job.prompt
-            .iter()
-            .for_each(|token| job.sampler.remember(*token));
+        job.prompt.iter().for_each(|token| sampler.remember(*token));
         let waited = now.duration_since(job.arrived);
         self.metrics.first_token.observe(waited.as_secs_f64());
         let mut decoding = Decoding {
+            constraint: job.settings.grammar.as_ref().map(Grammar::start),
+            sampler,
             job,
             fallbacks,
             pending: 0,
@@ -522,34 +540,38 @@ impl Engine {
         position: usize,
         logits: &[f32],
         activity: Option<Activity>,
-    ) -> Option<Result<Finish, String>> {
+    ) -> Option<Result<Finish, Event>> {
         let job = &mut decoding.job;
         let known = &logits[..self.vocabulary.min(logits.len())];
-        let sampled = match &mut job.constraint {
-            None => Ok(job.sampler.sample(known)),
-            Some(constraint) => constraint.sample(known, &mut job.sampler),
+        let sampled = match &mut decoding.constraint {
+            None => Ok(decoding.sampler.sample(known)),
+            Some(constraint) => constraint.sample(known, &mut decoding.sampler),
         };
         let id = match sampled {
             Ok(id) => id,
-            Err(error) => return Some(Err(error)),
+            Err(error) => return Some(Err(Event::Refused(error))),
         };
         decoding.generated += 1;
         decoding.pending = id;
         if let Some(speculation) = &mut decoding.speculation {
             speculation.push(id);
         }
-        let is_stop = !job.ignores_stop_tokens && self.stop_tokens.contains(&id);
-        let count = job.top_logprobs;
+        let is_stop = !job.settings.ignores_stop_tokens && self.stop_tokens.contains(&id);
+        let count = job.settings.top_logprobs;
         job.events.send(Event::Token {
             id,
             is_stop,
             score: count.map(|count| Score::new(id, logits, count, self.vocabulary)),
             activity,
         });
-        let is_complete = job.constraint.as_ref().is_some_and(Constraint::is_complete);
+        let is_complete = decoding
+            .constraint
+            .as_ref()
+            .is_some_and(Constraint::is_complete);
         if is_stop || is_complete {
             Some(Ok(Finish::Stop))
-        } else if position >= self.settings.context || decoding.generated >= job.max_tokens {
+        } else if position >= self.settings.context || decoding.generated >= job.settings.max_tokens
+        {
             Some(Ok(Finish::Length))
         } else {
             None
@@ -563,7 +585,7 @@ impl Engine {
             return Vec::new();
         };
         let room = (self.settings.context - position)
-            .min(decoding.job.max_tokens - decoding.generated)
+            .min(decoding.job.settings.max_tokens - decoding.generated)
             .min(self.model.decode_batch_size());
         speculation.propose(room.saturating_sub(1)).to_vec()
     }
@@ -575,12 +597,12 @@ impl Engine {
         decoding: &mut Decoding,
         position: usize,
         pass: &Decoded<'_>,
-    ) -> Option<Result<Finish, String>> {
+    ) -> Option<Result<Finish, Event>> {
         let config = self.model.config();
         let between = pass.at.duration_since(decoding.at);
         self.metrics.between_tokens.observe(between.as_secs_f64());
         decoding.at = pass.at;
-        let is_due = decoding.job.activity && decoding.activity_due <= pass.at;
+        let is_due = decoding.job.settings.activity && decoding.activity_due <= pass.at;
         let activity = pass.active.filter(|_| is_due).map(|layers| {
             decoding.activity_due = pass.at + ACTIVITY_INTERVAL;
             let bins = |tokens: &Vec<Vec<u32>>| bins(&tokens[index], config.ffn_size);
@@ -644,7 +666,7 @@ impl Engine {
     }
 
     /// Reports the end of request `index` and frees its place.
-    fn finish(&mut self, index: usize, finish: Result<Finish, String>) {
+    fn finish(&mut self, index: usize, finish: Result<Finish, Event>) {
         let mut decoding = self.remove(index);
         self.metrics.finished.inc();
         decoding.job.events.send(match finish {
@@ -652,7 +674,7 @@ impl Engine {
                 finish,
                 at: Instant::now(),
             },
-            Err(message) => Event::Failed(message),
+            Err(event) => event,
         });
     }
 

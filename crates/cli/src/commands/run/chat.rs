@@ -75,9 +75,10 @@ pub(super) fn run(
         let plain = tokenizer.encode(&message, SpecialTokens::Add)?;
         chat.push("user", message);
         let ids = match template {
-            Some(template) => {
-                let text = template.render(&chat.messages, GenerationPrompt::Add)?;
-                tokenizer.encode(&text, SpecialTokens::Omit)?
+            Some(_) => {
+                let tokens = arguments.special_tokens.in_messages();
+                let chat = tokenizer.render_chat(&chat.messages, GenerationPrompt::Add, tokens)?;
+                tokenizer.encode_chat(&chat)?
             }
             None => plain,
         };
