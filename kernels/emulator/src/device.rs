@@ -25,6 +25,7 @@ mod native {
     unsafe extern "C" {
         pub(crate) fn emulator_allocate(bytes: usize, is_host: bool) -> *mut c_void;
         pub(crate) fn emulator_free(memory: *mut c_void, bytes: usize);
+        pub(crate) fn emulator_holds(address: usize, bytes: usize) -> bool;
         pub(crate) fn emulator_find(name: *const c_char, has_checks: bool) -> *const c_void;
         pub(crate) fn emulator_launch(
             kernel: *const c_void,
@@ -78,6 +79,7 @@ impl Device for Emulator {
 
     unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         self.check_not_capturing("copying to it")?;
+        self.check_range("copying to it", address, bytes.len())?;
         // SAFETY: as the caller guarantees.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
         Ok(())
@@ -85,6 +87,7 @@ impl Device for Emulator {
 
     unsafe fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
         self.check_not_capturing("copying from it")?;
+        self.check_range("copying from it", address, bytes.len())?;
         // SAFETY: as the caller guarantees.
         unsafe {
             std::ptr::copy_nonoverlapping(address as *const u8, bytes.as_mut_ptr(), bytes.len())
@@ -99,6 +102,8 @@ impl Device for Emulator {
         }
         self.running.wait()?;
         self.check_lost("copying within it")?;
+        self.check_range("copying within it", to, bytes)?;
+        self.check_range("copying within it", from, bytes)?;
         // SAFETY: as the caller guarantees.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
         Ok(())
@@ -111,6 +116,7 @@ impl Device for Emulator {
         }
         self.running.wait()?;
         self.check_lost("clearing memory")?;
+        self.check_range("clearing memory", address, bytes)?;
         // SAFETY: as the caller guarantees.
         unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes) };
         Ok(())
@@ -136,6 +142,13 @@ impl Device for Emulator {
             .launches_left
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
         self.check_lost("launching a kernel")?;
+        if self.failing_launch.fetch_sub(1, Ordering::Relaxed) == 0 {
+            return Err(DeviceError::Kernel {
+                device: self.info.name.clone(),
+                kernel: launch.kernel.to_owned(),
+                reason: "it was made to fail".to_owned(),
+            });
+        }
         let failed = |reason: String| DeviceError::Kernel {
             device: self.info.name.clone(),
             kernel: launch.kernel.to_owned(),
@@ -206,6 +219,7 @@ impl Device for Emulator {
             events: Events::default(),
             free_bytes: AtomicUsize::new(usize::MAX),
             launches_left: Arc::clone(&self.launches_left),
+            failing_launch: Arc::clone(&self.failing_launch),
             running: RunningGraph::default(),
             copies: Mutex::default(),
         };
@@ -235,6 +249,7 @@ impl Device for Emulator {
     ) -> Result<(), DeviceError> {
         const DOING: &str = "copying to it asynchronously";
         self.check_not_capturing(DOING)?;
+        self.check_range(DOING, address, bytes.len())?;
         let mut copies = lock(&self.copies);
         if copies.in_use.contains(&staging) {
             return Err(self.failed(DOING, "running kernels may still read the destination"));
@@ -297,6 +312,20 @@ impl Device for Emulator {
 }
 
 impl Emulator {
+    /// Fails unless the range lies within one allocation.
+    fn check_range(
+        &self,
+        doing: &'static str,
+        address: u64,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: nothing is accessed.
+        match unsafe { native::emulator_holds(address as usize, bytes) } {
+            true => Ok(()),
+            false => Err(self.failed(doing, "the range is not within an allocation")),
+        }
+    }
+
     /// Allocates memory, of the device or of the host.
     fn map_memory(&self, bytes: usize, is_host: bool) -> Result<*mut u8, DeviceError> {
         // SAFETY: any size is valid.

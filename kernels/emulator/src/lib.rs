@@ -22,7 +22,7 @@ use std::{
     io::Write,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicI64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -134,6 +134,8 @@ pub struct Emulator {
     free_bytes: AtomicUsize,
     /// Launches until the device is lost, plus one; 0 once it is.
     launches_left: Arc<AtomicUsize>,
+    /// Launches before the one that fails; negative after it.
+    failing_launch: Arc<AtomicI64>,
     running: RunningGraph,
     copies: Mutex<AsyncCopies>,
 }
@@ -156,6 +158,7 @@ impl Emulator {
             events: Events::default(),
             free_bytes: AtomicUsize::new(usize::MAX),
             launches_left: Arc::new(AtomicUsize::new(usize::MAX)),
+            failing_launch: Arc::new(AtomicI64::new(i64::MAX)),
             running: RunningGraph::default(),
             copies: Mutex::default(),
         })
@@ -189,6 +192,13 @@ impl Emulator {
     /// falls off the bus.
     pub fn lost_after(self, launches: usize) -> Self {
         self.launches_left.store(launches + 1, Ordering::Relaxed);
+        self
+    }
+
+    /// Makes the launch after `launches` launches fail, and no other.
+    pub fn failing_after(self, launches: usize) -> Self {
+        self.failing_launch
+            .store(launches as i64, Ordering::Relaxed);
         self
     }
 

@@ -118,18 +118,38 @@ fn races_within_a_block_are_reported_in_every_order() {
 
 #[test]
 fn other_faults_are_reported_with_checks_too() {
-    assert_reported(
-        "out_of_bounds",
-        "correct",
-        2,
-        &["out of bounds: block (1, 0, 0)"],
-    );
-    assert_reported(
-        "out_of_shared",
-        "correct",
-        1,
-        &["out of bounds: block (0, 0, 0) thread 63"],
-    );
+    for (kernel, blocks, parts) in [
+        (
+            "out_of_bounds",
+            2,
+            ["block (1, 0, 0)", "out of bounds", "of a buffer of 400"],
+        ),
+        (
+            "out_of_shared",
+            1,
+            [
+                "thread 63",
+                "out of bounds",
+                "at byte 256 of a buffer of 256",
+            ],
+        ),
+        (
+            "in_front",
+            1,
+            [
+                "thread 0",
+                "out of bounds",
+                "4 bytes before a buffer of 400",
+            ],
+        ),
+        (
+            "far_behind",
+            1,
+            ["thread", "out of bounds", "of a buffer of 400"],
+        ),
+    ] {
+        assert_reported(kernel, "correct", blocks, &parts);
+    }
     assert_reported("wrong_mask", "correct", 1, &["never completes"]);
 }
 

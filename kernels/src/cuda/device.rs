@@ -156,6 +156,12 @@ pub trait Graph: fmt::Debug + Send + Sync {
     /// # Safety
     /// All memory that the graph accesses is still allocated and not changed concurrently.
     unsafe fn launch(&self) -> Result<(), DeviceError>;
+
+    /// The captured operations in order, each with all its values, to be compared with those of another capture; none if the
+    /// device does not keep them.
+    fn operations(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// Failure of a device.
@@ -178,6 +184,14 @@ pub enum DeviceError {
         kernel: String,
         /// Cause reported by the driver.
         reason: String,
+    },
+    /// The host has computed its part of a layer too late for a kernel that waited for it.
+    #[error("the host's part of a layer did not reach {device} within {patience:?}")]
+    HostLate {
+        /// The device.
+        device: String,
+        /// How long kernels wait.
+        patience: Duration,
     },
     /// The device or its driver failed.
     #[error("{device} failed while {doing}: {reason}")]

@@ -91,6 +91,15 @@ impl DownScratch {
         })
     }
 
+    /// Clears what a launch that failed may have left behind.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
+    pub fn reset(&mut self) -> Result<(), DeviceError> {
+        self.counters.clear()
+    }
+
     /// Device address of the counter of rows of down.
     pub(super) fn down_rows_address(&self) -> u64 {
         self.counted.address()

@@ -4,6 +4,7 @@
 use std::{
     fmt,
     marker::PhantomData,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -126,7 +127,7 @@ impl<T: Pod> Buffer<T> {
         unsafe { staging.write(self.address, bytemuck::cast_slice(values), copy) }
     }
 
-    /// Copies elements `from..from + count` of `other` to the same positions here.
+    /// Copies the elements `from` of `other` to those from index `to` on.
     ///
     /// # Errors
     ///
@@ -134,23 +135,22 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Panics
     ///
-    /// The range exceeds one of the buffers.
+    /// A range exceeds its buffer, or the buffers are on different devices.
     pub fn copy_range(
         &mut self,
+        to: usize,
         other: &Self,
-        from: usize,
-        count: usize,
+        from: Range<usize>,
     ) -> Result<(), DeviceError> {
+        assert!(Arc::ptr_eq(&self.device, &other.device), "one device");
         assert!(
-            from + count <= self.length.min(other.length),
-            "a range of both buffers"
+            to + from.len() <= self.length && from.end <= other.length,
+            "ranges of the buffers"
         );
-        let (skipped, bytes) = ((from * size_of::<T>()) as u64, count * size_of::<T>());
-        // SAFETY: the range lies within both allocations, which do not overlap.
-        unsafe {
-            self.device
-                .copy(self.address + skipped, other.address + skipped, bytes)
-        }
+        let [to, source] = [(self.address, to), (other.address, from.start)]
+            .map(|(address, index)| address + (index * size_of::<T>()) as u64);
+        // SAFETY: the ranges lie within both allocations, which do not overlap.
+        unsafe { self.device.copy(to, source, from.len() * size_of::<T>()) }
     }
 
     /// Copies all elements of `other`.
@@ -163,7 +163,7 @@ impl<T: Pod> Buffer<T> {
     ///
     /// `other` is longer than this buffer.
     pub fn copy_from(&mut self, other: &Self) -> Result<(), DeviceError> {
-        self.copy_range(other, 0, other.length)
+        self.copy_range(0, other, 0..other.length)
     }
 
     /// Copies the first elements to the host. Waits for the device.
@@ -250,6 +250,11 @@ impl<T> Buffer<T> {
     /// Allocated bytes.
     pub fn bytes(&self) -> usize {
         self.capacity * size_of::<T>()
+    }
+
+    /// The device that has the memory.
+    pub(super) fn device(&self) -> &Arc<dyn Device> {
+        &self.device
     }
 
     /// Device address of the first element.

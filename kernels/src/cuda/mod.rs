@@ -36,4 +36,4 @@ pub use projection::KeptInput;
 pub use prompt::{DownAddends, F16Buffer, TokenMasks};
 pub use ptx::ptx_modules;
 pub use staging::StagingStream;
-pub use weights::{GpuCache, GpuLinear, GpuMatrix, GpuNorm};
+pub use weights::{CachePlace, CacheShape, GpuCache, GpuLinear, GpuMatrix, GpuNorm};
