@@ -264,8 +264,13 @@ impl DeviceModel {
             shape: self.shape.cache(),
         };
         let (partial, counters) = (&mut state.attention_partial, &mut state.attention_counters);
-        self.gpu
-            .attend(&operands, partial, counters, &mut state.mixed)
+        // SAFETY: the caller of `begin` keeps the caches until the pass ends, `begin` has checked their shapes and `start` the
+        // positions.
+        #[expect(unsafe_code, reason = "kernels follow addresses in device memory")]
+        unsafe {
+            self.gpu
+                .attend(&operands, partial, counters, &mut state.mixed)
+        }
     }
 
     /// Adds the output projection of attention to the hidden state, and norms it in post-norm blocks.

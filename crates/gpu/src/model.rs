@@ -84,6 +84,8 @@ pub struct DeviceModel {
     pub(crate) is_launched_ahead: bool,
     /// Whether the next token is one that failed with graphs.
     is_retried: bool,
+    /// Whether counters have been cleared since a pass failed.
+    is_reset: bool,
     pub(crate) segments: GraphSegments,
 }
 
@@ -118,6 +120,7 @@ impl DeviceModel {
             layer: 0,
             is_launched_ahead: false,
             is_retried: false,
+            is_reset: true,
             segments: GraphSegments::new(gpu.device()),
             gpu,
             shape,
@@ -212,7 +215,11 @@ impl DeviceModel {
             let (tokens, device) = (batch.capacity(), self.gpu.device());
             let head = self.head.as_mut();
             match head.map_or(Ok(()), |head| head.allocate(tokens, device)) {
-                Ok(()) => self.state = batch,
+                Ok(()) => {
+                    // Graphs of the buffers before.
+                    self.segments = GraphSegments::new(self.gpu.device());
+                    self.state = batch;
+                }
                 Err(DeviceError::OutOfMemory { .. }) => {}
                 Err(other) => return Err(other),
             }
@@ -268,7 +275,8 @@ impl DeviceModel {
     }
 
     /// Begins a pass of `caches.len()` tokens with the KV caches, by layer, of each token's sequence; `None` where the host
-    /// has one. Captured graphs of a single token are replayed, unless the host is to read between kernels (`is_observed`).
+    /// has one, until [`end`](Self::end): the caller keeps the caches until then. Captured graphs of a single token are replayed,
+    /// unless the host is to read between kernels (`is_observed`).
     ///
     /// # Errors
     ///
@@ -287,11 +295,16 @@ impl DeviceModel {
             caches.iter().all(|caches| self.owns(caches)),
             "caches of this model"
         );
-        self.is_launched_ahead = false;
+        // Also of a pass that has ended with a panic.
+        self.end();
         let is_retried = std::mem::take(&mut self.is_retried);
         self.segments.pause(tokens > 1 || is_observed || is_retried);
         if tokens > self.state.capacity() {
             self.swap_buffers();
+        }
+        if !self.is_reset {
+            self.state.reset()?;
+            self.is_reset = true;
         }
         self.set_tokens(tokens);
         self.state.use_caches(caches.iter().copied())
@@ -330,8 +343,9 @@ impl DeviceModel {
         rotations: &[[f32; 2]],
     ) -> Result<(), DeviceError> {
         let positions: Vec<u32> = positions.map(|position| position as u32).collect();
+        assert_eq!(positions.len(), self.tokens, "a position per token");
         let state = &mut self.state;
-        state.check_positions(&positions);
+        state.check_positions(&positions, self.layers.len());
         state.steps = state.steps.wrapping_add(1).max(1);
         state.step.write(&[state.steps])?;
         state.positions.write(&positions)?;
@@ -380,12 +394,11 @@ impl DeviceModel {
         if self.is_launched_ahead {
             self.release_waiting_kernels();
         }
+        self.is_retried = self.segments.fail(error) && self.tokens == 1;
+        // A lost device runs no further pass.
+        self.is_reset = self.state.reset().is_ok();
         self.end();
-        let is_single = self.tokens == 1;
-        self.is_retried = self.segments.fail(error) && is_single;
-        // Of a lost device nothing is read again.
-        drop(self.state.reset());
-        self.is_retried
+        self.is_retried && self.is_reset
     }
 
     /// Why no more graphs are captured, if that has failed.

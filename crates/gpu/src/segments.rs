@@ -90,11 +90,12 @@ impl GraphSegments {
         }
     }
 
-    /// Passes the result of a capture or of a graph's launch on. After a failure kernels are launched one by one; that of a kernel
-    /// which ran before is none of the graph's.
+    /// Passes the result of a capture or of a graph's launch on. After a failure kernels are launched one by one, unless a kernel or
+    /// the device has failed before.
     fn noted<T>(&mut self, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
         match &result {
             Ok(_) | Err(DeviceError::Kernel { .. }) => {}
+            Err(_) if self.device.check().is_err() => {}
             Err(failure) => self.failure = Some(failure.clone()),
         }
         result
@@ -102,6 +103,7 @@ impl GraphSegments {
 
     /// Launches kernels one by one until the next call, or no longer.
     pub(crate) fn pause(&mut self, is_paused: bool) {
+        self.end_capture();
         self.is_paused = is_paused;
         self.uses_graphs = self.captures();
         (self.next, self.is_open) = (0, false);
@@ -150,14 +152,15 @@ impl GraphSegments {
             return Ok(true);
         }
         if !self.is_open {
-            let captured = self.segments.get(self.next);
             let is_compared =
                 |segment: &dyn Graph| cfg!(debug_assertions) && !segment.operations().is_empty();
-            self.is_capturing = captured.is_none_or(|segment| is_compared(&**segment));
-            if self.is_capturing {
+            let segment = self.segments.get(self.next);
+            let captures = segment.is_none_or(|segment| is_compared(&**segment));
+            if captures {
                 let begun = self.device.begin_capture();
                 if !self.noted(begun)? {
                     self.failure = Some(self.unsupported());
+                    self.uses_graphs = false;
                     return match self.is_tried {
                         // An earlier call has promised capture.
                         true => Err(self.unsupported()),
@@ -167,7 +170,7 @@ impl GraphSegments {
             } else {
                 self.launch_segment()?;
             }
-            self.is_open = true;
+            (self.is_open, self.is_capturing) = (true, captures);
         }
         Ok(self.is_capturing)
     }
@@ -175,9 +178,10 @@ impl GraphSegments {
     /// Launches the segment that is next.
     fn launch_segment(&mut self) -> Result<(), DeviceError> {
         self.mark(false)?;
-        // SAFETY: it was captured with buffers and weights that this executor still has. Keys and values are those of the sequence
-        // whose places are on the device, which the caller holds, and the token's position is one of theirs, which `start` has
-        // checked. All other values are equal for all tokens, as the table above explains.
+        // SAFETY: it was captured with buffers and weights that this executor still has: new buffers come with new segments. Keys and
+        // values are those of the sequence whose places are on the device, which the caller of `begin` keeps until the pass ends,
+        // and the token's position is one of theirs, which `start` has checked. All other values are equal for all tokens, as the
+        // table above explains. No other thread adds to a capture.
         let launched = unsafe { self.segments[self.next].launch() };
         self.noted(launched)
     }
@@ -213,15 +217,27 @@ impl GraphSegments {
     /// Drops the capture of a token that failed with `error`. Returns whether graphs are the cause: the host was late for a kernel
     /// that waits for it, or a graph could not be captured or launched. Without graphs, kernels do not wait.
     pub(crate) fn fail(&mut self, error: &DeviceError) -> bool {
-        if std::mem::take(&mut self.is_open) && std::mem::take(&mut self.is_capturing) {
-            // A launch that cannot be captured fails the capture.
-            let captured = self.device.end_capture();
-            drop(self.noted(captured));
-        }
+        self.end_capture();
+        self.is_open = false;
         if let Some(ends) = &mut self.ends {
             ends.clear();
         }
         let is_late = matches!(error, DeviceError::HostLate { .. });
         self.uses_graphs && (is_late || self.failure.is_some())
+    }
+
+    /// Ends the capture of a pass that has failed; a launch that cannot be captured fails it.
+    fn end_capture(&mut self) {
+        if std::mem::take(&mut self.is_capturing) {
+            let captured = self.device.end_capture();
+            drop(self.noted(captured));
+        }
+    }
+}
+
+/// Ends a capture that is still open after a panic, as other threads wait for it.
+impl Drop for GraphSegments {
+    fn drop(&mut self) {
+        self.end_capture();
     }
 }

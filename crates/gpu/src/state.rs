@@ -217,13 +217,16 @@ impl State {
     pub(crate) fn reset(&mut self) -> Result<(), DeviceError> {
         self.attention_counters.clear()?;
         self.down.reset()?;
+        if let Some(prompt) = &mut self.prompt {
+            prompt.input.reset()?;
+            prompt.products.reset()?;
+        }
         self.counts = self.down.counts()?;
         Ok(())
     }
 
     /// Panics if the KV caches in use lack one of the `positions` of tokens: kernels would write outside them.
-    pub(crate) fn check_positions(&self, positions: &[u32]) {
-        let layers = self.caches.len() / positions.len().max(1);
+    pub(crate) fn check_positions(&self, positions: &[u32], layers: usize) {
         let places = self.known_caches.chunks(layers.max(1));
         for (position, places) in positions.iter().zip(places) {
             let has_room = |place: &CachePlace| place.has_room(*position as usize);

@@ -169,13 +169,14 @@ impl Runtime {
     ///
     /// # Panics
     ///
-    /// Panics where there is no such layer.
+    /// Panics if there is no such layer, or a part of the model is on a device, whose selectors are fixed.
     pub fn set_policy(
         &mut self,
         layer: usize,
         policy: Policy,
         threshold: Option<Threshold>,
     ) -> Result<(), RuntimeError> {
+        self.assert_on_host();
         let selectors = &mut self.model.selectors[layer];
         selectors.set_threshold(threshold);
         selectors.check(policy, self.model.bundle.folder(), layer)?;
@@ -188,9 +189,14 @@ impl Runtime {
     ///
     /// # Panics
     ///
-    /// Panics where there is no such layer.
+    /// Panics if there is no such layer, or a part of the model is on a device, which reads all inputs.
     pub fn set_input_thresholds(&mut self, layer: usize, thresholds: Option<InputThresholds>) {
+        self.assert_on_host();
         self.model.input_thresholds[layer] = thresholds;
+    }
+
+    fn assert_on_host(&self) {
+        assert!(!self.uses_device(), "everything is on the CPU");
     }
 
     /// Whether inputs of projections are skipped.
@@ -479,7 +485,10 @@ impl Runtime {
             let token = *token;
             return Err(ModelError::TokenOutside { token, vocabulary }.into());
         }
-        let (asked, limit) = (sequence.position() + tokens.len(), sequence.context);
+        let (asked, limit) = (
+            sequence.position() + tokens.len(),
+            sequence.context.min(self.context_limit()),
+        );
         if asked > limit {
             let tokens = asked;
             return Err(ModelError::ContextFull { tokens, limit }.into());
@@ -541,12 +550,21 @@ impl Runtime {
 
     /// Compares the FFN outputs of some tokens with dense from now on. The pass continues with the policy's output; a
     /// layer that exceeds its error bound changes its policy after the pass.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a part of the model is on a device, whose selectors are fixed.
     pub fn verify(&mut self, verification: Verification) {
+        self.assert_on_host();
         self.observers.verification = Some(verification);
     }
 
     /// Verifies one of `every` decoded tokens, within the error bounds of the bundle's certificate; a policy that is
     /// `forced` has none.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::verify`].
     pub fn verify_decoded(&mut self, every: usize, forced: bool) {
         let verification = Verification::of_decoded(every, self.model.config.layer_count);
         let bundle = &self.model.bundle;

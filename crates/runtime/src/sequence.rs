@@ -9,7 +9,8 @@ use crate::RuntimeError;
 
 /// The tokens so far, with their keys and values in every layer.
 ///
-/// A sequence can be continued by any [`Runtime`](crate::Runtime) of the same bundle.
+/// A sequence can be continued by any [`Runtime`](crate::Runtime) of the same bundle with its KV caches in the same places, on the same
+/// device if any is on one.
 #[derive(Debug, Default)]
 pub struct Sequence {
     /// KV caches on the host; without capacity in layers whose cache is on a device.
@@ -89,16 +90,17 @@ impl Sequence {
         }
         self.truncate(0);
         let copied = &other.tokens[..tokens];
+        // First what can fail.
+        for (cache, other) in self.on_device.iter_mut().zip(&other.on_device) {
+            if let (Some(cache), Some(other)) = (cache, other) {
+                cache.copy_from(other, tokens)?;
+            }
+        }
         for (layer, other) in self.layers.iter_mut().zip(&other.layers) {
             let others = [&other.keys, &other.values];
             for (plane, other) in layer.planes_mut().into_iter().zip(others) {
                 // Caches on a device have no positions here.
                 plane.copy_from(other, tokens.min(other.positions()));
-            }
-        }
-        for (cache, other) in self.on_device.iter_mut().zip(&other.on_device) {
-            if let (Some(cache), Some(other)) = (cache, other) {
-                cache.copy_from(other, tokens)?;
             }
         }
         self.tokens.extend(copied);

@@ -244,7 +244,11 @@ impl Bench {
                     layer: 0,
                     shape,
                 };
-                Ok(gpu.attend(&what, &mut partial, &mut counters, &mut out)?)
+                // SAFETY: the cache exists until the end, and has the position.
+                #[expect(unsafe_code, reason = "kernels follow addresses in device memory")]
+                unsafe {
+                    Ok(gpu.attend(&what, &mut partial, &mut counters, &mut out)?)
+                }
             })?;
             let what = format!("attention over {positions} positions");
             if !self.is_right(&what, &out.to_vec()?, want) {

@@ -28,7 +28,7 @@ use std::{
 };
 
 use powerinfer_kernels::{
-    cuda::{CudaDevice, Device, DeviceError, DeviceInfo},
+    cuda::{CaptureLock, CudaDevice, Device, DeviceError, DeviceInfo},
     environment,
 };
 
@@ -127,6 +127,8 @@ pub struct Emulator {
     order: Order,
     checks: Checks,
     capture: GraphCapture,
+    /// Keeps other threads out of a capture.
+    capture_lock: CaptureLock,
     /// Nodes of the graph that is being captured.
     captured: Mutex<Option<Vec<Node>>>,
     events: Events,
@@ -154,6 +156,7 @@ impl Emulator {
             order,
             checks: Checks::Off,
             capture: GraphCapture::Works,
+            capture_lock: CaptureLock::default(),
             captured: Mutex::default(),
             events: Events::default(),
             free_bytes: AtomicUsize::new(usize::MAX),

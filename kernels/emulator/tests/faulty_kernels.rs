@@ -282,6 +282,38 @@ fn long_sums_in_tensor_cores_are_biased() {
 }
 
 #[test]
+fn operations_of_other_threads_wait_for_the_end_of_a_capture() {
+    use std::{sync::mpsc, thread, time::Duration};
+
+    let Some(device) = test_emulator(1, Order::Forward) else {
+        return;
+    };
+    let from = device.allocate(16).unwrap();
+    let to = device.allocate(16).unwrap();
+    assert!(device.begin_capture().unwrap());
+    let (sender, finished) = mpsc::channel();
+    thread::scope(|scope| {
+        let device = &device;
+        scope.spawn(move || {
+            // SAFETY: both hold 16 bytes.
+            unsafe { device.copy(to, from, 16) }.unwrap();
+            sender.send(()).unwrap();
+        });
+        assert!(finished.recv_timeout(Duration::from_millis(50)).is_err());
+        // SAFETY: as above.
+        unsafe { device.clear(from, 8) }.unwrap();
+        let graph = device.end_capture().unwrap();
+        assert_eq!(graph.operations().len(), 1, "its own alone");
+        finished.recv().unwrap();
+    });
+    // SAFETY: allocated with this size, and not used again.
+    unsafe {
+        device.free(from, 16);
+        device.free(to, 16);
+    }
+}
+
+#[test]
 fn two_devices_capture_graphs_at_once() {
     let Some(first) = test_emulator(1, Order::Forward) else {
         return;

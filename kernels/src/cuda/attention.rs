@@ -70,7 +70,13 @@ impl Gpu {
     /// # Panics
     ///
     /// A shape does not match.
-    pub fn attend(
+    ///
+    /// # Safety
+    ///
+    /// The places in `attention.caches` are those of caches that exist until the device has finished, of `attention.shape` but for
+    /// their contexts, each of which has the token's position.
+    #[expect(unsafe_code, reason = "kernels follow addresses in device memory")]
+    pub unsafe fn attend(
         &self,
         attention: &Attention<'_>,
         partial: &mut Buffer<f32>,
@@ -94,7 +100,10 @@ impl Gpu {
         assert!(attention.value.len() == tokens * kv_heads * size);
         let pairs = attention.sin_cos.len() / tokens;
         assert!(2 * pairs <= size && attention.positions.len() >= tokens);
-        let norm = |pick: fn(&HeadNorms) -> &GpuNorm| GpuNorm::argument(attention.norms.map(pick));
+        let slopes = attention.alibi_slopes;
+        assert!(slopes.is_none_or(|slopes| slopes.len() == heads));
+        let norm =
+            |pick: fn(&HeadNorms) -> &GpuNorm| GpuNorm::argument(attention.norms.map(pick), size);
         let arguments = arguments::Attention {
             query: attention.query.address(),
             key: attention.key.address(),
@@ -104,7 +113,7 @@ impl Gpu {
             sin_cos: attention.sin_cos.address(),
             pairs: pairs as i32,
             padding: 0,
-            alibi_slopes: attention.alibi_slopes.map_or(0, Buffer::address),
+            alibi_slopes: slopes.map_or(0, Buffer::address),
             cache: attention.caches.address() + (layer * size_of::<CachePlace>()) as u64,
             cache_stride: layers as i32,
             heads: heads as i32,

@@ -163,7 +163,7 @@ impl Gpu {
             assert!(up_matrix.format() == format && up_matrix.columns() == columns);
             assert_eq!(up_matrix.rows(), hot, "one row of up per row of gate");
             arguments.up = up_matrix.argument();
-            arguments.up_bias = up.bias.as_ref().map_or(0, Buffer::address);
+            arguments.up_bias = up.bias_address();
         }
         arguments.ffn = neurons(ffn, filter);
         if let Some(host) = host {
@@ -180,9 +180,9 @@ impl Gpu {
             arguments.rounded = kept.address();
         }
         arguments.x = x.address();
-        arguments.norm = GpuNorm::argument(norm);
+        arguments.norm = GpuNorm::argument(norm, columns);
         arguments.gate = gate.argument();
-        arguments.gate_bias = ffn.gate.bias.as_ref().map_or(0, Buffer::address);
+        arguments.gate_bias = ffn.gate.bias_address();
         arguments.mask = mask.map_or(0, Buffer::address);
         arguments.mask_words = mask_words as i32;
         arguments.hot_count = hot as i32;

@@ -39,7 +39,8 @@ impl<T: Pod> Buffer<T> {
     ///
     /// The device is out of memory or fails.
     pub fn new(device: &Arc<dyn Device>, length: usize) -> Result<Self, DeviceError> {
-        let bytes = length * size_of::<T>();
+        let bytes = length.checked_mul(size_of::<T>());
+        let bytes = bytes.expect("a size in memory");
         let buffer = Self {
             address: device.allocate(bytes)?,
             device: Arc::clone(device),
@@ -98,8 +99,9 @@ impl<T: Pod> Buffer<T> {
     ///
     /// The range exceeds the buffer.
     pub fn write_at(&mut self, from: usize, values: &[T]) -> Result<(), DeviceError> {
+        let end = from.checked_add(values.len());
         assert!(
-            from + values.len() <= self.length,
+            end.is_some_and(|end| end <= self.length),
             "values fit into the buffer"
         );
         let address = self.address + (from * size_of::<T>()) as u64;
@@ -144,7 +146,8 @@ impl<T: Pod> Buffer<T> {
     ) -> Result<(), DeviceError> {
         assert!(Arc::ptr_eq(&self.device, &other.device), "one device");
         assert!(
-            to + from.len() <= self.length && from.end <= other.length,
+            (to.checked_add(from.len())).is_some_and(|end| end <= self.length)
+                && from.end <= other.length,
             "ranges of the buffers"
         );
         let [to, source] = [(self.address, to), (other.address, from.start)]
@@ -189,7 +192,11 @@ impl<T: Pod> Buffer<T> {
     ///
     /// The range exceeds the buffer.
     pub fn read_at(&self, from: usize, values: &mut [T]) -> Result<(), DeviceError> {
-        assert!(from + values.len() <= self.length, "a range of the buffer");
+        let end = from.checked_add(values.len());
+        assert!(
+            end.is_some_and(|end| end <= self.length),
+            "a range of the buffer"
+        );
         let address = self.address + (from * size_of::<T>()) as u64;
         // SAFETY: the range lies within the allocation.
         unsafe {
@@ -299,7 +306,8 @@ impl HostBuffer {
     ///
     /// The host is out of pinned memory, or the device fails.
     pub fn new(device: &Arc<dyn Device>, length: usize) -> Result<Self, DeviceError> {
-        let (host, address) = device.allocate_host(length * size_of::<u32>())?;
+        let bytes = length.checked_mul(size_of::<u32>());
+        let (host, address) = device.allocate_host(bytes.expect("a size in memory"))?;
         let buffer = Self {
             device: Arc::clone(device),
             host,

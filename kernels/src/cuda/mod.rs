@@ -8,6 +8,7 @@
 
 mod arguments;
 mod attention;
+mod capture;
 mod device;
 mod driver;
 mod feed_forward;
@@ -24,6 +25,7 @@ mod timing;
 mod weights;
 
 pub use attention::{Attention, HeadNorms};
+pub use capture::{CaptureLock, Operation};
 pub use device::{Device, DeviceError, DeviceInfo, Graph, Launch};
 pub use driver::{CudaDevice, CudaUnavailable};
 pub use feed_forward::{ColdSum, DownScratch, HostMirror, NeuronCounts};

@@ -163,6 +163,20 @@ pub struct GpuLinear {
 }
 
 impl GpuLinear {
+    /// Address of the bias; 0 without one.
+    ///
+    /// # Panics
+    ///
+    /// The bias has not as many elements as the matrix has rows.
+    pub(super) fn bias_address(&self) -> u64 {
+        let bias = self.bias.as_ref();
+        assert!(
+            bias.is_none_or(|bias| bias.len() == self.matrix.rows()),
+            "a bias per row"
+        );
+        bias.map_or(0, Buffer::address)
+    }
+
     /// Copies a matrix and its bias to the device.
     ///
     /// # Errors
@@ -229,11 +243,21 @@ impl GpuNorm {
         self.weight.bytes() + self.bias.as_ref().map_or(0, Buffer::bytes)
     }
 
-    /// Kernel argument; `None` is the identity.
-    pub(super) fn argument(norm: Option<&Self>) -> arguments::Norm {
+    /// Kernel argument for vectors of `columns`; `None` is the identity.
+    ///
+    /// # Panics
+    ///
+    /// The norm is of another size.
+    pub(super) fn argument(norm: Option<&Self>, columns: usize) -> arguments::Norm {
         let Some(norm) = norm else {
             return bytemuck::Zeroable::zeroed();
         };
+        let vectors = [Some(&norm.weight), norm.bias.as_ref()];
+        let fits = |vector: &Buffer<f32>| vector.len() == columns;
+        assert!(
+            vectors.into_iter().flatten().all(fits),
+            "a norm of {columns}"
+        );
         arguments::Norm {
             weight: norm.weight.address(),
             bias: norm.bias.as_ref().map_or(0, Buffer::address),

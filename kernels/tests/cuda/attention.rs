@@ -167,8 +167,9 @@ impl AttentionCase {
                     layer: 1,
                     shape,
                 };
-                gpu.attend(&attention, &mut partial, &mut counters, &mut out)
-                    .unwrap();
+                // SAFETY: the cache exists until the end, and has the positions.
+                #[expect(unsafe_code, reason = "kernels follow addresses in device memory")]
+                unsafe { gpu.attend(&attention, &mut partial, &mut counters, &mut out) }.unwrap();
                 found.extend(out.to_vec().unwrap());
             }
             let again = &want[batch_start * self.heads * self.size..];

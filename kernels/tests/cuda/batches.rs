@@ -282,8 +282,9 @@ fn attention_of_a_batch_has_the_bits_of_its_tokens_alone() {
                 };
                 let (mut partial, mut counters) =
                     (zeros(device, words), zeros(device, tokens * heads));
-                gpu.attend(&attention, &mut partial, &mut counters, &mut out)
-                    .unwrap();
+                // SAFETY: the caches exist until the end, and have the positions.
+                #[expect(unsafe_code, reason = "kernels follow addresses in device memory")]
+                unsafe { gpu.attend(&attention, &mut partial, &mut counters, &mut out) }.unwrap();
                 out.to_vec().unwrap()
             };
             let together = run(&caches(), &batch);

@@ -197,7 +197,14 @@ impl LayerExecutor for HybridExecutor {
     fn recover(&mut self, error: &RuntimeError) -> bool {
         match error {
             RuntimeError::Device(error) => self.device.recover(error),
-            _ => false,
+            other => {
+                let error = DeviceError::Failed {
+                    device: self.device.device().info().name.clone(),
+                    doing: "running a pass",
+                    reason: other.to_string(),
+                };
+                self.device.recover(&error)
+            }
         }
     }
 }
