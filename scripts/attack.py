@@ -149,6 +149,13 @@ def prepare(arguments):
     # Those that are mutated in process.
     for name in ("bundle", "profile", "predictors"):
         shutil.copytree(BASE / name, f"made/{name}")
+    # All of the model on a GPU, and two of three layers.
+    for name, vram in (("whole", "514M"), ("part", "537650000B")):
+        folder = pathlib.Path("made/contexts", name).resolve()
+        folder.mkdir(parents=True)
+        place = PLACE.replace("cpu-only", "rtx4090")
+        good(f"place model {place} --vram {vram} --policy exact --quant f16 --out {folder}/bundle", BASE)
+        (folder / "steps").write_bytes(random.Random(name).randbytes(96))
     os.mkdir("made/cache")
     shutil.copy(BASE / "cache.safetensors", "made/cache/prompt.safetensors")
 

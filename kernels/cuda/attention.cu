@@ -11,11 +11,13 @@ constexpr int ATTENTION_WARPS = ATTENTION_THREADS / WARP;
 // Blocks per multiprocessor that registers leave room for, and with scales.
 constexpr int ATTENTION_BLOCKS = 5, Q8_BLOCKS = 3;
 
-// Where the KV cache of a layer is: [kv_heads, context, head_size] each. q8_0: heads are padded to whole blocks, and scales follow,
-// [kv_heads, blocks, context], so that those of a tile are adjacent.
+// The KV cache of a layer and a sequence: [kv_heads, context, head_size] each. q8_0: heads are padded to whole blocks, and scales
+// follow, [kv_heads, blocks, context], so that those of a tile are adjacent.
 struct CachePlace {
   void* keys;
   void* values;
+  int context;
+  int padding;
 };
 
 struct Attention {
@@ -30,14 +32,13 @@ struct Attention {
   int pairs;
   // [heads]: ALiBi slopes; null for none.
   const float* alibi_slopes;
-  // Of the first token, those of the following ones `cache_stride` further. In device memory, so that a captured graph runs for
-  // any sequence.
+  // Of the first token, those of the following ones `cache_stride` further. In device memory, context included, so that a captured
+  // graph runs for any sequence.
   const CachePlace* cache;
   int cache_stride;
   int heads;
   int kv_heads;
   int head_size;
-  int context;
   // Sliding window in positions, including the token's own; 0 for no window.
   int window;
   // Whether `append_kv` has stored k and v of all tokens; otherwise `attention` stores them.
@@ -97,18 +98,19 @@ template <class Cache>
 __device__ __forceinline__ int stored_size(int size) { return Cache::QUANTISED ? (size + BLOCK - 1) / BLOCK * BLOCK : size; }
 
 // Scales of the first block of a head in a plane, one per position; those of the next block are `context` further.
-__device__ __forceinline__ uint16_t* scales_of(void* plane, const Attention& a, int kv_head) {
+__device__ __forceinline__ uint16_t* scales_of(void* plane, const Attention& a, int context, int kv_head) {
   const size_t blocks = (a.head_size + BLOCK - 1) / BLOCK;
-  uint16_t* scales = reinterpret_cast<uint16_t*>(static_cast<int8_t*>(plane) + a.kv_heads * a.context * blocks * BLOCK);
-  return scales + kv_head * blocks * a.context;
+  uint16_t* scales = reinterpret_cast<uint16_t*>(static_cast<int8_t*>(plane) + a.kv_heads * context * blocks * BLOCK);
+  return scales + kv_head * blocks * context;
 }
 
 // Rounds a head in shared memory, padded to whole blocks, as the CPU's cache does, by one warp, and stores it at a position of a
 // plane if `stores`.
-__device__ __forceinline__ void round_to_q8(const Attention& a, float* head, void* plane, int kv_head, int position, bool stores) {
+__device__ __forceinline__ void round_to_q8(const Attention& a, int context, float* head, void* plane, int kv_head, int position,
+                                            bool stores) {
   const int lane = lane_index(), blocks = (a.head_size + BLOCK - 1) / BLOCK;
-  int8_t* quants = static_cast<int8_t*>(plane) + (size_t(kv_head) * a.context + position) * blocks * BLOCK;
-  uint16_t* scales = scales_of(plane, a, kv_head) + position;
+  int8_t* quants = static_cast<int8_t*>(plane) + (size_t(kv_head) * context + position) * blocks * BLOCK;
+  uint16_t* scales = scales_of(plane, a, context, kv_head) + position;
 #pragma unroll 1
   for (int block = 0; block < blocks; block++) {
     const float x = head[block * BLOCK + lane];
@@ -123,7 +125,7 @@ __device__ __forceinline__ void round_to_q8(const Attention& a, float* head, voi
     head[block * BLOCK + lane] = float(quant) * f16_to_float(stored);
     if (!stores) continue;
     quants[block * BLOCK + lane] = int8_t(quant);
-    if (lane == 0) scales[size_t(block) * a.context] = stored;
+    if (lane == 0) scales[size_t(block) * context] = stored;
   }
 }
 
@@ -265,7 +267,7 @@ __device__ __forceinline__ void attention(const Attention& a) {
   const int cached = position - first;
   const int used_splits = max(1, min((cached + TILE - 1) / TILE, splits));
   if (split >= used_splits) return;
-  const size_t first_row = size_t(kv_head) * a.context + first;
+  const size_t first_row = size_t(kv_head) * cache.context + first;
   const auto copy_tile = [&](const void* plane, int tile, uint4* to) {
     copies.start(static_cast<const Element*>(plane) + (first_row + tile * TILE) * stored, min(TILE, cached - tile * TILE), to);
   };
@@ -277,7 +279,8 @@ __device__ __forceinline__ void attention(const Attention& a) {
     for (int index = 0; Cache::QUANTISED && index < SCALES; index++) {
       const int item = thread + index * ATTENTION_THREADS, row = item % TILE;
       const bool is_visible = item < scale_count && row < cached - tile * TILE;
-      next[index] = is_visible ? scales_of(plane, a, kv_head)[size_t(item / TILE) * a.context + first + tile * TILE + row] : 0;
+      const uint16_t* scales = scales_of(plane, a, cache.context, kv_head) + size_t(item / TILE) * cache.context + first + tile * TILE;
+      next[index] = is_visible ? scales[row] : 0;
     }
   };
   const auto keep_scales = [&](const uint16_t(&next)[SCALES], float* scales) {
@@ -308,8 +311,8 @@ __device__ __forceinline__ void attention(const Attention& a) {
     if constexpr (Cache::QUANTISED) {
       load_ahead<4, WARP>(a.value + own, size, lane, [&](int i, float value) { own_value[i] = value; });
       __syncwarp();
-      round_to_q8(a, own_key, cache.keys, kv_head, position, stores);
-      round_to_q8(a, own_value, cache.values, kv_head, position, stores);
+      round_to_q8(a, cache.context, own_key, cache.keys, kv_head, position, stores);
+      round_to_q8(a, cache.context, own_value, cache.values, kv_head, position, stores);
     } else {
       load_ahead<4, WARP>(a.value + own, size, lane, [&](int i, float value) {
         const Element elements[2] = {Cache::store(own_key[i]), Cache::store(value)};
@@ -459,15 +462,15 @@ __device__ __forceinline__ void append_kv(const Attention& a) {
   float* value = shared.allocate<float>(Cache::QUANTISED ? stored_size<Cache>(size) : 0);
   const size_t from = (size_t(token) * a.kv_heads + kv_head) * size;
   const CachePlace cache = a.cache[token * a.cache_stride];
-  const size_t to = (size_t(kv_head) * a.context + a.position[token]) * size;
+  const size_t to = (size_t(kv_head) * cache.context + a.position[token]) * size;
   load_head(a, token, a.key + from, a.key_norm, 1.0f, key);
   __syncwarp();
   if constexpr (Cache::QUANTISED) {
     if (size + lane < stored_size<Cache>(size)) key[size + lane] = value[size + lane] = 0.0f;
     for (int i = lane; i < size; i += WARP) value[i] = a.value[from + i];
     __syncwarp();
-    round_to_q8(a, key, cache.keys, kv_head, a.position[token], true);
-    round_to_q8(a, value, cache.values, kv_head, a.position[token], true);
+    round_to_q8(a, cache.context, key, cache.keys, kv_head, a.position[token], true);
+    round_to_q8(a, cache.context, value, cache.values, kv_head, a.position[token], true);
   } else {
 #pragma unroll 1
     for (int i = lane; i < size; i += WARP) {
@@ -510,11 +513,11 @@ __device__ __forceinline__ void attention_prompt(const Attention& a) {
   const int end = a.position[(min(first_query + PROMPT_QUERIES, all) - 1) / group] + 1;
   const auto copy_tile = [&](void* plane, int tile, uint4* to, float* scales) {
     const int rows = min(TILE, end - first - tile * TILE), position = first + tile * TILE;
-    copies.start(static_cast<const Element*>(plane) + (size_t(kv_head) * a.context + position) * stored, rows, to);
+    copies.start(static_cast<const Element*>(plane) + (size_t(kv_head) * cache.context + position) * stored, rows, to);
     if (!Cache::QUANTISED) return;
 #pragma unroll 1
     for (int item = thread; item < scale_count; item += ATTENTION_THREADS) {
-      const uint16_t* of_block = scales_of(plane, a, kv_head) + size_t(item / TILE) * a.context + position;
+      const uint16_t* of_block = scales_of(plane, a, cache.context, kv_head) + size_t(item / TILE) * cache.context + position;
       scales[item] = item % TILE < rows ? f16_to_float(of_block[item % TILE]) : 0.0f;
     }
   };

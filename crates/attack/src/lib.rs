@@ -14,6 +14,7 @@ use crate::{
 };
 
 pub mod arena;
+mod contexts;
 pub mod mutation;
 mod requests;
 pub mod target;

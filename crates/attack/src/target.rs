@@ -28,14 +28,15 @@ use powerinfer_text::{
     GenerationPrompt, Message, MessageTokens, SpecialText, SpecialTokens, Tokenizer,
 };
 
-use crate::requests;
+use crate::{contexts, requests};
 
 /// Folders with valid inputs.
 #[derive(Debug, Clone)]
 pub struct Sources {
     /// The repository's `tests/golden`.
     pub golden: PathBuf,
-    /// Artifacts made by `powerinfer`: `bundle`, `profile`, `predictors` and `cache/prompt.safetensors`.
+    /// Artifacts made by `powerinfer`: `bundle`, `profile`, `predictors`, `cache/prompt.safetensors`, and in `contexts` a
+    /// bundle that is on a GPU as a whole and one that is in part.
     pub made: PathBuf,
 }
 
@@ -207,6 +208,18 @@ pub const TARGETS: &[Target] = &[
         },
         seal: Some((Some("manifest.json"), seal_bundle)),
         read: |folder, _| run_bundle(folder),
+    },
+    Target {
+        name: "contexts on a device",
+        change: Change::Mutation,
+        inputs: |sources| {
+            let folder = |name| sources.made.join("contexts").join(name);
+            Ok(["whole", "part"]
+                .map(|name| (folder(name), "steps".to_owned()))
+                .into())
+        },
+        seal: None,
+        read: |folder, file| contexts::run(&folder.join("bundle"), &fs::read(folder.join(file))?),
     },
     Target {
         name: "predictors",

@@ -7,7 +7,7 @@ use std::{
 
 use powerinfer_kernels::cuda::{
     Attention, Buffer, ColdSum, DeviceError, DownAddends, DownScratch, F16Buffer, Ffn, Gpu,
-    GpuCache, GpuLinear, GpuNorm, HostMirror, NeuronFilter, PredictedMask, TokenMasks,
+    GpuLinear, GpuNorm, HostMirror, NeuronFilter, PredictedMask, TokenMasks,
 };
 
 use crate::{DeviceFfn, DeviceModel, DeviceSelector};
@@ -128,7 +128,11 @@ impl DeviceModel {
                 if since.elapsed() > TIMEOUT {
                     self.release_waiting_kernels();
                     self.device().synchronise()?;
-                    return Err(self.timed_out("the device's part of a layer", TIMEOUT));
+                    return Err(DeviceError::Failed {
+                        device: self.device().info().name.clone(),
+                        doing: "computing its part of a layer",
+                        reason: format!("it did not finish within {TIMEOUT:?}"),
+                    });
                 }
             }
         }
@@ -168,19 +172,11 @@ impl DeviceModel {
     pub fn check_syncs(&self) -> Result<(), DeviceError> {
         let state = &self.state;
         match state.timed_out.words()[0].load(Ordering::Acquire) == state.steps {
-            true => {
-                let patience = self.device().info().patience;
-                Err(self.timed_out("the host's part of a layer", patience))
-            }
+            true => Err(DeviceError::HostLate {
+                device: self.device().info().name.clone(),
+                patience: self.device().info().patience,
+            }),
             false => Ok(()),
-        }
-    }
-
-    fn timed_out(&self, what: &str, after: Duration) -> DeviceError {
-        DeviceError::Failed {
-            device: self.device().info().name.clone(),
-            doing: "synchronising with the host",
-            reason: format!("{what} did not come within {after:?}"),
         }
     }
 }
@@ -243,8 +239,8 @@ impl DeviceModel {
             .project(&state.hidden, attention.norm.as_ref(), &mut parts, false)
     }
 
-    /// Appends keys and values to `cache` and computes attention over it.
-    pub fn attend(&mut self, index: usize, cache: &mut GpuCache) -> Result<(), DeviceError> {
+    /// Appends keys and values to the caches that the pass [began](Self::begin) with, and computes attention over them.
+    pub fn attend(&mut self, index: usize) -> Result<(), DeviceError> {
         if !self.segments.wants_launch()? {
             return Ok(());
         }
@@ -265,10 +261,16 @@ impl DeviceModel {
             positions: &state.positions,
             caches: &state.caches,
             layer: index,
+            shape: self.shape.cache(),
         };
         let (partial, counters) = (&mut state.attention_partial, &mut state.attention_counters);
-        self.gpu
-            .attend(&operands, cache, partial, counters, &mut state.mixed)
+        // SAFETY: the caller of `begin` keeps the caches until the pass ends, `begin` has checked their shapes and `start` the
+        // positions.
+        #[expect(unsafe_code, reason = "kernels follow addresses in device memory")]
+        unsafe {
+            self.gpu
+                .attend(&operands, partial, counters, &mut state.mixed)
+        }
     }
 
     /// Adds the output projection of attention to the hidden state, and norms it in post-norm blocks.

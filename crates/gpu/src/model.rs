@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use powerinfer_kernels::cuda::{Device, DeviceError, Gpu, GpuCache, NeuronCounts};
+use powerinfer_kernels::cuda::{CacheShape, Device, DeviceError, Gpu, GpuCache, NeuronCounts};
 use powerinfer_model::{ModelConfig, Positions};
 use powerinfer_tensor::CacheFormat;
 
@@ -27,7 +27,7 @@ pub struct ModelShape {
     pub head_size: usize,
     /// Pairs of numbers of a head that are rotated.
     pub rotated_pairs: usize,
-    /// Positions of a KV cache.
+    /// Positions of a KV cache, at most.
     pub context: usize,
     /// Number format of a KV cache.
     pub cache_format: CacheFormat,
@@ -48,6 +48,16 @@ impl ModelShape {
             },
             context,
             cache_format,
+        }
+    }
+
+    /// Shape of the largest KV cache of a layer.
+    pub(crate) fn cache(&self) -> CacheShape {
+        CacheShape {
+            format: self.cache_format,
+            kv_heads: self.kv_heads,
+            head_size: self.head_size,
+            context: self.context,
         }
     }
 }
@@ -74,6 +84,8 @@ pub struct DeviceModel {
     pub(crate) is_launched_ahead: bool,
     /// Whether the next token is one that failed with graphs.
     is_retried: bool,
+    /// Whether counters have been cleared since a pass failed.
+    is_reset: bool,
     pub(crate) segments: GraphSegments,
 }
 
@@ -108,6 +120,7 @@ impl DeviceModel {
             layer: 0,
             is_launched_ahead: false,
             is_retried: false,
+            is_reset: true,
             segments: GraphSegments::new(gpu.device()),
             gpu,
             shape,
@@ -150,23 +163,30 @@ impl DeviceModel {
     }
 
     /// Empty KV caches of `context` positions, at most the model's, of the layers that have them on the device, `None` for the
-    /// others. Those of tokens that run together have as many positions.
+    /// others.
     ///
     /// # Errors
     ///
     /// Returns an error if the device has no room for them.
     pub fn new_caches(&self, context: usize) -> Result<Vec<Option<GpuCache>>, DeviceError> {
-        let ModelShape {
-            cache_format,
-            kv_heads,
-            head_size,
-            ..
-        } = self.shape;
+        let shape = CacheShape {
+            context: context.min(self.shape.context),
+            ..self.shape.cache()
+        };
         let new = |layer: &DeviceLayer| {
-            let cache = || GpuCache::new(self.device(), cache_format, kv_heads, context, head_size);
+            let cache = || GpuCache::new(self.device(), shape);
             layer.has_cache.then(cache).transpose()
         };
         self.layers.iter().map(new).collect()
+    }
+
+    /// Whether `caches` are [those](Self::new_caches) of a sequence of this model on this device, of any context.
+    pub fn owns(&self, caches: &[Option<GpuCache>]) -> bool {
+        let fits = |(layer, cache): (&DeviceLayer, &Option<GpuCache>)| match cache {
+            Some(cache) => layer.has_cache && cache.fits(self.device(), &self.shape.cache()),
+            None => !layer.has_cache,
+        };
+        caches.len() == self.layers.len() && self.layers.iter().zip(caches).all(fits)
     }
 
     /// Makes room for prompts of up to `tokens` tokens at a time, half as many as long as the device has no room for
@@ -195,7 +215,11 @@ impl DeviceModel {
             let (tokens, device) = (batch.capacity(), self.gpu.device());
             let head = self.head.as_mut();
             match head.map_or(Ok(()), |head| head.allocate(tokens, device)) {
-                Ok(()) => self.state = batch,
+                Ok(()) => {
+                    // Graphs of the buffers before.
+                    self.segments = GraphSegments::new(self.gpu.device());
+                    self.state = batch;
+                }
                 Err(DeviceError::OutOfMemory { .. }) => {}
                 Err(other) => return Err(other),
             }
@@ -251,7 +275,8 @@ impl DeviceModel {
     }
 
     /// Begins a pass of `caches.len()` tokens with the KV caches, by layer, of each token's sequence; `None` where the host
-    /// has one. Captured graphs of a single token are replayed, unless the host is to read between kernels (`is_observed`).
+    /// has one, until [`end`](Self::end): the caller keeps the caches until then. Captured graphs of a single token are replayed,
+    /// unless the host is to read between kernels (`is_observed`).
     ///
     /// # Errors
     ///
@@ -259,18 +284,27 @@ impl DeviceModel {
     ///
     /// # Panics
     ///
-    /// Panics if there is no room for so many tokens.
+    /// Panics if there is no room for so many tokens, or caches are not [of this model](Self::owns).
     pub fn begin(
         &mut self,
         caches: &[&[Option<GpuCache>]],
         is_observed: bool,
     ) -> Result<(), DeviceError> {
         let tokens = caches.len();
-        self.is_launched_ahead = false;
+        assert!(
+            caches.iter().all(|caches| self.owns(caches)),
+            "caches of this model"
+        );
+        // Also of a pass that has ended with a panic.
+        self.end();
         let is_retried = std::mem::take(&mut self.is_retried);
         self.segments.pause(tokens > 1 || is_observed || is_retried);
         if tokens > self.state.capacity() {
             self.swap_buffers();
+        }
+        if !self.is_reset {
+            self.state.reset()?;
+            self.is_reset = true;
         }
         self.set_tokens(tokens);
         self.state.use_caches(caches.iter().copied())
@@ -299,13 +333,19 @@ impl DeviceModel {
     /// # Errors
     ///
     /// Returns an error if the device fails.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a position is not one of its sequence's caches.
     pub fn start(
         &mut self,
         positions: impl Iterator<Item = usize>,
         rotations: &[[f32; 2]],
     ) -> Result<(), DeviceError> {
         let positions: Vec<u32> = positions.map(|position| position as u32).collect();
+        assert_eq!(positions.len(), self.tokens, "a position per token");
         let state = &mut self.state;
+        state.check_positions(&positions, self.layers.len());
         state.steps = state.steps.wrapping_add(1).max(1);
         state.step.write(&[state.steps])?;
         state.positions.write(&positions)?;
@@ -348,11 +388,17 @@ impl DeviceModel {
         self.segments.end(self.layer)
     }
 
-    /// Discards what a failed token has captured. Returns whether graphs may have been the cause: the next token runs
-    /// without.
-    pub fn discard_capture(&mut self) -> bool {
-        self.is_retried = self.segments.fail();
-        self.is_retried
+    /// Resets what a pass that failed with `error` may have left behind. Returns whether the token is to be run again without
+    /// graphs, as they are the cause.
+    pub fn recover(&mut self, error: &DeviceError) -> bool {
+        if self.is_launched_ahead {
+            self.release_waiting_kernels();
+        }
+        self.is_retried = self.segments.fail(error) && self.tokens == 1;
+        // A lost device runs no further pass.
+        self.is_reset = self.state.reset().is_ok();
+        self.end();
+        self.is_retried && self.is_reset
     }
 
     /// Why no more graphs are captured, if that has failed.

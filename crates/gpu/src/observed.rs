@@ -25,7 +25,7 @@ const BATCH: usize = 256;
 #[derive(Debug)]
 pub struct ObservedLayer {
     model: DeviceModel,
-    cache: [Option<GpuCache>; 1],
+    _cache: [Option<GpuCache>; 1],
     counts: ActivityCounts,
     positions: Positions,
     reads: FfnInput,
@@ -81,13 +81,7 @@ impl ObservedLayer {
         // Products are those of 32 bits.
         let gpu = Gpu::new(Arc::clone(device), Arithmetic::Float);
         let shape = ModelShape::new(config, longest, CacheFormat::F32);
-        let ModelShape {
-            kv_heads,
-            head_size,
-            cache_format,
-            ..
-        } = shape;
-        let cache = GpuCache::new(device, cache_format, kv_heads, longest, head_size)?;
+        let cache = GpuCache::new(device, shape.cache())?;
         let counts = gpu.new_activity_counts(neurons, parts, windows)?;
         let layers = vec![on_device];
         let mut tokens = BATCH.min(longest).max(2);
@@ -105,7 +99,7 @@ impl ObservedLayer {
             .use_caches(std::iter::repeat_n(&cache[..], tokens))?;
         Ok(Self {
             model,
-            cache,
+            _cache: cache,
             counts,
             positions: config.positions.clone(),
             reads: match config.block.is_parallel() {
@@ -193,7 +187,7 @@ impl ObservedLayer {
             model.keep_residual()?;
         }
         model.project_attention(0)?;
-        model.attend(0, self.cache[0].as_mut().expect("made with the model"))?;
+        model.attend(0)?;
         model.add_attention(0)?;
         model.gate_up(0, self.reads, !wanted.is_empty())?;
         let (gpu, state) = (&model.gpu, &model.state);

@@ -1,8 +1,20 @@
 //! Graph segments: the launches of a token between two synchronisations with the host, captured once and replayed for
 //! every token.
 //!
-//! The launches of all tokens are equal, as position, step and the addresses of the KV caches are in device memory. A
-//! segment costs one launch of the driver instead of one per kernel. Without graph capture, kernels are launched one by one.
+//! A segment costs one launch of the driver instead of one per kernel. Without graph capture, kernels are launched one by one.
+//!
+//! A graph repeats everything that was captured, so that nothing of it may depend on the token or its sequence:
+//!
+//! value | why it is the same for all tokens
+//! :--|:--
+//! kernels, grids, shared memory | from the model's shape, its number formats and the device; attention splits positions for the longest context of the plan
+//! addresses of weights and buffers | of this executor, allocated when it is loaded
+//! addresses and contexts of KV caches, position, rotations, step | read from buffers, written before the launch
+//! policies, thresholds, filters | fixed when the layers are uploaded
+//! number of tokens | one: batches and prompts are not captured
+//! whether `down` waits for the host | whether the pass is launched ahead: changes with timing only, which drops the segments
+//!
+//! Debug builds capture every token again on devices that list what they captured, and compare.
 #![expect(unsafe_code, reason = "launches graphs whose memory the segment holds")]
 
 use std::sync::Arc;
@@ -18,12 +30,16 @@ pub(crate) struct GraphSegments {
     /// Index of the open segment, or of the next one.
     next: usize,
     is_open: bool,
+    /// Whether the open segment is being captured.
+    is_capturing: bool,
     /// Why kernels are launched one by one; `None` where they are captured.
     failure: Option<DeviceError>,
     /// Whether graph capture has been tried.
     is_tried: bool,
     /// Whether kernels are launched one by one for now.
     is_paused: bool,
+    /// Whether the current token began with graphs.
+    uses_graphs: bool,
     /// Layer in which each segment of the current token ended; none where segments are not timed.
     ends: Option<Vec<usize>>,
 }
@@ -36,9 +52,11 @@ impl GraphSegments {
             segments: Vec::new(),
             next: 0,
             is_open: false,
+            is_capturing: false,
             failure: None,
             is_tried: false,
             is_paused: false,
+            uses_graphs: false,
             ends: None,
         }
     }
@@ -72,17 +90,22 @@ impl GraphSegments {
         }
     }
 
-    /// Passes the result of a capture or of a graph's launch on. After a failure kernels are launched one by one.
+    /// Passes the result of a capture or of a graph's launch on. After a failure kernels are launched one by one, unless a kernel or
+    /// the device has failed before.
     fn noted<T>(&mut self, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
-        if let Err(failure) = &result {
-            self.failure = Some(failure.clone());
+        match &result {
+            Ok(_) | Err(DeviceError::Kernel { .. }) => {}
+            Err(_) if self.device.check().is_err() => {}
+            Err(failure) => self.failure = Some(failure.clone()),
         }
         result
     }
 
     /// Launches kernels one by one until the next call, or no longer.
     pub(crate) fn pause(&mut self, is_paused: bool) {
+        self.end_capture();
         self.is_paused = is_paused;
+        self.uses_graphs = self.captures();
         (self.next, self.is_open) = (0, false);
         if let Some(ends) = &mut self.ends {
             ends.clear();
@@ -128,30 +151,39 @@ impl GraphSegments {
             }
             return Ok(true);
         }
-        let next = self.next;
         if !self.is_open {
-            if next < self.segments.len() {
-                self.mark(false)?;
-            }
-            if let Some(segment) = self.segments.get(next) {
-                // SAFETY: it was captured with the vectors and weights that this executor still has; keys and values are those
-                // of the sequence whose addresses are on the device, which the caller holds.
-                let launched = unsafe { segment.launch() };
-                self.noted(launched)?;
-            } else {
+            let is_compared =
+                |segment: &dyn Graph| cfg!(debug_assertions) && !segment.operations().is_empty();
+            let segment = self.segments.get(self.next);
+            let captures = segment.is_none_or(|segment| is_compared(&**segment));
+            if captures {
                 let begun = self.device.begin_capture();
                 if !self.noted(begun)? {
                     self.failure = Some(self.unsupported());
+                    self.uses_graphs = false;
                     return match self.is_tried {
                         // An earlier call has promised capture.
                         true => Err(self.unsupported()),
                         false => self.wants_launch(),
                     };
                 }
+            } else {
+                self.launch_segment()?;
             }
-            self.is_open = true;
+            (self.is_open, self.is_capturing) = (true, captures);
         }
-        Ok(next >= self.segments.len())
+        Ok(self.is_capturing)
+    }
+
+    /// Launches the segment that is next.
+    fn launch_segment(&mut self) -> Result<(), DeviceError> {
+        self.mark(false)?;
+        // SAFETY: it was captured with buffers and weights that this executor still has: new buffers come with new segments. Keys and
+        // values are those of the sequence whose places are on the device, which the caller of `begin` keeps until the pass ends,
+        // and the token's position is one of theirs, which `start` has checked. All other values are equal for all tokens, as the
+        // table above explains. No other thread adds to a capture.
+        let launched = unsafe { self.segments[self.next].launch() };
+        self.noted(launched)
     }
 
     /// Ends the segment, as the host is about to read its results or to change what follows. `layer` is that of the
@@ -160,14 +192,19 @@ impl GraphSegments {
         if !std::mem::replace(&mut self.is_open, false) {
             return Ok(());
         }
-        if self.captures() && self.next == self.segments.len() {
+        if self.captures() && std::mem::take(&mut self.is_capturing) {
             let captured = self.device.end_capture();
-            let segment = self.noted(captured)?;
-            self.mark(false)?;
-            // SAFETY: as above; all of it was just borrowed for launches.
-            let launched = unsafe { segment.launch() };
-            self.noted(launched)?;
-            self.segments.push(segment);
+            let captured = self.noted(captured)?;
+            match self.segments.get(self.next) {
+                // The graph that was captured first is launched, as in a release build.
+                Some(segment) => assert_eq!(
+                    segment.operations(),
+                    captured.operations(),
+                    "a graph repeats what this token would launch"
+                ),
+                None => self.segments.push(captured),
+            }
+            self.launch_segment()?;
         }
         self.mark(true)?;
         if let Some(ends) = &mut self.ends {
@@ -177,18 +214,30 @@ impl GraphSegments {
         Ok(())
     }
 
-    /// Drops the capture of a failed token. Returns whether the token used graphs, so that it may be tried without.
-    pub(crate) fn fail(&mut self) -> bool {
-        let used_graphs = !self.is_paused;
-        let is_capturing = self.captures() && self.next == self.segments.len();
-        if std::mem::replace(&mut self.is_open, false) && is_capturing {
-            // A launch that cannot be captured fails the capture.
-            let captured = self.device.end_capture();
-            drop(self.noted(captured));
-        }
+    /// Drops the capture of a token that failed with `error`. Returns whether graphs are the cause: the host was late for a kernel
+    /// that waits for it, or a graph could not be captured or launched. Without graphs, kernels do not wait.
+    pub(crate) fn fail(&mut self, error: &DeviceError) -> bool {
+        self.end_capture();
+        self.is_open = false;
         if let Some(ends) = &mut self.ends {
             ends.clear();
         }
-        used_graphs
+        let is_late = matches!(error, DeviceError::HostLate { .. });
+        self.uses_graphs && (is_late || self.failure.is_some())
+    }
+
+    /// Ends the capture of a pass that has failed; a launch that cannot be captured fails it.
+    fn end_capture(&mut self) {
+        if std::mem::take(&mut self.is_capturing) {
+            let captured = self.device.end_capture();
+            drop(self.noted(captured));
+        }
+    }
+}
+
+/// Ends a capture that is still open after a panic, as other threads wait for it.
+impl Drop for GraphSegments {
+    fn drop(&mut self) {
+        self.end_capture();
     }
 }

@@ -1,7 +1,8 @@
 //! Buffers of the tokens that run: vectors on the device, and memory that both sides access.
 
 use powerinfer_kernels::cuda::{
-    Buffer, DeviceError, DownScratch, F16Buffer, Gpu, GpuCache, HostBuffer, KeptInput, NeuronCounts,
+    Buffer, CachePlace, DeviceError, DownScratch, F16Buffer, Gpu, GpuCache, HostBuffer, KeptInput,
+    NeuronCounts,
 };
 
 use crate::{
@@ -23,10 +24,10 @@ pub(crate) enum Products {
 pub(crate) struct State {
     /// Buffers that only products of matrices need.
     pub(crate) prompt: Option<Prompt>,
-    /// `[tokens, layers]`: addresses of the keys and values of each token's sequence, zeros where the host has them.
-    pub(crate) caches: Buffer<[u64; 2]>,
+    /// `[tokens, layers]`: where the KV caches of each token's sequence are.
+    pub(crate) caches: Buffer<CachePlace>,
     /// The first of them, as the host knows them.
-    known_caches: Vec<[u64; 2]>,
+    known_caches: Vec<CachePlace>,
     pub(crate) hidden: Buffer<f32>,
     /// Input of the FFN where attention has already been added to `hidden`.
     pub(crate) residual: Buffer<f32>,
@@ -98,7 +99,6 @@ impl State {
             kv_heads,
             head_size,
             rotated_pairs,
-            context,
             ..
         } = *shape;
         let (queries, keys) = (heads * head_size, kv_heads * head_size);
@@ -136,7 +136,7 @@ impl State {
         let rank = ffns().map(|ffn| ffn.selector.rank()).max().unwrap_or(0);
         // Few tokens are shared between more thread blocks.
         let partial = [1, tokens.min(Gpu::BATCH), tokens]
-            .map(|tokens| gpu.attention_scratch_len(tokens, heads, kv_heads, head_size, context))
+            .map(|tokens| gpu.attention_scratch_len(tokens, heads, &shape.cache()))
             .into_iter()
             .max();
         Ok(State {
@@ -201,13 +201,40 @@ impl State {
         &mut self,
         caches: impl Iterator<Item = &'a [Option<GpuCache>]>,
     ) -> Result<(), DeviceError> {
-        let address = |cache: &Option<GpuCache>| cache.as_ref().map_or([0; 2], GpuCache::addresses);
-        let caches: Vec<[u64; 2]> = caches.flatten().map(address).collect();
+        let place = |cache: &Option<GpuCache>| cache.as_ref().map(GpuCache::place);
+        let places = caches
+            .flatten()
+            .map(|cache| place(cache).unwrap_or_default());
+        let caches: Vec<CachePlace> = places.collect();
         if !self.known_caches.starts_with(&caches) {
             self.caches.write(&caches)?;
             self.known_caches = caches;
         }
         Ok(())
+    }
+
+    /// Clears what a pass that ended early may have left in counters.
+    pub(crate) fn reset(&mut self) -> Result<(), DeviceError> {
+        self.attention_counters.clear()?;
+        self.down.reset()?;
+        if let Some(prompt) = &mut self.prompt {
+            prompt.input.reset()?;
+            prompt.products.reset()?;
+        }
+        self.counts = self.down.counts()?;
+        Ok(())
+    }
+
+    /// Panics if the KV caches in use lack one of the `positions` of tokens: kernels would write outside them.
+    pub(crate) fn check_positions(&self, positions: &[u32], layers: usize) {
+        let places = self.known_caches.chunks(layers.max(1));
+        for (position, places) in positions.iter().zip(places) {
+            let has_room = |place: &CachePlace| place.has_room(*position as usize);
+            assert!(
+                places.iter().all(has_room),
+                "position {position} of a KV cache"
+            );
+        }
     }
 
     /// Size in bytes on the device.

@@ -73,6 +73,11 @@ pub enum RuntimeError {
         /// The reason.
         source: Box<RuntimeError>,
     },
+    /// A sequence of another runtime.
+    #[error(
+        "the sequence belongs to another model, bundle or device; make one with `new_sequence`"
+    )]
+    OtherSequence,
     /// A token is outside the vocabulary, or the context is full.
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -38,8 +38,8 @@ pub(crate) trait LayerExecutor: std::fmt::Debug + Send {
         Ok(())
     }
 
-    /// Resets the executor after a failed pass; returns whether the pass can be retried.
-    fn recover(&mut self, _pass: &mut Pass<'_>) -> bool {
+    /// Resets the executor after a pass that failed with `error`; returns whether the pass is to be run again.
+    fn recover(&mut self, _error: &RuntimeError) -> bool {
         false
     }
 }

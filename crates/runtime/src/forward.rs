@@ -17,7 +17,7 @@
 use powerinfer_model::Positions;
 
 use crate::{
-    RuntimeError, Stage,
+    RuntimeError, Stage, Statistics,
     executor::LayerExecutor,
     input::InputBuffers,
     model::Model,
@@ -41,14 +41,20 @@ pub(crate) fn forward(
         let end = sequence.position() + pass.tokens_of(index);
         pass.buffers.positions.extend(sequence.position()..end);
     }
+    let before = pass.observers.statistics;
     while let Err(error) = run_layers(executor, pass) {
+        // Counts of the failed pass are dropped; the clock goes on.
+        let stages = pass.observers.statistics.stages;
+        pass.observers.statistics = Statistics { stages, ..before };
         // Removes the keys and values of this pass.
         for sequence in &mut *pass.sequences {
             sequence.truncate(sequence.position());
         }
-        if !executor.recover(pass) {
+        if !executor.recover(&error) {
             return Err(error);
         }
+        debug_assert!(pass.observers.expects_retries, "run again: {error}");
+        pass.observers.retries += 1;
     }
     let mut tokens = pass.tokens;
     for index in 0..pass.sequences.len() {

@@ -111,21 +111,23 @@ impl Runtime {
     ///
     /// # Errors
     ///
-    /// Fails where the tokens are outside the vocabulary or the context is full, and where a device does.
+    /// A token is outside the vocabulary, the context is full, or a device fails; the sequence is as before.
     pub fn append(&mut self, tokens: &[u32], sampler: &Sampler) -> Result<(), ModelError> {
-        let last = self.run_to_last(tokens)?;
-        if !self.samples_on_device(sampler) {
-            return self.head(last).map_err(model_error);
-        }
-        let hidden = self.hidden()[last].to_vec();
-        if let Some(device) = self.executor.device_mut() {
-            let launched = device.run_head(&hidden);
-            launched.map_err(|error| model_error(error.into()))?;
-            self.observers.statistics.device_bytes_read += device.head_bytes_read(1);
-            self.logits.clear();
-            self.observers.end_stage(Stage::Head);
-        }
-        Ok(())
+        self.undo_on_failure(|model| {
+            let last = model.run_to_last(tokens)?;
+            if !model.samples_on_device(sampler) {
+                return model.head(last).map_err(model_error);
+            }
+            let hidden = model.hidden()[last].to_vec();
+            if let Some(device) = model.executor.device_mut() {
+                let launched = device.run_head(&hidden);
+                launched.map_err(|error| model_error(error.into()))?;
+                model.observers.statistics.device_bytes_read += device.head_bytes_read(1);
+                model.logits.clear();
+                model.observers.end_stage(Stage::Head);
+            }
+            Ok(())
+        })
     }
 
     /// As [`Decoder::sample`].

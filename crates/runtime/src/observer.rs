@@ -14,6 +14,10 @@ use crate::{
 pub(crate) struct Observers {
     /// Counts of tokens, neurons and bytes, and the time of each stage.
     pub(crate) statistics: Statistics,
+    /// Passes that were run again.
+    pub(crate) retries: u64,
+    /// Whether debug builds go on after one.
+    pub(crate) expects_retries: bool,
     /// Comparison of FFN outputs with dense, of some tokens.
     pub(crate) verification: Option<Verification>,
     /// Per layer, counts of predicted, computed and active neurons.

@@ -169,13 +169,14 @@ impl Runtime {
     ///
     /// # Panics
     ///
-    /// Panics where there is no such layer.
+    /// Panics if there is no such layer, or a part of the model is on a device, whose selectors are fixed.
     pub fn set_policy(
         &mut self,
         layer: usize,
         policy: Policy,
         threshold: Option<Threshold>,
     ) -> Result<(), RuntimeError> {
+        self.assert_on_host();
         let selectors = &mut self.model.selectors[layer];
         selectors.set_threshold(threshold);
         selectors.check(policy, self.model.bundle.folder(), layer)?;
@@ -188,9 +189,14 @@ impl Runtime {
     ///
     /// # Panics
     ///
-    /// Panics where there is no such layer.
+    /// Panics if there is no such layer, or a part of the model is on a device, which reads all inputs.
     pub fn set_input_thresholds(&mut self, layer: usize, thresholds: Option<InputThresholds>) {
+        self.assert_on_host();
         self.model.input_thresholds[layer] = thresholds;
+    }
+
+    fn assert_on_host(&self) {
+        assert!(!self.uses_device(), "everything is on the CPU");
     }
 
     /// Whether inputs of projections are skipped.
@@ -203,7 +209,7 @@ impl Runtime {
         &self.sequence
     }
 
-    /// An empty sequence for up to `context` tokens, at most [`Self::context_limit`]. Those of a pass have the same `context`.
+    /// An empty sequence for up to `context` tokens, at most [`Self::context_limit`]. Those of a pass may have different contexts.
     ///
     /// # Errors
     ///
@@ -254,8 +260,7 @@ impl Runtime {
     ///
     /// # Errors
     ///
-    /// Fails before anything changes where a token is outside the vocabulary or a context is full, and where a device
-    /// does.
+    /// A token is outside the vocabulary, a context is full, or a device fails; the sequences are as before.
     pub fn decode_batch(
         &mut self,
         sequences: &mut [Sequence],
@@ -273,12 +278,15 @@ impl Runtime {
         }
         let size = self.decode_batch_size();
         let mut logits = Vec::with_capacity(tokens.len() * self.model.config.vocabulary_size);
-        for (sequences, tokens) in sequences.chunks_mut(size).zip(tokens.chunks(size)) {
-            self.pass(sequences, tokens)?;
-            let hidden = 0..self.buffers.hidden.len();
-            self.head(hidden)?;
-            logits.extend_from_slice(&self.logits);
-        }
+        undo_on_failure(sequences, |sequences| {
+            for (sequences, tokens) in sequences.chunks_mut(size).zip(tokens.chunks(size)) {
+                self.pass(sequences, tokens)?;
+                let hidden = 0..self.buffers.hidden.len();
+                self.head(hidden)?;
+                logits.extend_from_slice(&self.logits);
+            }
+            Ok(())
+        })?;
         Ok(logits)
     }
 
@@ -310,6 +318,19 @@ impl Runtime {
             self.check(sequence, own)
                 .map_err(|source| in_batch(index, source))?;
         }
+        undo_on_failure(sequences, |sequences| {
+            self.run_with_checked_prompt(sequences, tokens, logits)
+        })
+    }
+
+    /// As [`Self::run_with_prompt`], of tokens that were checked; on failure some sequences may have theirs.
+    fn run_with_checked_prompt(
+        &mut self,
+        sequences: &mut [Sequence],
+        tokens: &[u32],
+        logits: PromptLogits,
+    ) -> Result<Vec<f32>, RuntimeError> {
+        let decoded = sequences.len() - 1;
         if decoded > 0 && tokens.len() > self.decode_batch_size() {
             let ((others, own), (pending, piece)) =
                 (sequences.split_at_mut(decoded), tokens.split_at(decoded));
@@ -341,8 +362,7 @@ impl Runtime {
     ///
     /// # Errors
     ///
-    /// Fails where a token is outside the vocabulary or the context is full, and where a device does; tokens of whole
-    /// batches before the failure stay in the sequence.
+    /// A token is outside the vocabulary, the context is full, or a device fails; the sequence is as before.
     pub fn run_prompt(
         &mut self,
         sequence: &mut Sequence,
@@ -351,17 +371,20 @@ impl Runtime {
     ) -> Result<Vec<f32>, RuntimeError> {
         self.check(sequence, tokens)?;
         let mut all = Vec::new();
-        for batch in tokens.chunks(self.prompt_batch()) {
-            self.pass(from_mut(sequence), batch)?;
-            if logits == PromptLogits::All {
-                self.head(0..self.buffers.hidden.len())?;
+        undo_on_failure(from_mut(sequence), |sequences| {
+            for batch in tokens.chunks(self.prompt_batch()) {
+                self.pass(sequences, batch)?;
+                if logits == PromptLogits::All {
+                    self.head(0..self.buffers.hidden.len())?;
+                    all.extend_from_slice(&self.logits);
+                }
+            }
+            if logits == PromptLogits::Last && !tokens.is_empty() {
+                self.head(self.last_hidden())?;
                 all.extend_from_slice(&self.logits);
             }
-        }
-        if logits == PromptLogits::Last && !tokens.is_empty() {
-            self.head(self.last_hidden())?;
-            all.extend_from_slice(&self.logits);
-        }
+            Ok(())
+        })?;
         Ok(all)
     }
 
@@ -414,8 +437,24 @@ impl Runtime {
 
     /// Runs `tokens`, at least one and at most [`Self::prompt_batch`], of the current sequence, and leaves the logits of all.
     pub(crate) fn run_with_logits(&mut self, tokens: &[u32]) -> Result<(), ModelError> {
-        self.run_current(tokens, PromptLogits::None)?;
-        self.head(0..self.buffers.hidden.len()).map_err(model_error)
+        self.undo_on_failure(|model| {
+            model.run_current(tokens, PromptLogits::None)?;
+            let hidden = 0..model.buffers.hidden.len();
+            model.head(hidden).map_err(model_error)
+        })
+    }
+
+    /// Runs `run`; if it fails, removes the tokens that it has added to the current sequence.
+    pub(crate) fn undo_on_failure(
+        &mut self,
+        run: impl FnOnce(&mut Self) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
+        let before = self.sequence.position();
+        let result = run(self);
+        if result.is_err() {
+            self.sequence.truncate(before);
+        }
+        result
     }
 
     /// The hidden states of the last pass, `[tokens, hidden]`.
@@ -439,23 +478,26 @@ impl Runtime {
         Ok(check_finite(&self.logits)?)
     }
 
-    /// Refuses tokens outside the vocabulary, and those beyond the context of `sequence`.
-    fn check(&self, sequence: &Sequence, tokens: &[u32]) -> Result<(), ModelError> {
+    /// Refuses tokens outside the vocabulary, those beyond the context of `sequence`, and sequences of other runtimes.
+    fn check(&self, sequence: &Sequence, tokens: &[u32]) -> Result<(), RuntimeError> {
         let vocabulary = self.model.config.vocabulary_size;
         if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
-            return Err(ModelError::TokenOutside {
-                token: *token,
-                vocabulary,
-            });
+            let token = *token;
+            return Err(ModelError::TokenOutside { token, vocabulary }.into());
         }
-        let (asked, limit) = (sequence.position() + tokens.len(), sequence.context);
+        let (asked, limit) = (
+            sequence.position() + tokens.len(),
+            sequence.context.min(self.context_limit()),
+        );
         if asked > limit {
-            return Err(ModelError::ContextFull {
-                tokens: asked,
-                limit,
-            });
+            let tokens = asked;
+            return Err(ModelError::ContextFull { tokens, limit }.into());
         }
-        Ok(())
+        let format = self.model.bundle.plan().budget.kv_cache;
+        match sequence.is_of(&self.model.config, format, self.executor.device()) {
+            true => Ok(()),
+            false => Err(RuntimeError::OtherSequence),
+        }
     }
 }
 
@@ -508,12 +550,21 @@ impl Runtime {
 
     /// Compares the FFN outputs of some tokens with dense from now on. The pass continues with the policy's output; a
     /// layer that exceeds its error bound changes its policy after the pass.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a part of the model is on a device, whose selectors are fixed.
     pub fn verify(&mut self, verification: Verification) {
+        self.assert_on_host();
         self.observers.verification = Some(verification);
     }
 
     /// Verifies one of `every` decoded tokens, within the error bounds of the bundle's certificate; a policy that is
     /// `forced` has none.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::verify`].
     pub fn verify_decoded(&mut self, every: usize, forced: bool) {
         let verification = Verification::of_decoded(every, self.model.config.layer_count);
         let bundle = &self.model.bundle;
@@ -547,6 +598,16 @@ impl Runtime {
         }
     }
 
+    /// Tokens that a device ran again without graphs so far, because the host was late or a graph failed.
+    pub fn graph_retries(&self) -> u64 {
+        self.observers.retries
+    }
+
+    /// Lets a device run tokens again without graphs, which otherwise ends a debug build: tests are to see every failure.
+    pub fn expect_retries(&mut self) {
+        self.observers.expects_retries = true;
+    }
+
     /// Why the device launches kernels one by one rather than as a graph; `None` where it captures graphs, or everything is
     /// on the CPU.
     pub fn graph_failure(&self) -> Option<String> {
@@ -565,6 +626,23 @@ impl Runtime {
             None => Ok(None),
         }
     }
+}
+
+/// Runs `run`; if it fails, removes the tokens that it has added to `sequences`.
+fn undo_on_failure<Output>(
+    sequences: &mut [Sequence],
+    run: impl FnOnce(&mut [Sequence]) -> Result<Output, RuntimeError>,
+) -> Result<Output, RuntimeError> {
+    // Nothing is allocated for a single one.
+    let first = sequences.first().map(Sequence::position);
+    let rest: Vec<usize> = sequences.iter().skip(1).map(Sequence::position).collect();
+    let result = run(sequences);
+    if result.is_err() {
+        for (sequence, before) in sequences.iter_mut().zip(first.into_iter().chain(rest)) {
+            sequence.truncate(before);
+        }
+    }
+    result
 }
 
 /// The error of a model whose executor failed.
@@ -593,8 +671,10 @@ impl LanguageModel for Runtime {
     }
 
     fn forward_last(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
-        let last = self.run_to_last(tokens)?;
-        self.head(last).map_err(model_error)?;
+        self.undo_on_failure(|model| {
+            let last = model.run_to_last(tokens)?;
+            model.head(last).map_err(model_error)
+        })?;
         Ok(self.logits.clone())
     }
 

@@ -1,14 +1,16 @@
 //! A sequence of tokens with its KV cache.
 
+use powerinfer_gpu::DeviceModel;
 use powerinfer_kernels::cuda::GpuCache;
-use powerinfer_model::ModelConfig;
+use powerinfer_model::{ModelConfig, ModelError};
 use powerinfer_tensor::{BLOCK, CacheFormat, CacheLayout, CachePlane};
 
 use crate::RuntimeError;
 
 /// The tokens so far, with their keys and values in every layer.
 ///
-/// A sequence can be continued by any [`Runtime`](crate::Runtime) of the same bundle.
+/// A sequence can be continued by any [`Runtime`](crate::Runtime) of the same bundle with its KV caches in the same places, on the same
+/// device if any is on one.
 #[derive(Debug, Default)]
 pub struct Sequence {
     /// KV caches on the host; without capacity in layers whose cache is on a device.
@@ -68,18 +70,32 @@ impl Sequence {
             .for_each(|layer| layer.truncate(tokens));
     }
 
-    /// Replaces the tokens by the first `tokens` ones of `other`, a sequence of the same bundle.
+    /// Replaces the tokens by the first `tokens` ones of `other`, a sequence of the same runtime whose context may differ.
     ///
     /// # Errors
     ///
-    /// Fails where a device does.
+    /// The tokens do not fit the context or `other` is a sequence of another runtime, before anything changes; or the device fails,
+    /// which leaves the sequence empty.
     ///
     /// # Panics
     ///
-    /// Panics where `other` has fewer tokens.
+    /// Panics if `other` has fewer tokens.
     pub fn copy_from(&mut self, other: &Sequence, tokens: usize) -> Result<(), RuntimeError> {
-        self.tokens.clear();
-        self.tokens.extend(&other.tokens[..tokens]);
+        if tokens > self.context {
+            let limit = self.context;
+            return Err(ModelError::ContextFull { tokens, limit }.into());
+        }
+        if !self.is_like(other) {
+            return Err(RuntimeError::OtherSequence);
+        }
+        self.truncate(0);
+        let copied = &other.tokens[..tokens];
+        // First what can fail.
+        for (cache, other) in self.on_device.iter_mut().zip(&other.on_device) {
+            if let (Some(cache), Some(other)) = (cache, other) {
+                cache.copy_from(other, tokens)?;
+            }
+        }
         for (layer, other) in self.layers.iter_mut().zip(&other.layers) {
             let others = [&other.keys, &other.values];
             for (plane, other) in layer.planes_mut().into_iter().zip(others) {
@@ -87,12 +103,36 @@ impl Sequence {
                 plane.copy_from(other, tokens.min(other.positions()));
             }
         }
-        for (cache, other) in self.on_device.iter_mut().zip(&other.on_device) {
-            if let (Some(cache), Some(other)) = (cache, other) {
-                cache.copy_from(other, tokens)?;
-            }
-        }
+        self.tokens.extend(copied);
         Ok(())
+    }
+
+    /// Whether the KV caches are where those of `other` are, and differ from them in their contexts at most.
+    fn is_like(&self, other: &Self) -> bool {
+        let on_device = self.on_device.iter().zip(&other.on_device);
+        self.on_device.len() == other.on_device.len()
+            && on_device.into_iter().all(|caches| match caches {
+                (Some(own), Some(other)) => own.is_like(other),
+                (own, other) => own.is_none() && other.is_none(),
+            })
+            && (self.layers.iter().map(LayerCache::shape))
+                .eq(other.layers.iter().map(LayerCache::shape))
+    }
+
+    /// Whether a model with KV caches in `format`, on `device` if it is there, can run the sequence.
+    pub(crate) fn is_of(
+        &self,
+        config: &ModelConfig,
+        format: CacheFormat,
+        device: Option<&DeviceModel>,
+    ) -> bool {
+        let shape = (format, config.kv_head_count, config.head_size);
+        self.layers.len() == config.layer_count
+            && self.layers.iter().all(|layer| layer.shape() == shape)
+            && match device {
+                None => self.on_device.is_empty(),
+                Some(device) => device.owns(&self.on_device),
+            }
     }
 
     /// Bytes reserved for keys and values.
@@ -126,6 +166,12 @@ impl LayerCache {
             keys: plane(CacheLayout::Keys)?,
             values: plane(CacheLayout::Values)?,
         })
+    }
+
+    /// Number format, heads, and numbers of a head.
+    fn shape(&self) -> (CacheFormat, usize, usize) {
+        let plane = &self.keys;
+        (plane.format(), plane.heads(), plane.head_size())
     }
 
     /// Keys and values, mutably.

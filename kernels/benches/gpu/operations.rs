@@ -1,7 +1,7 @@
 //! The kernels of a layer: sparse FFN, GEMV, GEMM, attention.
 
 use powerinfer_kernels::cuda::{
-    Attention, Buffer, DownScratch, Ffn, Gpu, GpuCache, GpuLinear, NeuronFilter,
+    Attention, Buffer, CacheShape, DownScratch, Ffn, Gpu, GpuCache, GpuLinear, NeuronFilter,
 };
 use powerinfer_tensor::{Activation, CacheFormat, FfnKind, Format};
 
@@ -205,7 +205,13 @@ impl Bench {
             let (query, key, value) = (query?, key?, value?);
             let rotations = Buffer::new(device, 0)?;
             let position = Buffer::from_slice(device, &[positions as u32 - 1])?;
-            let mut cache = GpuCache::new(device, CacheFormat::F16, kv_heads, self.context, size)?;
+            let shape = CacheShape {
+                format: CacheFormat::F16,
+                kv_heads,
+                head_size: size,
+                context: self.context,
+            };
+            let mut cache = GpuCache::new(device, shape)?;
             // Cached keys are 0, the values of the first half of the positions 1, the others 0.
             let (cached, ones) = (positions - 1, positions / 2);
             let values = (0..kv_heads * cached * size).map(|i| i / size % cached < ones);
@@ -218,10 +224,8 @@ impl Bench {
                 let value = v[kv_head * size + index % size];
                 (ones as f32 + score.exp() * value) / (cached as f32 + score.exp())
             };
-            let caches = Buffer::from_slice(device, &[cache.addresses()])?;
-            let words = self
-                .gpu
-                .attention_scratch_len(1, heads, kv_heads, size, self.context);
+            let caches = Buffer::from_slice(device, &[cache.place()])?;
+            let words = self.gpu.attention_scratch_len(1, heads, &shape);
             let (mut partial, mut counters) =
                 (Buffer::new(device, words)?, Buffer::new(device, heads)?);
             let mut out = Buffer::new(device, heads * size)?;
@@ -238,8 +242,13 @@ impl Bench {
                     positions: &position,
                     caches: &caches,
                     layer: 0,
+                    shape,
                 };
-                Ok(gpu.attend(&what, &mut cache, &mut partial, &mut counters, &mut out)?)
+                // SAFETY: the cache exists until the end, and has the position.
+                #[expect(unsafe_code, reason = "kernels follow addresses in device memory")]
+                unsafe {
+                    Ok(gpu.attend(&what, &mut partial, &mut counters, &mut out)?)
+                }
             })?;
             let what = format!("attention over {positions} positions");
             if !self.is_right(&what, &out.to_vec()?, want) {

@@ -2,6 +2,7 @@
 #include "checks.h"
 
 #include <algorithm>
+#include <dlfcn.h>
 
 #undef threadIdx
 #undef blockIdx
@@ -118,22 +119,44 @@ void Checks::check(Cell& cell, Kind kind, const Access& now, uintptr_t address, 
   if (group(readers[0]) == group(readers[1])) readers[1] = now;
 }
 
-Checks::Page* Checks::find_page(uintptr_t address) {
+// Whether a thread reads a constant of the program or the kernel's arguments.
+bool Checks::is_constant(uintptr_t address, Kind kind) {
+  if (kind != Kind::READ) return false;
+  if (address - uintptr_t(block->arguments) < block->kernel->argument_bytes) return true;
+  uintptr_t& known = constants_[address / PAGE_BYTES % constants_.size()];
+  Dl_info info;
+  if (known != address / PAGE_BYTES && !dladdr(reinterpret_cast<void*>(address), &info)) return false;
+  known = address / PAGE_BYTES;
+  return true;
+}
+
+Checks::Page* Checks::find_page(uintptr_t address, size_t bytes, Kind kind) {
   const uintptr_t number = address / PAGE_BYTES;
   Cached& cached = cache_[number % CACHED];
-  if (cached.number == number) return cached.page;
-  cached.number = number;
-  cached.page = nullptr;
-  const Allocation allocation = find_allocation(address);
-  if (!allocation.start) return nullptr;
-  std::unique_ptr<Page>& page = pages_[number];
-  if (!page) page = std::make_unique<Page>();
-  if (page->launch != launch_) {
-    page->launch = launch_;
-    page->allocation = allocation;
-    page->words.fill({});
+  if (cached.number != number) {
+    const Allocation allocation = find_allocation(address);
+    if (!allocation.start) {
+      if (is_constant(address, kind)) return nullptr;
+      char text[160];
+      std::snprintf(text, sizeof text, "accesses memory out of bounds, %s", Outside(address).text);
+      fail(text, 0);
+    }
+    std::unique_ptr<Page>& page = pages_[number];
+    if (!page) page = std::make_unique<Page>();
+    if (page->launch != launch_) {
+      page->launch = launch_;
+      page->allocation = allocation;
+      page->words.fill({});
+    }
+    cached = {number, page.get()};
   }
-  return cached.page = page.get();
+  // Pages are not shared between allocations.
+  const Allocation& allocation = cached.page->allocation;
+  const uintptr_t from = address - allocation.start;
+  if (from < allocation.bytes && bytes <= allocation.bytes - from) return cached.page;
+  char text[160];
+  std::snprintf(text, sizeof text, "accesses %zu bytes out of bounds, %s", bytes, Outside(address).text);
+  fail(text, 0);
 }
 
 void Checks::access(const void* pointer, size_t bytes, Kind kind) {
@@ -152,7 +175,7 @@ void Checks::access(const void* pointer, size_t bytes, Kind kind) {
       if (index >= b.shadow.size()) return;  // out of bounds: the access faults
       word = const_cast<Word*>(&b.shadow[index]);
     } else {
-      Page* page = find_page(address);
+      Page* page = find_page(address, count, kind);
       if (!page) return;
       word = &page->words[address % PAGE_BYTES / 4];
       if (page->allocation.is_host && kind == Kind::WRITE) {

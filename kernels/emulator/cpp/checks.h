@@ -48,6 +48,12 @@ struct Allocation {
 // The allocation that holds an address; empty if there is none.
 Allocation find_allocation(uintptr_t address);
 
+// Where an address outside of all allocations is, as text.
+struct Outside {
+  explicit Outside(uintptr_t address);
+  char text[96];
+};
+
 // State of one launch. An object serves one CPU thread.
 struct Checks {
   // In shuffled orders, threads yield before one access in 32, at random.
@@ -68,7 +74,6 @@ struct Checks {
   };
   struct Cached {
     uintptr_t number = 0;
-    // Null if it is not memory of the device.
     Page* page = nullptr;
   };
   struct BlockState {
@@ -80,7 +85,10 @@ struct Checks {
     uint16_t published_barrier = 0;
   };
 
-  Page* find_page(uintptr_t address);
+  // The page of an address, of which `bytes` are accessed; null for constants and arguments of the kernel. Fails if they are not
+  // memory of one allocation.
+  Page* find_page(uintptr_t address, size_t bytes, Kind kind);
+  bool is_constant(uintptr_t address, Kind kind);
   void check(Cell& cell, Kind kind, const Access& now, uintptr_t address, bool is_shared);
   Access now() const;
   bool is_own(uint32_t thread) const;
@@ -91,6 +99,8 @@ struct Checks {
 
   uint32_t launch_ = 0, threads_ = 0, fences_ = 0, random_ = 0;
   bool yields_ = false;
+  // The last addresses of the program's own memory that the kernel has read, by page.
+  std::array<uintptr_t, 16> constants_ = {};
   std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
   std::array<Cached, CACHED> cache_;
   std::vector<std::array<Cell, 4>> splits_;

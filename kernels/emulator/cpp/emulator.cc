@@ -39,8 +39,12 @@ size_t whole_pages(size_t bytes) {
   return (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
 }
 
-// Alignment of device memory. Accesses to the padding after its end are not caught.
+// Alignment of device memory. Only the checks report accesses to the padding after its end.
 constexpr size_t ALIGNMENT = 16;
+
+// Inaccessible memory on both sides of every allocation, wider than any stride of the tests: an address that is computed from one
+// allocation never lies in another.
+constexpr size_t GUARD_BYTES = size_t(64) << 20;
 
 struct sigaction previous;
 
@@ -49,8 +53,8 @@ void on_fault(int signal, siginfo_t* about, void* context) {
   if (block && block->current) {
     Block& b = *block;
     std::snprintf(b.message, sizeof b.message,
-                  "%s accesses %p out of bounds: block (%u, %u, %u) thread %u",
-                  b.kernel->name, about->si_addr, b.index.x, b.index.y, b.index.z, b.current->index);
+                  "%s accesses memory out of bounds: block (%u, %u, %u) thread %u, %s", b.kernel->name, b.index.x, b.index.y,
+                  b.index.z, b.current->index, Outside(uintptr_t(about->si_addr)).text);
     b.failed = true;
     _longjmp(b.scheduler, 1);
   }
@@ -424,6 +428,27 @@ float load_gpu_scope(const float* address) {
   return *address;
 }
 
+Outside::Outside(uintptr_t address) {
+  std::lock_guard lock(allocations_mutex);
+  const auto next = allocations().upper_bound(address);
+  std::snprintf(text, sizeof text, "far from every buffer");
+  size_t nearest = GUARD_BYTES;
+  if (next != allocations().end() && next->first - address < nearest) {
+    nearest = next->first - address;
+    std::snprintf(text, sizeof text, "%zu bytes before a buffer of %zu", nearest, next->second.bytes);
+  }
+  if (next == allocations().begin()) return;
+  const Allocation& before = std::prev(next)->second;
+  if (address - before.start < before.bytes + nearest)
+    std::snprintf(text, sizeof text, "at byte %zu of a buffer of %zu", size_t(address - before.start), before.bytes);
+}
+
+// Whether a range lies within one allocation.
+extern "C" bool emulator_holds(uintptr_t address, size_t bytes) {
+  const Allocation allocation = find_allocation(address);
+  return !bytes || (allocation.start && bytes <= allocation.bytes - (address - allocation.start));
+}
+
 Allocation find_allocation(uintptr_t address) {
   std::lock_guard lock(allocations_mutex);
   auto next = allocations().upper_bound(address);
@@ -432,19 +457,19 @@ Allocation find_allocation(uintptr_t address) {
   return address - allocation.start < allocation.bytes ? allocation : Allocation{};
 }
 
-// Allocates memory that ends at an inaccessible page; null on failure. `is_host` tells that it is the host's.
+// Allocates memory between inaccessible pages, which ends where they begin; null on failure. `is_host` tells that it is the host's.
 extern "C" void* emulator_allocate(size_t bytes, bool is_host) {
   const size_t rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
   const size_t usable = std::max(whole_pages(rounded), page_bytes());
-  const size_t mapped = usable + 2 * page_bytes();
+  const size_t mapped = usable + 2 * GUARD_BYTES;
   char* start = static_cast<char*>(
       mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   if (start == MAP_FAILED) return nullptr;
-  if (mprotect(start + page_bytes(), usable, PROT_READ | PROT_WRITE) != 0) {
+  if (mprotect(start + GUARD_BYTES, usable, PROT_READ | PROT_WRITE) != 0) {
     munmap(start, mapped);
     return nullptr;
   }
-  char* memory = start + page_bytes() + usable - rounded;
+  char* memory = start + GUARD_BYTES + usable - rounded;
   std::memset(memory, 0xff, rounded);  // NaN, so that reads of uninitialised memory show
   std::lock_guard lock(allocations_mutex);
   allocations()[uintptr_t(memory)] = {uintptr_t(memory), bytes, is_host};
@@ -454,12 +479,12 @@ extern "C" void* emulator_allocate(size_t bytes, bool is_host) {
 extern "C" void emulator_free(void* memory, size_t bytes) {
   const size_t rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
   const size_t usable = std::max(whole_pages(rounded), page_bytes());
-  char* start = static_cast<char*>(memory) + rounded - usable - page_bytes();
+  char* start = static_cast<char*>(memory) + rounded - usable - GUARD_BYTES;
   {
     std::lock_guard lock(allocations_mutex);
     allocations().erase(uintptr_t(memory));
   }
-  munmap(start, usable + 2 * page_bytes());
+  munmap(start, usable + 2 * GUARD_BYTES);
 }
 
 // Finds a kernel by name, in the copy with checks or without; null if there is none.

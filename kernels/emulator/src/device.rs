@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use powerinfer_kernels::cuda::{Device, DeviceError, DeviceInfo, Graph, Launch};
+use powerinfer_kernels::cuda::{CaptureLock, Device, DeviceError, DeviceInfo, Graph, Launch};
 
 use crate::{
     Checks, Emulator, GraphCapture, Order,
@@ -25,6 +25,7 @@ mod native {
     unsafe extern "C" {
         pub(crate) fn emulator_allocate(bytes: usize, is_host: bool) -> *mut c_void;
         pub(crate) fn emulator_free(memory: *mut c_void, bytes: usize);
+        pub(crate) fn emulator_holds(address: usize, bytes: usize) -> bool;
         pub(crate) fn emulator_find(name: *const c_char, has_checks: bool) -> *const c_void;
         pub(crate) fn emulator_launch(
             kernel: *const c_void,
@@ -39,12 +40,14 @@ mod native {
     }
 }
 
-impl Device for Emulator {
+// SAFETY: every allocation has pages of its own; captures have a `CaptureLock`.
+unsafe impl Device for Emulator {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, DeviceError> {
+        let _operation = self.capture_lock.operation();
         self.check_lost("allocating memory")?;
         let take = |left: usize| left.checked_sub(bytes);
         let taken = self
@@ -59,6 +62,7 @@ impl Device for Emulator {
     }
 
     unsafe fn free(&self, address: u64, bytes: usize) {
+        let _operation = self.capture_lock.operation();
         drop(self.running.wait());
         self.run_copies(|_| true);
         self.free_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -67,24 +71,30 @@ impl Device for Emulator {
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<(*mut u8, u64), DeviceError> {
+        let _operation = self.capture_lock.operation();
         let memory = self.map_memory(bytes, true)?;
         Ok((memory, memory as u64))
     }
 
     unsafe fn free_host(&self, host: *mut u8, bytes: usize) {
+        let _operation = self.capture_lock.operation();
         // SAFETY: as the caller guarantees.
         unsafe { native::emulator_free(host.cast(), bytes) }
     }
 
     unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        let _operation = self.capture_lock.operation();
         self.check_not_capturing("copying to it")?;
+        self.check_range("copying to it", address, bytes.len())?;
         // SAFETY: as the caller guarantees.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
         Ok(())
     }
 
     unsafe fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let _operation = self.capture_lock.operation();
         self.check_not_capturing("copying from it")?;
+        self.check_range("copying from it", address, bytes.len())?;
         // SAFETY: as the caller guarantees.
         unsafe {
             std::ptr::copy_nonoverlapping(address as *const u8, bytes.as_mut_ptr(), bytes.len())
@@ -93,30 +103,36 @@ impl Device for Emulator {
     }
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), DeviceError> {
+        let _operation = self.capture_lock.operation();
         if let Some(nodes) = &mut *self.captured() {
             nodes.push(Node::Copy { to, from, bytes });
             return Ok(());
         }
         self.running.wait()?;
         self.check_lost("copying within it")?;
+        self.check_range("copying within it", to, bytes)?;
+        self.check_range("copying within it", from, bytes)?;
         // SAFETY: as the caller guarantees.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
         Ok(())
     }
 
     unsafe fn clear(&self, address: u64, bytes: usize) -> Result<(), DeviceError> {
+        let _operation = self.capture_lock.operation();
         if let Some(nodes) = &mut *self.captured() {
             nodes.push(Node::Clear { address, bytes });
             return Ok(());
         }
         self.running.wait()?;
         self.check_lost("clearing memory")?;
+        self.check_range("clearing memory", address, bytes)?;
         // SAFETY: as the caller guarantees.
         unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes) };
         Ok(())
     }
 
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        let _operation = self.capture_lock.operation();
         if let Some(nodes) = &mut *self.captured() {
             nodes.push(Node::Launch {
                 kernel: launch.kernel.to_owned(),
@@ -136,6 +152,13 @@ impl Device for Emulator {
             .launches_left
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
         self.check_lost("launching a kernel")?;
+        if self.failing_launch.fetch_sub(1, Ordering::Relaxed) == 0 {
+            return Err(DeviceError::Kernel {
+                device: self.info.name.clone(),
+                kernel: launch.kernel.to_owned(),
+                reason: "it was made to fail".to_owned(),
+            });
+        }
         let failed = |reason: String| DeviceError::Kernel {
             device: self.info.name.clone(),
             kernel: launch.kernel.to_owned(),
@@ -186,12 +209,14 @@ impl Device for Emulator {
         if self.capture == GraphCapture::Unsupported {
             return Ok(false);
         }
+        self.capture_lock.begin();
         *self.captured() = Some(Vec::new());
         Ok(true)
     }
 
     fn end_capture(&self) -> Result<Box<dyn Graph>, DeviceError> {
         let nodes = self.captured().take();
+        self.capture_lock.end();
         let nodes =
             nodes.ok_or_else(|| self.failed("capturing a graph", "no capture has begun"))?;
         if self.capture == GraphCapture::Fails {
@@ -202,10 +227,12 @@ impl Device for Emulator {
             order: self.order,
             checks: self.checks,
             capture: GraphCapture::Unsupported,
+            capture_lock: CaptureLock::default(),
             captured: Mutex::default(),
             events: Events::default(),
             free_bytes: AtomicUsize::new(usize::MAX),
             launches_left: Arc::clone(&self.launches_left),
+            failing_launch: Arc::clone(&self.failing_launch),
             running: RunningGraph::default(),
             copies: Mutex::default(),
         };
@@ -217,12 +244,14 @@ impl Device for Emulator {
     }
 
     fn record_event(&self, index: usize) -> Result<(), DeviceError> {
+        let _operation = self.capture_lock.operation();
         self.check_not_capturing("recording an event")?;
         self.events.record(index);
         Ok(())
     }
 
     fn elapsed_seconds(&self, earlier: usize, later: usize) -> Result<f64, DeviceError> {
+        let _operation = self.capture_lock.operation();
         let seconds = self.events.seconds_between(earlier, later);
         seconds.ok_or_else(|| self.failed("timing events", "the event was not recorded"))
     }
@@ -233,8 +262,10 @@ impl Device for Emulator {
         address: u64,
         bytes: &[u8],
     ) -> Result<(), DeviceError> {
+        let _operation = self.capture_lock.operation();
         const DOING: &str = "copying to it asynchronously";
         self.check_not_capturing(DOING)?;
+        self.check_range(DOING, address, bytes.len())?;
         let mut copies = lock(&self.copies);
         if copies.in_use.contains(&staging) {
             return Err(self.failed(DOING, "running kernels may still read the destination"));
@@ -263,12 +294,14 @@ impl Device for Emulator {
     }
 
     fn make_copies_wait(&self, staging: usize) -> Result<(), DeviceError> {
+        let _operation = self.capture_lock.operation();
         self.check_not_capturing("copying to it asynchronously")?;
         lock(&self.copies).in_use.retain(|other| *other != staging);
         Ok(())
     }
 
     fn make_kernels_wait(&self, staging: usize) -> Result<(), DeviceError> {
+        let _operation = self.capture_lock.operation();
         self.check_not_capturing("copying to it asynchronously")?;
         self.run_copies(|copy| copy.staging == staging);
         lock(&self.copies).in_use.push(staging);
@@ -276,15 +309,17 @@ impl Device for Emulator {
     }
 
     fn synchronise_copies(&self, staging: usize) -> Result<(), DeviceError> {
-        self.check_not_capturing("copying to it asynchronously")?;
+        let _operation = self.capture_lock.operation();
+        // Of a lost device too, as the staging memory may be freed now.
         self.run_copies(|copy| copy.staging == staging);
         lock(&self.copies)
             .unsynchronised
             .retain(|(of, _)| *of != staging);
-        Ok(())
+        self.check_not_capturing("copying to it asynchronously")
     }
 
     fn check(&self) -> Result<(), DeviceError> {
+        let _operation = self.capture_lock.operation();
         match self.running.is_finished() {
             true => self.running.wait(),
             false => self.check_lost("running kernels"),
@@ -292,11 +327,26 @@ impl Device for Emulator {
     }
 
     fn synchronise(&self) -> Result<(), DeviceError> {
+        let _operation = self.capture_lock.operation();
         self.check_not_capturing("synchronising") // launches are synchronous
     }
 }
 
 impl Emulator {
+    /// Fails unless the range lies within one allocation.
+    fn check_range(
+        &self,
+        doing: &'static str,
+        address: u64,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: nothing is accessed.
+        match unsafe { native::emulator_holds(address as usize, bytes) } {
+            true => Ok(()),
+            false => Err(self.failed(doing, "the range is not within an allocation")),
+        }
+    }
+
     /// Allocates memory, of the device or of the host.
     fn map_memory(&self, bytes: usize, is_host: bool) -> Result<*mut u8, DeviceError> {
         // SAFETY: any size is valid.

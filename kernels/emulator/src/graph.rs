@@ -135,4 +135,9 @@ impl Graph for EmulatedGraph {
         *lock(&self.running.thread) = Some(std::thread::spawn(run));
         Ok(())
     }
+
+    fn operations(&self) -> Vec<String> {
+        let nodes = self.shared.1.iter();
+        nodes.map(|node| format!("{node:?}")).collect()
+    }
 }

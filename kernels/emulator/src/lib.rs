@@ -22,13 +22,13 @@ use std::{
     io::Write,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicI64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use powerinfer_kernels::{
-    cuda::{CudaDevice, Device, DeviceError, DeviceInfo},
+    cuda::{CaptureLock, CudaDevice, Device, DeviceError, DeviceInfo},
     environment,
 };
 
@@ -127,6 +127,8 @@ pub struct Emulator {
     order: Order,
     checks: Checks,
     capture: GraphCapture,
+    /// Keeps other threads out of a capture.
+    capture_lock: CaptureLock,
     /// Nodes of the graph that is being captured.
     captured: Mutex<Option<Vec<Node>>>,
     events: Events,
@@ -134,6 +136,8 @@ pub struct Emulator {
     free_bytes: AtomicUsize,
     /// Launches until the device is lost, plus one; 0 once it is.
     launches_left: Arc<AtomicUsize>,
+    /// Launches before the one that fails; negative after it.
+    failing_launch: Arc<AtomicI64>,
     running: RunningGraph,
     copies: Mutex<AsyncCopies>,
 }
@@ -152,10 +156,12 @@ impl Emulator {
             order,
             checks: Checks::Off,
             capture: GraphCapture::Works,
+            capture_lock: CaptureLock::default(),
             captured: Mutex::default(),
             events: Events::default(),
             free_bytes: AtomicUsize::new(usize::MAX),
             launches_left: Arc::new(AtomicUsize::new(usize::MAX)),
+            failing_launch: Arc::new(AtomicI64::new(i64::MAX)),
             running: RunningGraph::default(),
             copies: Mutex::default(),
         })
@@ -189,6 +195,13 @@ impl Emulator {
     /// falls off the bus.
     pub fn lost_after(self, launches: usize) -> Self {
         self.launches_left.store(launches + 1, Ordering::Relaxed);
+        self
+    }
+
+    /// Makes the launch after `launches` launches fail, and no other.
+    pub fn failing_after(self, launches: usize) -> Self {
+        self.failing_launch
+            .store(launches as i64, Ordering::Relaxed);
         self
     }
 

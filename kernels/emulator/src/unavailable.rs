@@ -5,7 +5,8 @@ use powerinfer_kernels::cuda::{Device, DeviceError, DeviceInfo, Graph, Launch};
 use crate::Emulator;
 
 #[expect(unsafe_code, reason = "implements the unsafe methods of a device")]
-impl Device for Emulator {
+// SAFETY: it allocates nothing, and it captures nothing.
+unsafe impl Device for Emulator {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }

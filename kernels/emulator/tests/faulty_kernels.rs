@@ -118,18 +118,38 @@ fn races_within_a_block_are_reported_in_every_order() {
 
 #[test]
 fn other_faults_are_reported_with_checks_too() {
-    assert_reported(
-        "out_of_bounds",
-        "correct",
-        2,
-        &["out of bounds: block (1, 0, 0)"],
-    );
-    assert_reported(
-        "out_of_shared",
-        "correct",
-        1,
-        &["out of bounds: block (0, 0, 0) thread 63"],
-    );
+    for (kernel, blocks, parts) in [
+        (
+            "out_of_bounds",
+            2,
+            ["block (1, 0, 0)", "out of bounds", "of a buffer of 400"],
+        ),
+        (
+            "out_of_shared",
+            1,
+            [
+                "thread 63",
+                "out of bounds",
+                "at byte 256 of a buffer of 256",
+            ],
+        ),
+        (
+            "in_front",
+            1,
+            [
+                "thread 0",
+                "out of bounds",
+                "4 bytes before a buffer of 400",
+            ],
+        ),
+        (
+            "far_behind",
+            1,
+            ["thread", "out of bounds", "of a buffer of 400"],
+        ),
+    ] {
+        assert_reported(kernel, "correct", blocks, &parts);
+    }
     assert_reported("wrong_mask", "correct", 1, &["never completes"]);
 }
 
@@ -258,6 +278,38 @@ fn long_sums_in_tensor_cores_are_biased() {
         );
         assert!(in_tensor_cores < -2e-5, "{products}: {in_tensor_cores}");
         assert!(in_f32.abs() < 5e-6, "{products}: {in_f32}");
+    }
+}
+
+#[test]
+fn operations_of_other_threads_wait_for_the_end_of_a_capture() {
+    use std::{sync::mpsc, thread, time::Duration};
+
+    let Some(device) = test_emulator(1, Order::Forward) else {
+        return;
+    };
+    let from = device.allocate(16).unwrap();
+    let to = device.allocate(16).unwrap();
+    assert!(device.begin_capture().unwrap());
+    let (sender, finished) = mpsc::channel();
+    thread::scope(|scope| {
+        let device = &device;
+        scope.spawn(move || {
+            // SAFETY: both hold 16 bytes.
+            unsafe { device.copy(to, from, 16) }.unwrap();
+            sender.send(()).unwrap();
+        });
+        assert!(finished.recv_timeout(Duration::from_millis(50)).is_err());
+        // SAFETY: as above.
+        unsafe { device.clear(from, 8) }.unwrap();
+        let graph = device.end_capture().unwrap();
+        assert_eq!(graph.operations().len(), 1, "its own alone");
+        finished.recv().unwrap();
+    });
+    // SAFETY: allocated with this size, and not used again.
+    unsafe {
+        device.free(from, 16);
+        device.free(to, 16);
     }
 }
 

@@ -3,7 +3,7 @@
 use powerinfer_tensor::BLOCK;
 
 use super::{
-    Buffer, DeviceError, Gpu, GpuCache, GpuNorm, arguments,
+    Buffer, CachePlace, CacheShape, DeviceError, Gpu, GpuNorm, arguments,
     gpu::{WARP, kernel, width},
 };
 
@@ -49,15 +49,17 @@ pub struct Attention<'a> {
     pub window: Option<usize>,
     /// `[tokens]`: position of each token.
     pub positions: &'a Buffer<u32>,
-    /// `[tokens, layers]`: [addresses](GpuCache::addresses) of the caches of each token's sequence, all of one shape.
-    pub caches: &'a Buffer<[u64; 2]>,
+    /// `[tokens, layers]`: [places](super::GpuCache::place) of the caches of each token's sequence.
+    pub caches: &'a Buffer<CachePlace>,
     /// Index among the layers of `caches`.
     pub layer: usize,
+    /// Shape of the caches of `layer`, with the most positions that any sequence may have. Launches depend on nothing else of a
+    /// sequence, so that those of one can be replayed for another.
+    pub shape: CacheShape,
 }
 
 impl Gpu {
-    /// Appends keys and values of the tokens to the caches of `layer`, of the shape of `cache`, and computes their attention:
-    /// `out` is `[tokens, heads, head_size]`. Up to [`BATCH`](Self::BATCH) tokens have the bits that each has alone.
+    /// Appends keys and values of the tokens to the caches of `layer` and computes their attention: `out` is `[tokens, heads, head_size]`. Up to [`BATCH`](Self::BATCH) tokens have the bits that each has alone.
     ///
     /// `partial` holds [`Gpu::attention_scratch_len`] elements, `counters` `tokens * heads` zeros.
     ///
@@ -68,22 +70,28 @@ impl Gpu {
     /// # Panics
     ///
     /// A shape does not match.
-    pub fn attend(
+    ///
+    /// # Safety
+    ///
+    /// The places in `attention.caches` are those of caches that exist until the device has finished, of `attention.shape` but for
+    /// their contexts, each of which has the token's position.
+    #[expect(unsafe_code, reason = "kernels follow addresses in device memory")]
+    pub unsafe fn attend(
         &self,
         attention: &Attention<'_>,
-        cache: &mut GpuCache,
         partial: &mut Buffer<f32>,
         counters: &mut Buffer<u32>,
         out: &mut Buffer<f32>,
     ) -> Result<(), DeviceError> {
-        let (kv_heads, size) = (cache.kv_heads, cache.head_size);
+        let shape = &attention.shape;
+        let (kv_heads, size) = (shape.kv_heads, shape.head_size);
         let (tokens, layer) = (attention.tokens, attention.layer);
         let layers = attention.caches.len() / tokens;
         assert!(layer < layers);
         let heads = attention.query.len() / size / tokens;
         let group = heads / kv_heads;
-        let splits = self.attention_splits(tokens, heads, kv_heads, cache.context);
-        let words = self.attention_scratch_len(tokens, heads, kv_heads, size, cache.context);
+        let splits = self.attention_splits(tokens, heads, shape);
+        let words = self.attention_scratch_len(tokens, heads, shape);
         assert!(partial.len() >= words && counters.len() >= tokens * heads);
         assert!(
             attention.query.len() == tokens * heads * size && out.len() == tokens * heads * size
@@ -92,7 +100,10 @@ impl Gpu {
         assert!(attention.value.len() == tokens * kv_heads * size);
         let pairs = attention.sin_cos.len() / tokens;
         assert!(2 * pairs <= size && attention.positions.len() >= tokens);
-        let norm = |pick: fn(&HeadNorms) -> &GpuNorm| GpuNorm::argument(attention.norms.map(pick));
+        let slopes = attention.alibi_slopes;
+        assert!(slopes.is_none_or(|slopes| slopes.len() == heads));
+        let norm =
+            |pick: fn(&HeadNorms) -> &GpuNorm| GpuNorm::argument(attention.norms.map(pick), size);
         let arguments = arguments::Attention {
             query: attention.query.address(),
             key: attention.key.address(),
@@ -102,16 +113,14 @@ impl Gpu {
             sin_cos: attention.sin_cos.address(),
             pairs: pairs as i32,
             padding: 0,
-            alibi_slopes: attention.alibi_slopes.map_or(0, Buffer::address),
-            cache: attention.caches.address() + (layer * size_of::<[u64; 2]>()) as u64,
+            alibi_slopes: slopes.map_or(0, Buffer::address),
+            cache: attention.caches.address() + (layer * size_of::<CachePlace>()) as u64,
             cache_stride: layers as i32,
             heads: heads as i32,
             kv_heads: kv_heads as i32,
             head_size: size as i32,
-            context: cache.context as i32,
             window: attention.window.unwrap_or(0) as i32,
             is_stored: (tokens > 1).into(),
-            more_padding: 0,
             position: attention.positions.address(),
             scale: std::f32::consts::LOG2_E / (size as f32).sqrt(),
             last_padding: 0,
@@ -126,7 +135,7 @@ impl Gpu {
             1 => ("attention", 1),
             _ => ("attention_grouped", QUERIES),
         };
-        let format = cache.number_format();
+        let format = shape.number_format();
         let width = width(format);
         // Quantised heads are padded to whole blocks, which have a scale per position.
         let (stored, scales) = match format.is_quantised() {
@@ -186,19 +195,12 @@ impl Gpu {
     }
 
     /// Elements of the scratch buffer `partial` of [`Gpu::attend`].
-    pub fn attention_scratch_len(
-        &self,
-        tokens: usize,
-        heads: usize,
-        kv_heads: usize,
-        head_size: usize,
-        context: usize,
-    ) -> usize {
-        if Self::is_prompt(tokens, head_size) {
+    pub fn attention_scratch_len(&self, tokens: usize, heads: usize, shape: &CacheShape) -> usize {
+        if Self::is_prompt(tokens, shape.head_size) {
             return 0;
         }
-        let splits = self.attention_splits(tokens, heads, kv_heads, context);
-        splits * tokens * heads * (head_size + 2)
+        let splits = self.attention_splits(tokens, heads, shape);
+        splits * tokens * heads * (shape.head_size + 2)
     }
 
     /// Whether tokens share tiles of keys and values: no batch, whose tokens have the bits of each alone, and heads not too large
@@ -208,17 +210,15 @@ impl Gpu {
     }
 
     /// Thread blocks that split the positions of a KV head: enough to fill the device, if the context is long enough.
-    /// More tokens than a batch fill it without splits. Where fewer positions are visible, the kernel uses fewer splits.
-    fn attention_splits(
-        &self,
-        tokens: usize,
-        heads: usize,
-        kv_heads: usize,
-        context: usize,
-    ) -> usize {
+    /// More tokens than a batch fill it without splits. If fewer positions are visible, the kernel uses fewer splits: results do not
+    /// depend on `shape.context`.
+    fn attention_splits(&self, tokens: usize, heads: usize, shape: &CacheShape) -> usize {
         if tokens > Self::BATCH {
             return 1;
         }
+        let CacheShape {
+            kv_heads, context, ..
+        } = *shape;
         let heads = kv_heads * (heads / kv_heads).div_ceil(QUERIES);
         let blocks = BLOCKS * self.device().info().multiprocessors;
         let limit = context.div_ceil(TILE).clamp(1, TILE);

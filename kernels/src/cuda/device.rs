@@ -51,7 +51,12 @@ pub struct Launch<'a> {
     clippy::missing_errors_doc,
     reason = "the trait states the errors of all methods"
 )]
-pub trait Device: fmt::Debug + Send + Sync {
+///
+/// # Safety
+///
+/// Memory that is allocated is valid for its size until it is freed, aligned to 16 bytes, and overlaps no other. Operations of other
+/// threads are not part of a [capture](super::CaptureLock).
+pub unsafe trait Device: fmt::Debug + Send + Sync {
     /// Properties of the device.
     fn info(&self) -> &DeviceInfo;
 
@@ -73,7 +78,7 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// `host` was allocated with this many bytes and is not used again.
     unsafe fn free_host(&self, host: *mut u8, bytes: usize);
 
-    /// Copies from the host to the device; `bytes` may be reused on return.
+    /// Copies from the host to the device; `bytes`, which are not pinned memory, may be reused on return.
     ///
     /// # Safety
     /// The range at `address` is allocated.
@@ -154,8 +159,15 @@ pub trait Graph: fmt::Debug + Send + Sync {
     /// The device fails.
     ///
     /// # Safety
-    /// All memory that the graph accesses is still allocated and not changed concurrently.
+    /// All memory that the graph accesses is still allocated and not changed concurrently, the device exists, and no other thread
+    /// launches the graph at this time.
     unsafe fn launch(&self) -> Result<(), DeviceError>;
+
+    /// The captured operations in order, each with all its values, to be compared with those of another capture; none if the
+    /// device does not keep them.
+    fn operations(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// Failure of a device.
@@ -178,6 +190,14 @@ pub enum DeviceError {
         kernel: String,
         /// Cause reported by the driver.
         reason: String,
+    },
+    /// The host has computed its part of a layer too late for a kernel that waited for it.
+    #[error("the host's part of a layer did not reach {device} within {patience:?}")]
+    HostLate {
+        /// The device.
+        device: String,
+        /// How long kernels wait.
+        patience: Duration,
     },
     /// The device or its driver failed.
     #[error("{device} failed while {doing}: {reason}")]

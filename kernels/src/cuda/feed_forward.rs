@@ -91,6 +91,15 @@ impl DownScratch {
         })
     }
 
+    /// Clears what a launch that failed may have left behind.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
+    pub fn reset(&mut self) -> Result<(), DeviceError> {
+        self.counters.clear()
+    }
+
     /// Device address of the counter of rows of down.
     pub(super) fn down_rows_address(&self) -> u64 {
         self.counted.address()
@@ -154,7 +163,7 @@ impl Gpu {
             assert!(up_matrix.format() == format && up_matrix.columns() == columns);
             assert_eq!(up_matrix.rows(), hot, "one row of up per row of gate");
             arguments.up = up_matrix.argument();
-            arguments.up_bias = up.bias.as_ref().map_or(0, Buffer::address);
+            arguments.up_bias = up.bias_address();
         }
         arguments.ffn = neurons(ffn, filter);
         if let Some(host) = host {
@@ -171,9 +180,9 @@ impl Gpu {
             arguments.rounded = kept.address();
         }
         arguments.x = x.address();
-        arguments.norm = GpuNorm::argument(norm);
+        arguments.norm = GpuNorm::argument(norm, columns);
         arguments.gate = gate.argument();
-        arguments.gate_bias = ffn.gate.bias.as_ref().map_or(0, Buffer::address);
+        arguments.gate_bias = ffn.gate.bias_address();
         arguments.mask = mask.map_or(0, Buffer::address);
         arguments.mask_words = mask_words as i32;
         arguments.hot_count = hot as i32;

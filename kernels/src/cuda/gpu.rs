@@ -86,7 +86,7 @@ impl Gpu {
         };
         // SAFETY: the arguments are the kernel's, whose size the emulator checks for each; their addresses
         // belong to buffers whose lengths the caller has checked, and which free their memory only after the
-        // launches before.
+        // launches before. What kernels find through numbers in device memory, the caller of `attend` guarantees.
         #[expect(unsafe_code, reason = "launches kernels")]
         unsafe {
             self.device.launch(&launch)

@@ -4,6 +4,7 @@
 use std::{
     fmt,
     marker::PhantomData,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -38,7 +39,8 @@ impl<T: Pod> Buffer<T> {
     ///
     /// The device is out of memory or fails.
     pub fn new(device: &Arc<dyn Device>, length: usize) -> Result<Self, DeviceError> {
-        let bytes = length * size_of::<T>();
+        let bytes = length.checked_mul(size_of::<T>());
+        let bytes = bytes.expect("a size in memory");
         let buffer = Self {
             address: device.allocate(bytes)?,
             device: Arc::clone(device),
@@ -97,8 +99,9 @@ impl<T: Pod> Buffer<T> {
     ///
     /// The range exceeds the buffer.
     pub fn write_at(&mut self, from: usize, values: &[T]) -> Result<(), DeviceError> {
+        let end = from.checked_add(values.len());
         assert!(
-            from + values.len() <= self.length,
+            end.is_some_and(|end| end <= self.length),
             "values fit into the buffer"
         );
         let address = self.address + (from * size_of::<T>()) as u64;
@@ -126,7 +129,7 @@ impl<T: Pod> Buffer<T> {
         unsafe { staging.write(self.address, bytemuck::cast_slice(values), copy) }
     }
 
-    /// Copies elements `from..from + count` of `other` to the same positions here.
+    /// Copies the elements `from` of `other` to those from index `to` on.
     ///
     /// # Errors
     ///
@@ -134,23 +137,23 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Panics
     ///
-    /// The range exceeds one of the buffers.
+    /// A range exceeds its buffer, or the buffers are on different devices.
     pub fn copy_range(
         &mut self,
+        to: usize,
         other: &Self,
-        from: usize,
-        count: usize,
+        from: Range<usize>,
     ) -> Result<(), DeviceError> {
+        assert!(Arc::ptr_eq(&self.device, &other.device), "one device");
         assert!(
-            from + count <= self.length.min(other.length),
-            "a range of both buffers"
+            (to.checked_add(from.len())).is_some_and(|end| end <= self.length)
+                && from.end <= other.length,
+            "ranges of the buffers"
         );
-        let (skipped, bytes) = ((from * size_of::<T>()) as u64, count * size_of::<T>());
-        // SAFETY: the range lies within both allocations, which do not overlap.
-        unsafe {
-            self.device
-                .copy(self.address + skipped, other.address + skipped, bytes)
-        }
+        let [to, source] = [(self.address, to), (other.address, from.start)]
+            .map(|(address, index)| address + (index * size_of::<T>()) as u64);
+        // SAFETY: the ranges lie within both allocations, which do not overlap.
+        unsafe { self.device.copy(to, source, from.len() * size_of::<T>()) }
     }
 
     /// Copies all elements of `other`.
@@ -163,7 +166,7 @@ impl<T: Pod> Buffer<T> {
     ///
     /// `other` is longer than this buffer.
     pub fn copy_from(&mut self, other: &Self) -> Result<(), DeviceError> {
-        self.copy_range(other, 0, other.length)
+        self.copy_range(0, other, 0..other.length)
     }
 
     /// Copies the first elements to the host. Waits for the device.
@@ -189,7 +192,11 @@ impl<T: Pod> Buffer<T> {
     ///
     /// The range exceeds the buffer.
     pub fn read_at(&self, from: usize, values: &mut [T]) -> Result<(), DeviceError> {
-        assert!(from + values.len() <= self.length, "a range of the buffer");
+        let end = from.checked_add(values.len());
+        assert!(
+            end.is_some_and(|end| end <= self.length),
+            "a range of the buffer"
+        );
         let address = self.address + (from * size_of::<T>()) as u64;
         // SAFETY: the range lies within the allocation.
         unsafe {
@@ -252,6 +259,11 @@ impl<T> Buffer<T> {
         self.capacity * size_of::<T>()
     }
 
+    /// The device that has the memory.
+    pub(super) fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
     /// Device address of the first element.
     pub(super) fn address(&self) -> u64 {
         self.address
@@ -294,7 +306,8 @@ impl HostBuffer {
     ///
     /// The host is out of pinned memory, or the device fails.
     pub fn new(device: &Arc<dyn Device>, length: usize) -> Result<Self, DeviceError> {
-        let (host, address) = device.allocate_host(length * size_of::<u32>())?;
+        let bytes = length.checked_mul(size_of::<u32>());
+        let (host, address) = device.allocate_host(bytes.expect("a size in memory"))?;
         let buffer = Self {
             device: Arc::clone(device),
             host,

@@ -8,6 +8,7 @@
 
 mod arguments;
 mod attention;
+mod capture;
 mod device;
 mod driver;
 mod feed_forward;
@@ -24,6 +25,7 @@ mod timing;
 mod weights;
 
 pub use attention::{Attention, HeadNorms};
+pub use capture::{CaptureLock, Operation};
 pub use device::{Device, DeviceError, DeviceInfo, Graph, Launch};
 pub use driver::{CudaDevice, CudaUnavailable};
 pub use feed_forward::{ColdSum, DownScratch, HostMirror, NeuronCounts};
@@ -36,4 +38,4 @@ pub use projection::KeptInput;
 pub use prompt::{DownAddends, F16Buffer, TokenMasks};
 pub use ptx::ptx_modules;
 pub use staging::StagingStream;
-pub use weights::{GpuCache, GpuLinear, GpuMatrix, GpuNorm};
+pub use weights::{CachePlace, CacheShape, GpuCache, GpuLinear, GpuMatrix, GpuNorm};

@@ -131,7 +131,7 @@ impl Gpu {
         assert!(x.len() == tokens * signs.columns && signs.signs.len() == signs.neurons * words);
         let arguments = arguments::PredictBySigns {
             x: x.address(),
-            norm: GpuNorm::argument(norm),
+            norm: GpuNorm::argument(norm, signs.columns),
             signs: signs.signs.address(),
             neurons: signs.neurons as i32,
             columns: signs.columns as i32,

@@ -91,7 +91,7 @@ impl Gpu {
         let (first, _) = parts.first().expect("at least one matrix");
         let (format, columns) = (first.matrix.format(), first.matrix.columns());
         let tokens = x.len() / columns.max(1);
-        assert!(parts.len() <= 3 && norm.is_none_or(|norm| norm.size() == columns));
+        assert!(parts.len() <= 3);
         let mut arguments = arguments::Projection::zeroed();
         let mut rows = 0;
         for (segment, (linear, out)) in arguments.segments.iter_mut().zip(&mut *parts) {
@@ -102,7 +102,7 @@ impl Gpu {
             );
             assert_eq!(out.len(), tokens * matrix.rows(), "one output per row");
             segment.matrix = matrix.argument();
-            segment.bias = linear.bias.as_ref().map_or(0, Buffer::address);
+            segment.bias = linear.bias_address();
             segment.out = out.address();
             rows += matrix.rows();
         }
@@ -116,7 +116,7 @@ impl Gpu {
             arguments.host_input = host.map_or(0, |host| host.address(0));
         }
         arguments.x = x.address();
-        arguments.norm = GpuNorm::argument(norm);
+        arguments.norm = GpuNorm::argument(norm, columns);
         arguments.segment_count = parts.len() as i32;
         arguments.int8 = (self.arithmetic == Arithmetic::Integer).into();
         arguments.accumulate = accumulate.into();
@@ -151,7 +151,7 @@ impl Gpu {
             x: x.address(),
             columns: columns as i32,
             padding: 0,
-            norm: GpuNorm::argument(Some(norm)),
+            norm: GpuNorm::argument(Some(norm), columns),
         };
         let grid = [(x.len() / columns) as u32, 1, 1];
         let shared = input_bytes(columns, false, 1);

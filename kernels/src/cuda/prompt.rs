@@ -70,6 +70,15 @@ impl F16Buffer {
         self.scales.clear()
     }
 
+    /// Clears what a launch that failed may have left behind.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
+    pub fn reset(&mut self) -> Result<(), DeviceError> {
+        self.counters.clear()
+    }
+
     /// Sets the shape; the values are written by a kernel.
     fn set_shape(&mut self, tokens: usize, columns: usize, terms: usize) {
         (self.tokens, self.columns, self.terms) = (tokens, columns, terms);
@@ -152,14 +161,14 @@ impl Gpu {
         host: Option<HostMirror<'_>>,
     ) -> Result<(), DeviceError> {
         let columns = x.len() / tokens;
-        assert!(x.len() == tokens * columns && norm.is_none_or(|norm| norm.size() == columns));
+        assert_eq!(x.len(), tokens * columns, "whole vectors");
         assert!(host.is_none_or(|host| host.input.len() >= x.len()));
         out.set_shape(tokens, columns, self.terms(format));
         let arguments = arguments::ToF16 {
             x: x.address(),
             columns: columns as i32,
             padding: 0,
-            norm: GpuNorm::argument(norm),
+            norm: GpuNorm::argument(norm, columns),
             out: out.argument(),
             host_input: host.map_or(0, |host| host.input.address(0)),
         };
@@ -201,7 +210,7 @@ impl Gpu {
         assert_eq!(matrix.columns(), x.columns, "one column per input");
         assert_eq!(out.len(), x.tokens * matrix.rows(), "one output per row");
         let arguments = arguments::Gemm {
-            bias: linear.bias.as_ref().map_or(0, Buffer::address),
+            bias: linear.bias_address(),
             out: out.address(),
             accumulate: accumulate.into(),
             ..operands(matrix, x)

@@ -2,6 +2,8 @@
 
 use std::{ops::Range, sync::Arc};
 
+use bytemuck::{Pod, Zeroable};
+
 use super::{Buffer, Device, DeviceError, StagingStream, arguments};
 use powerinfer_tensor::{BLOCK, CacheFormat, Format, Matrix, MatrixData, NormKind, f16, pack};
 
@@ -161,6 +163,20 @@ pub struct GpuLinear {
 }
 
 impl GpuLinear {
+    /// Address of the bias; 0 without one.
+    ///
+    /// # Panics
+    ///
+    /// The bias has not as many elements as the matrix has rows.
+    pub(super) fn bias_address(&self) -> u64 {
+        let bias = self.bias.as_ref();
+        assert!(
+            bias.is_none_or(|bias| bias.len() == self.matrix.rows()),
+            "a bias per row"
+        );
+        bias.map_or(0, Buffer::address)
+    }
+
     /// Copies a matrix and its bias to the device.
     ///
     /// # Errors
@@ -227,11 +243,21 @@ impl GpuNorm {
         self.weight.bytes() + self.bias.as_ref().map_or(0, Buffer::bytes)
     }
 
-    /// Kernel argument; `None` is the identity.
-    pub(super) fn argument(norm: Option<&Self>) -> arguments::Norm {
+    /// Kernel argument for vectors of `columns`; `None` is the identity.
+    ///
+    /// # Panics
+    ///
+    /// The norm is of another size.
+    pub(super) fn argument(norm: Option<&Self>, columns: usize) -> arguments::Norm {
         let Some(norm) = norm else {
             return bytemuck::Zeroable::zeroed();
         };
+        let vectors = [Some(&norm.weight), norm.bias.as_ref()];
+        let fits = |vector: &Buffer<f32>| vector.len() == columns;
+        assert!(
+            vectors.into_iter().flatten().all(fits),
+            "a norm of {columns}"
+        );
         arguments::Norm {
             weight: norm.weight.address(),
             bias: norm.bias.as_ref().map_or(0, Buffer::address),
@@ -244,40 +270,76 @@ impl GpuNorm {
     }
 }
 
+/// Where the KV cache of a layer and a sequence is, as kernels read it from device memory; zeros if the host has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct CachePlace {
+    keys: u64,
+    values: u64,
+    context: u32,
+    padding: u32,
+}
+
+impl CachePlace {
+    /// Whether kernels may write to `position`: the cache has it, or the host has the cache.
+    pub fn has_room(&self, position: usize) -> bool {
+        *self == Self::default() || position < self.context as usize
+    }
+}
+
+/// Shape of the KV cache of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Number format.
+    pub format: CacheFormat,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Numbers of a head.
+    pub head_size: usize,
+    /// Positions.
+    pub context: usize,
+}
+
+impl CacheShape {
+    /// Format of the numbers.
+    pub(super) fn number_format(&self) -> Format {
+        match self.format {
+            CacheFormat::F32 => Format::F32,
+            CacheFormat::F16 => Format::F16,
+            CacheFormat::Q8_0 => Format::Q8_0,
+        }
+    }
+
+    /// Whether caches of the two shapes run in one pass: only their contexts may differ.
+    fn is_like(&self, other: &Self) -> bool {
+        let context = self.context;
+        *self == Self { context, ..*other }
+    }
+}
+
 /// KV cache of one layer: keys and values, `[kv_heads, context, head_size]` each. In `q8_0` heads are padded to whole blocks
 /// of 32 numbers, and scales follow, `[kv_heads, blocks, context]`.
 #[derive(Debug)]
 pub struct GpuCache {
-    pub(super) keys: Buffer<u8>,
-    pub(super) values: Buffer<u8>,
-    pub(super) format: CacheFormat,
-    pub(super) kv_heads: usize,
-    pub(super) context: usize,
-    pub(super) head_size: usize,
+    keys: Buffer<u8>,
+    values: Buffer<u8>,
+    shape: CacheShape,
 }
 
 impl GpuCache {
-    /// Allocates a cache of `context` positions.
+    /// Allocates a cache.
     ///
     /// # Errors
     ///
     /// The device is out of memory or fails.
-    pub fn new(
-        device: &Arc<dyn Device>,
-        format: CacheFormat,
-        kv_heads: usize,
-        context: usize,
-        head_size: usize,
-    ) -> Result<Self, DeviceError> {
+    pub fn new(device: &Arc<dyn Device>, shape: CacheShape) -> Result<Self, DeviceError> {
         let mut cache = Self {
             keys: Buffer::new(device, 0)?,
             values: Buffer::new(device, 0)?,
-            format,
-            kv_heads,
-            context,
-            head_size,
+            shape,
         };
-        let bytes = kv_heads * context * (cache.head_bytes() + cache.blocks() * 2);
+        let positions = shape.kv_heads * shape.context;
+        let bytes = positions * (cache.head_bytes() + cache.blocks() * 2);
         cache.keys = Buffer::new(device, bytes)?;
         cache.values = Buffer::new(device, bytes)?;
         Ok(cache)
@@ -288,43 +350,51 @@ impl GpuCache {
         self.keys.bytes() + self.values.bytes()
     }
 
-    /// Device addresses of keys and values.
-    pub fn addresses(&self) -> [u64; 2] {
-        [self.keys.address(), self.values.address()]
+    /// Where the cache is, for kernels.
+    pub fn place(&self) -> CachePlace {
+        CachePlace {
+            keys: self.keys.address(),
+            values: self.values.address(),
+            context: self.shape.context as u32,
+            padding: 0,
+        }
     }
 
-    /// Format of the numbers.
-    pub(super) fn number_format(&self) -> Format {
-        match self.format {
-            CacheFormat::F32 => Format::F32,
-            CacheFormat::F16 => Format::F16,
-            CacheFormat::Q8_0 => Format::Q8_0,
-        }
+    /// Whether the cache is on `device` and has the given shape, with at most as many positions.
+    pub fn fits(&self, device: &Arc<dyn Device>, shape: &CacheShape) -> bool {
+        let is_here = Arc::ptr_eq(self.keys.device(), device);
+        is_here && self.shape.is_like(shape) && self.shape.context <= shape.context
     }
 
     /// Blocks of a head that have a scale.
     fn blocks(&self) -> usize {
-        match self.format {
+        match self.shape.format {
             CacheFormat::F32 | CacheFormat::F16 => 0,
-            CacheFormat::Q8_0 => self.head_size.div_ceil(BLOCK),
+            CacheFormat::Q8_0 => self.shape.head_size.div_ceil(BLOCK),
         }
     }
 
     /// Bytes of a head at one position, without scales.
     fn head_bytes(&self) -> usize {
-        match self.format {
-            CacheFormat::F32 => 4 * self.head_size,
-            CacheFormat::F16 => 2 * self.head_size,
+        match self.shape.format {
+            CacheFormat::F32 => 4 * self.shape.head_size,
+            CacheFormat::F16 => 2 * self.shape.head_size,
             CacheFormat::Q8_0 => BLOCK * self.blocks(),
         }
     }
 
+    /// Whether `other` is on the same device and differs in its context at most.
+    pub fn is_like(&self, other: &Self) -> bool {
+        Arc::ptr_eq(self.keys.device(), other.keys.device()) && self.shape.is_like(&other.shape)
+    }
+
     /// Byte ranges of the first `positions` positions of a head: numbers, then the scales of each block.
     fn ranges(&self, head: usize, positions: usize) -> Vec<Range<usize>> {
-        let numbers = head * self.context * self.head_bytes();
-        let scales = self.kv_heads * self.context * self.head_bytes();
+        let context = self.shape.context;
+        let numbers = head * context * self.head_bytes();
+        let scales = self.shape.kv_heads * context * self.head_bytes();
         let blocks = head * self.blocks()..(head + 1) * self.blocks();
-        let scales = blocks.map(|block| scales + block * self.context * 2);
+        let scales = blocks.map(|block| scales + block * context * 2);
         let scales = scales.map(|start| start..start + positions * 2);
         std::iter::once(numbers..numbers + positions * self.head_bytes())
             .chain(scales)
@@ -341,10 +411,10 @@ impl GpuCache {
     ///
     /// The cache has fewer positions.
     pub fn read(&self, positions: usize) -> Result<[Vec<f32>; 2], DeviceError> {
-        assert!(positions <= self.context, "positions of the cache");
+        assert!(positions <= self.shape.context, "positions of the cache");
         let read = |plane: &Buffer<u8>| {
             let mut floats = Vec::new();
-            for head in 0..self.kv_heads {
+            for head in 0..self.shape.kv_heads {
                 let mut parts = Vec::new();
                 for range in self.ranges(head, positions) {
                     let mut bytes = vec![0; range.len()];
@@ -362,14 +432,14 @@ impl GpuCache {
     fn decode(&self, parts: &[Vec<u8>], positions: usize, floats: &mut Vec<f32>) {
         let numbers = &parts[0];
         let half = |bytes: &[u8]| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
-        match self.format {
+        match self.shape.format {
             CacheFormat::F32 => floats.extend(
                 (numbers.as_chunks::<4>().0.iter()).map(|bytes| f32::from_le_bytes(*bytes)),
             ),
             CacheFormat::F16 => floats.extend(numbers.chunks_exact(2).map(half)),
             CacheFormat::Q8_0 => {
                 for position in 0..positions {
-                    let quants = &numbers[position * self.head_bytes()..][..self.head_size];
+                    let quants = &numbers[position * self.head_bytes()..][..self.shape.head_size];
                     floats.extend(quants.iter().enumerate().map(|(index, quant)| {
                         let scale = half(&parts[1 + index / BLOCK][position * 2..]);
                         f32::from(*quant as i8) * scale
@@ -389,8 +459,14 @@ impl GpuCache {
     ///
     /// The shape differs, or the cache has fewer positions.
     pub fn write(&mut self, positions: usize, both: [&[f32]; 2]) -> Result<(), DeviceError> {
-        assert!(positions <= self.context, "positions of the cache");
-        let (heads, size, format) = (self.kv_heads, self.head_size, self.number_format());
+        let CacheShape {
+            kv_heads: heads,
+            head_size: size,
+            context,
+            ..
+        } = self.shape;
+        assert!(positions <= context, "positions of the cache");
+        let format = self.shape.number_format();
         let ranges: Vec<_> = (0..heads)
             .map(|head| self.ranges(head, positions))
             .collect();
@@ -414,7 +490,7 @@ impl GpuCache {
         Ok(())
     }
 
-    /// Copies the first `positions` positions of `other`.
+    /// Copies the first `positions` positions of `other`, whose context may differ.
     ///
     /// # Errors
     ///
@@ -422,15 +498,16 @@ impl GpuCache {
     ///
     /// # Panics
     ///
-    /// The shapes differ.
+    /// The caches are not [alike](Self::is_like), or one of them has fewer positions.
     pub fn copy_from(&mut self, other: &Self, positions: usize) -> Result<(), DeviceError> {
-        assert_eq!(self.keys.len(), other.keys.len(), "caches of one shape");
-        for head in 0..self.kv_heads {
-            for range in self.ranges(head, positions.min(self.context)) {
-                self.keys
-                    .copy_range(&other.keys, range.start, range.len())?;
-                self.values
-                    .copy_range(&other.values, range.start, range.len())?;
+        assert!(self.is_like(other), "caches of one device and shape");
+        let least = self.shape.context.min(other.shape.context);
+        assert!(positions <= least, "positions of both caches");
+        for head in 0..self.shape.kv_heads {
+            let places = self.ranges(head, positions).into_iter();
+            for (to, from) in places.zip(other.ranges(head, positions)) {
+                self.keys.copy_range(to.start, &other.keys, from.clone())?;
+                self.values.copy_range(to.start, &other.values, from)?;
             }
         }
         Ok(())

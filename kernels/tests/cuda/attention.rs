@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use powerinfer_kernels::{
     Arithmetic,
-    cuda::{Attention, Buffer, Gpu, GpuCache, HeadNorms},
+    cuda::{Attention, Buffer, CachePlace, CacheShape, Gpu, GpuCache, HeadNorms},
 };
 use powerinfer_tensor::{CacheFormat, NormKind};
 
@@ -121,8 +121,13 @@ impl AttentionCase {
         }
         on_every_device(|device| {
             let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
-            let mut cache =
-                GpuCache::new(device, self.format, self.kv_heads, context, self.size).unwrap();
+            let shape = CacheShape {
+                format: self.format,
+                kv_heads: self.kv_heads,
+                head_size: self.size,
+                context,
+            };
+            let cache = GpuCache::new(device, shape).unwrap();
             let norms = self.norms.as_ref().map(|[query, key]| HeadNorms {
                 query: query.upload(device),
                 key: key.upload(device),
@@ -134,8 +139,7 @@ impl AttentionCase {
             let batch_start = tokens / 3 + 1;
             for part in single.chain(std::iter::once(batch_start..tokens)) {
                 let count = part.len();
-                let scratch =
-                    gpu.attention_scratch_len(count, self.heads, self.kv_heads, self.size, context);
+                let scratch = gpu.attention_scratch_len(count, self.heads, &shape);
                 let mut partial = zeros(device, scratch);
                 let mut counters = zeros(device, count * self.heads);
                 let slice = |all: &[f32], heads: usize| {
@@ -147,7 +151,7 @@ impl AttentionCase {
                     .flat_map(|token| self.rotations(token))
                     .collect();
                 let positions: Vec<u32> = part.clone().map(|token| token as u32).collect();
-                let caches = [[0; 2], cache.addresses()];
+                let caches = [CachePlace::default(), cache.place()];
                 let mut out = zeros(device, count * self.heads * self.size);
                 let attention = Attention {
                     tokens: count,
@@ -161,15 +165,11 @@ impl AttentionCase {
                     positions: &Buffer::from_slice(device, &positions).unwrap(),
                     caches: &Buffer::from_slice(device, &caches.repeat(count)).unwrap(),
                     layer: 1,
+                    shape,
                 };
-                gpu.attend(
-                    &attention,
-                    &mut cache,
-                    &mut partial,
-                    &mut counters,
-                    &mut out,
-                )
-                .unwrap();
+                // SAFETY: the cache exists until the end, and has the positions.
+                #[expect(unsafe_code, reason = "kernels follow addresses in device memory")]
+                unsafe { gpu.attend(&attention, &mut partial, &mut counters, &mut out) }.unwrap();
                 found.extend(out.to_vec().unwrap());
             }
             let again = &want[batch_start * self.heads * self.size..];

@@ -5,8 +5,9 @@ use std::sync::{Arc, atomic::Ordering};
 use powerinfer_kernels::{
     Arithmetic,
     cuda::{
-        Attention, Buffer, ColdSum, Device, Ffn, Gpu, GpuCache, GpuLinear, GpuMatrix, GpuNorm,
-        HostBuffer, HostMirror, KeptInput, NeuronFilter, PredictedMask, Predictor,
+        Attention, Buffer, CachePlace, CacheShape, ColdSum, Device, Ffn, Gpu, GpuCache, GpuLinear,
+        GpuMatrix, GpuNorm, HostBuffer, HostMirror, KeptInput, NeuronFilter, PredictedMask,
+        Predictor,
     },
 };
 use powerinfer_tensor::{Activation, CacheFormat, FfnKind, Format, NormKind, pack};
@@ -219,25 +220,34 @@ fn products_of_a_batch_have_the_bits_of_its_tokens_alone() {
 
 #[test]
 fn attention_of_a_batch_has_the_bits_of_its_tokens_alone() {
-    let (heads, kv_heads, size, context, pairs) = (6, 2, 20, 300, 10);
+    let (heads, kv_heads, size, pairs) = (6, 2, 20, 10);
+    // Positions of each sequence.
+    let contexts = [300, 6, 103, 251];
     // The sequence of each token, and its position.
     let batch = [(0, 0), (1, 5), (2, 100), (2, 101), (2, 102), (3, 250)];
     for format in CacheFormat::ALL {
         on_every_device(|device| {
             let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
-            let elements = kv_heads * context * size;
+            let shape = |context| CacheShape {
+                format,
+                kv_heads,
+                head_size: size,
+                context,
+            };
+            let most = shape(300);
             // Keys and values of earlier tokens.
             let caches = || -> Vec<GpuCache> {
-                let new = |seed| {
-                    let mut cache = GpuCache::new(device, format, kv_heads, context, size).unwrap();
+                let new = |(context, seed)| {
+                    let mut cache = GpuCache::new(device, shape(context)).unwrap();
+                    let elements = kv_heads * context * size;
                     let floats = noise(seed, 2 * elements);
                     let (keys, values) = floats.split_at(elements);
                     cache.write(context, [keys, values]).unwrap();
                     cache
                 };
-                (40..44).map(new).collect()
+                contexts.into_iter().zip(40..).map(new).collect()
             };
-            let run = |caches: &mut [GpuCache], batch: &[(usize, usize)]| -> Vec<f32> {
+            let run = |caches: &[GpuCache], batch: &[(usize, usize)]| -> Vec<f32> {
                 let tokens = batch.len();
                 let per_token = |count: usize, seed: u64| -> Vec<f32> {
                     let of = |(sequence, position): &(usize, usize)| {
@@ -250,9 +260,11 @@ fn attention_of_a_batch_has_the_bits_of_its_tokens_alone() {
                     .map(|pair| [pair[0], pair[1]])
                     .collect();
                 let positions: Vec<u32> = batch.iter().map(|token| token.1 as u32).collect();
-                let addresses = batch.iter().map(|token| caches[token.0].addresses());
-                let table: Vec<[u64; 2]> = addresses.flat_map(|found| [[0; 2], found]).collect();
-                let words = gpu.attention_scratch_len(tokens, heads, kv_heads, size, context);
+                let places = batch.iter().map(|token| caches[token.0].place());
+                let table: Vec<CachePlace> = places
+                    .flat_map(|place| [CachePlace::default(), place])
+                    .collect();
+                let words = gpu.attention_scratch_len(tokens, heads, &most);
                 let mut out = zeros(device, tokens * heads * size);
                 let attention = Attention {
                     tokens,
@@ -266,22 +278,18 @@ fn attention_of_a_batch_has_the_bits_of_its_tokens_alone() {
                     positions: &Buffer::from_slice(device, &positions).unwrap(),
                     caches: &Buffer::from_slice(device, &table).unwrap(),
                     layer: 1,
+                    shape: most,
                 };
                 let (mut partial, mut counters) =
                     (zeros(device, words), zeros(device, tokens * heads));
-                gpu.attend(
-                    &attention,
-                    &mut caches[0],
-                    &mut partial,
-                    &mut counters,
-                    &mut out,
-                )
-                .unwrap();
+                // SAFETY: the caches exist until the end, and have the positions.
+                #[expect(unsafe_code, reason = "kernels follow addresses in device memory")]
+                unsafe { gpu.attend(&attention, &mut partial, &mut counters, &mut out) }.unwrap();
                 out.to_vec().unwrap()
             };
-            let together = run(&mut caches(), &batch);
-            let mut caches = caches();
-            let alone = batch.map(|token| run(&mut caches, &[token])).concat();
+            let together = run(&caches(), &batch);
+            let caches = caches();
+            let alone = batch.map(|token| run(&caches, &[token])).concat();
             assert!(bits(&together) == bits(&alone), "{format:?}");
             together
         });

@@ -188,6 +188,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
             "decode_tokens_per_second": rate(timing.generated_tokens, timing.decode),
             "ffn_neurons_computed": timing.decoded.computed_share(),
             "bytes_per_token": timing.bytes_per_token(),
+            "graph_retries": model.graph_retries(),
             "speculation": timing.speculation.map(|counts| json!({
                 "passes": counts.passes,
                 "proposed_tokens": counts.proposed,
@@ -200,6 +201,12 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     }
     timing.note_limit(output);
     output.say(timing.describe());
+    if model.graph_retries() > 0 {
+        output.say(format!(
+            "the GPU ran {} again without graphs, as the CPU was late or a graph failed",
+            counted(model.graph_retries() as usize, "token")
+        ));
+    }
     verification::print_summary(&model, output);
     if interrupted() {
         Err(Interrupted.into())

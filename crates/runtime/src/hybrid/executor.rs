@@ -102,19 +102,18 @@ impl LayerExecutor for HybridExecutor {
         }
         device.project_attention(layer)?;
         pass.observers.end_stage(Stage::Launching);
-        match &mut pass.sequences[0].on_device[layer] {
-            Some(cache) => device.attend(layer, cache)?,
-            None => {
-                // Keys and values are on the host.
-                let [query, key, value] = device.read_projections()?;
-                pass.observers.end_stage(Stage::Waiting);
-                let mut projections = Projections { query, key, value };
-                let watch = self.watch(pass);
-                mix(pass, layer, &mut projections);
-                self.add_host(watch, pass);
-                pass.observers.end_stage(Stage::Attention);
-                self.device.write_mixed(&projections.query)?;
-            }
+        if device.layer(layer).has_cache {
+            device.attend(layer)?;
+        } else {
+            // Keys and values are on the host.
+            let [query, key, value] = device.read_projections()?;
+            pass.observers.end_stage(Stage::Waiting);
+            let mut projections = Projections { query, key, value };
+            let watch = self.watch(pass);
+            mix(pass, layer, &mut projections);
+            self.add_host(watch, pass);
+            pass.observers.end_stage(Stage::Attention);
+            self.device.write_mixed(&projections.query)?;
         }
         self.device.add_attention(layer)?;
         pass.observers.end_stage(Stage::Launching);
@@ -195,13 +194,18 @@ impl LayerExecutor for HybridExecutor {
         Ok(())
     }
 
-    fn recover(&mut self, pass: &mut Pass<'_>) -> bool {
-        if self.device.is_launched_ahead() {
-            self.device.release_waiting_kernels();
+    fn recover(&mut self, error: &RuntimeError) -> bool {
+        match error {
+            RuntimeError::Device(error) => self.device.recover(error),
+            other => {
+                let error = DeviceError::Failed {
+                    device: self.device.device().info().name.clone(),
+                    doing: "running a pass",
+                    reason: other.to_string(),
+                };
+                self.device.recover(&error)
+            }
         }
-        self.device.end();
-        // A single token once more without graphs.
-        pass.tokens.len() == 1 && self.device.discard_capture()
     }
 }
 

@@ -11,6 +11,7 @@ use powerinfer_emulator::{
 };
 use powerinfer_model::LanguageModel;
 use powerinfer_runtime::Runtime;
+use powerinfer_tensor::CacheFormat;
 
 use crate::{assert_near, case::Case, one_by_one, placement::PLACEMENTS};
 
@@ -56,6 +57,7 @@ fn a_late_host_costs_a_token_its_graph_and_no_other() {
     // No kernel waits for the host for more than a nanosecond.
     let device = Arc::new(device.with_patience(Duration::from_nanos(1)));
     let mut model = case.with(Arc::clone(&device) as _, &PLACEMENTS[1..2]);
+    model.expect_retries();
     for (token, want) in tokens.iter().zip(want.chunks_exact(want.len() / 6)) {
         let before = device.graph_launches();
         let found = model.forward(&[*token]).unwrap();
@@ -63,6 +65,57 @@ fn a_late_host_costs_a_token_its_graph_and_no_other() {
         assert_eq!(device.graph_launches(), before + 1);
     }
     assert_eq!(model.graph_failure(), None);
+    let counted = model.take_statistics();
+    // How often the host is late depends on its speed.
+    assert!(model.graph_retries() <= 6);
+    assert_eq!(counted.tokens, 6);
+    let neurons = 6 * (case.config().ffn_size * case.config().layer_count) as u64;
+    assert_eq!(counted.neurons, neurons, "counted once");
+}
+
+#[test]
+fn a_failed_launch_is_an_error_that_leaves_the_sequence_as_it_was() {
+    let mut case = Case::open("llama-relu-gqa");
+    for (format, placements) in [
+        (CacheFormat::F32, &PLACEMENTS[1..2]),
+        (CacheFormat::Q8_0, &PLACEMENTS[3..5]),
+    ] {
+        case.kv_cache = format;
+        let tokens = &case.prompt[..7];
+        let mut failures = 0;
+        let mut want = Vec::new();
+        // Launches of loading, of the first token, of a prompt and of later tokens.
+        for launches in (0..120).step_by(13).chain([usize::MAX >> 1]).rev() {
+            let Some(device) = test_emulator(2, Order::Forward) else {
+                return;
+            };
+            let device = Arc::new(device.failing_after(launches));
+            let mut model = case.with(device, placements);
+            let mut logits = Vec::new();
+            for part in [
+                &tokens[..1],
+                &tokens[1..2],
+                &tokens[2..5],
+                &tokens[5..6],
+                &tokens[6..],
+            ] {
+                let before = model.position();
+                let found = model.forward(part).or_else(|error| {
+                    failures += 1;
+                    assert!(error.to_string().contains("made to fail"), "{error}");
+                    assert_eq!(model.position(), before);
+                    model.forward(part)
+                });
+                logits.extend(found.unwrap().into_iter().map(f32::to_bits));
+            }
+            if want.is_empty() {
+                want.clone_from(&logits);
+            }
+            assert!(logits == want, "{format}, {launches}");
+            assert_eq!(model.graph_retries(), 0, "no failure is hidden");
+        }
+        assert!(failures > 5, "{failures}");
+    }
 }
 
 #[test]

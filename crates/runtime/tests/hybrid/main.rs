@@ -3,6 +3,7 @@
 
 mod batches;
 mod case;
+mod contexts;
 mod failures;
 mod logits;
 mod placement;

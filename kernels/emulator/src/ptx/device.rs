@@ -125,7 +125,8 @@ fn decode_module(file: &str, ptx: &str) -> Result<Kernels, PtxError> {
         .collect())
 }
 
-impl Device for PtxDevice {
+// SAFETY: its memory is allocated by Rust, and it captures nothing.
+unsafe impl Device for PtxDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
-use crate::cuda::{DeviceError, Graph};
+use crate::cuda::{CaptureLock, DeviceError, Graph};
 
 /// A graph captured from the stream, and instantiated.
 pub(super) struct CudaGraph {
@@ -13,10 +13,10 @@ pub(super) struct CudaGraph {
     pub(super) device: String,
     pub(super) context: Arc<CudaContext>,
     pub(super) stream: Arc<CudaStream>,
+    pub(super) capture: Arc<CaptureLock>,
 }
 
-// SAFETY: a driver handle, which any thread may use with the context current; it is launched on one stream, by one
-// thread at a time.
+// SAFETY: a driver handle, which any thread may use with the context current; `launch` requires that one thread at a time does.
 unsafe impl Send for CudaGraph {}
 // SAFETY: as above.
 unsafe impl Sync for CudaGraph {}
@@ -34,6 +34,7 @@ impl Graph for CudaGraph {
             doing: "launching a graph",
             reason: format!("{code:?}"),
         };
+        let _operation = self.capture.operation();
         self.context.bind_to_thread().map_err(failed)?;
         let stream = self.stream.cu_stream();
         // SAFETY: the graph lives until it is dropped; the rest as the caller guarantees.

@@ -25,7 +25,7 @@ use cudarc::driver::{
 
 use self::{arena::Arena, loader::find_functions};
 use super::{
-    DeviceError, DeviceInfo,
+    CaptureLock, Device, DeviceError, DeviceInfo, Operation,
     ptx::{entries, ptx_modules},
 };
 
@@ -46,6 +46,7 @@ pub struct CudaDevice {
     arena: Option<Mutex<Arena>>,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
+    capture: Arc<CaptureLock>,
     /// Stream of the asynchronous copies.
     copy_stream: Arc<CudaStream>,
     /// Event 0: the last kernel that copies wait for; event `i + 1`: the last copy of staging stream `i`.
@@ -57,7 +58,7 @@ pub struct CudaDevice {
 }
 
 // SAFETY: modules, functions and events are driver handles, which any thread may use with the context current, as every
-// call here makes it.
+// call here makes it. What a thread captures, `capture` keeps other threads out of.
 unsafe impl Send for CudaDevice {}
 // SAFETY: as above.
 unsafe impl Sync for CudaDevice {}
@@ -142,6 +143,7 @@ impl CudaDevice {
             arena,
             context,
             stream,
+            capture: Arc::default(),
             copy_stream,
             copy_events: Mutex::default(),
             modules: Vec::new(),
@@ -213,7 +215,7 @@ impl CudaDevice {
 
     /// Event `index` of `copy_events`, created on first use.
     fn copy_event(&self, index: usize) -> Result<sys::CUevent, DeviceError> {
-        self.bind(COPYING)?;
+        let _operation = self.bind(COPYING)?;
         let mut events = lock(&self.copy_events);
         while events.len() <= index {
             let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
@@ -231,11 +233,12 @@ impl CudaDevice {
         }
     }
 
-    /// Makes the context current on the calling thread.
-    fn bind(&self, doing: &'static str) -> Result<(), DeviceError> {
-        self.context
-            .bind_to_thread()
-            .map_err(|why| self.failed(doing, why))
+    /// Begins an operation, after the captures of other threads, with the context current on the calling thread.
+    fn bind(&self, doing: &'static str) -> Result<Operation<'_>, DeviceError> {
+        let operation = self.capture.operation();
+        let bound = self.context.bind_to_thread();
+        bound.map_err(|why| self.failed(doing, why))?;
+        Ok(operation)
     }
 }
 
@@ -245,7 +248,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        if self.bind("closing").is_ok() {
+        if let Ok(_operation) = self.bind("closing") {
+            let _ = self.synchronise();
             let events = [&self.events, &self.copy_events];
             for event in events
                 .into_iter()

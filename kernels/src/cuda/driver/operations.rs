@@ -16,13 +16,14 @@ const FREEING: &str = "freeing memory";
 const CAPTURING: &str = "capturing a graph";
 const RUNNING: &str = "running kernels";
 
-impl Device for CudaDevice {
+// SAFETY: the driver allocates whole pages, of which the arena gives each range once; captures have a `CaptureLock`.
+unsafe impl Device for CudaDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, DeviceError> {
-        self.bind(ALLOCATING)?;
+        let _operation = self.bind(ALLOCATING)?;
         let allocated = match &self.arena {
             Some(arena) => lock(arena).allocate(bytes),
             // SAFETY: the size is not zero, which the driver refuses.
@@ -38,22 +39,21 @@ impl Device for CudaDevice {
     }
 
     unsafe fn free(&self, address: u64, bytes: usize) {
-        if self.bind(FREEING).is_err() {
+        let Ok(_operation) = self.bind(FREEING) else {
             return; // the device is lost, and its memory with it
-        }
+        };
+        // If this fails, the device is lost and nothing runs any more.
+        let _ = self.synchronise();
         match &self.arena {
-            Some(arena) => {
-                let _ = self.synchronise();
-                lock(arena).free(address, bytes);
-            }
-            // SAFETY: as the caller guarantees; the driver waits for running kernels.
+            Some(arena) => lock(arena).free(address, bytes),
+            // SAFETY: as the caller guarantees; all operations have finished.
             None => drop(unsafe { result::free_sync(address) }),
         }
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<(*mut u8, u64), DeviceError> {
         const DOING: &str = "allocating pinned host memory";
-        self.bind(DOING)?;
+        let _operation = self.bind(DOING)?;
         // Not write-combined: the host reads it.
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the size is not zero.
@@ -89,7 +89,7 @@ impl Device for CudaDevice {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.bind(DOING)?;
+        let _operation = self.bind(DOING)?;
         // SAFETY: as the caller guarantees; the call copies from pageable memory before it returns.
         unsafe { result::memcpy_htod_async(address, bytes, self.stream.cu_stream()) }
             .map_err(|why| self.failed(DOING, why))
@@ -100,7 +100,7 @@ impl Device for CudaDevice {
         if bytes.is_empty() {
             return self.synchronise();
         }
-        self.bind(DOING)?;
+        let _operation = self.bind(DOING)?;
         // SAFETY: as the caller guarantees; `bytes` stay borrowed until the copy is done.
         unsafe { result::memcpy_dtoh_async(bytes, address, self.stream.cu_stream()) }
             .map_err(|why| self.failed(DOING, why))?;
@@ -112,7 +112,7 @@ impl Device for CudaDevice {
         if bytes == 0 {
             return Ok(());
         }
-        self.bind(DOING)?;
+        let _operation = self.bind(DOING)?;
         // SAFETY: as the caller guarantees.
         unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream.cu_stream()) }
             .map_err(|why| self.failed(DOING, why))
@@ -123,14 +123,14 @@ impl Device for CudaDevice {
         if bytes == 0 {
             return Ok(());
         }
-        self.bind(DOING)?;
+        let _operation = self.bind(DOING)?;
         // SAFETY: as the caller guarantees.
         unsafe { result::memset_d8_async(address, 0, bytes, self.stream.cu_stream()) }
             .map_err(|why| self.failed(DOING, why))
     }
 
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
-        self.bind("launching a kernel")?;
+        let _operation = self.bind("launching a kernel")?;
         let function = self.function(launch.kernel)?;
         let [x, y, z] = launch.grid;
         // The driver copies the argument before the call returns.
@@ -157,19 +157,27 @@ impl Device for CudaDevice {
         if launches_block(std::env::var_os("CUDA_LAUNCH_BLOCKING")) {
             return Ok(false);
         }
-        self.bind(CAPTURING)?;
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream lives as long as the device.
-        let begun = unsafe { result::stream::begin_capture(self.stream.cu_stream(), mode) };
-        Ok(begun.is_ok())
+        self.capture.begin();
+        let begun = self.bind(CAPTURING).map(|_operation| {
+            let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            // SAFETY: the stream lives as long as the device.
+            unsafe { result::stream::begin_capture(self.stream.cu_stream(), mode) }.is_ok()
+        });
+        if !matches!(begun, Ok(true)) {
+            self.capture.end();
+        }
+        begun
     }
 
     fn end_capture(&self) -> Result<Box<dyn Graph>, DeviceError> {
-        self.bind(CAPTURING)?;
+        let operation = self.bind(CAPTURING)?;
         let failed = |why| self.failed(CAPTURING, why);
         // SAFETY: as above; the graph was just captured, and is destroyed after it is instantiated.
         unsafe {
-            let graph = result::stream::end_capture(self.stream.cu_stream()).map_err(failed)?;
+            let ended = result::stream::end_capture(self.stream.cu_stream());
+            drop(operation);
+            self.capture.end();
+            let graph = ended.map_err(failed)?;
             let flags = sys::CUgraphInstantiate_flags(0);
             let graph_exec = result::graph::instantiate(graph, flags).map_err(failed);
             let _ = result::graph::destroy(graph);
@@ -178,13 +186,14 @@ impl Device for CudaDevice {
                 device: self.info.name.clone(),
                 context: Arc::clone(&self.context),
                 stream: Arc::clone(&self.stream),
+                capture: Arc::clone(&self.capture),
             }))
         }
     }
 
     fn record_event(&self, index: usize) -> Result<(), DeviceError> {
         const DOING: &str = "recording an event";
-        self.bind(DOING)?;
+        let _operation = self.bind(DOING)?;
         let failed = |why| self.failed(DOING, why);
         let mut events = lock(&self.events);
         while events.len() <= index {
@@ -197,7 +206,7 @@ impl Device for CudaDevice {
 
     fn elapsed_seconds(&self, earlier: usize, later: usize) -> Result<f64, DeviceError> {
         const DOING: &str = "timing events";
-        self.bind(DOING)?;
+        let _operation = self.bind(DOING)?;
         let events = lock(&self.events);
         let (Some(start), Some(end)) = (events.get(earlier), events.get(later)) else {
             return Err(self.failed(DOING, DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)));
@@ -217,6 +226,7 @@ impl Device for CudaDevice {
         if bytes.is_empty() {
             return Ok(());
         }
+        let _operation = self.bind(COPYING)?;
         let copied = self.copy_event(staging + 1)?;
         let failed = |why| self.failed(COPYING, why);
         let stream = self.copy_stream.cu_stream();
@@ -228,6 +238,7 @@ impl Device for CudaDevice {
     }
 
     fn make_copies_wait(&self, _: usize) -> Result<(), DeviceError> {
+        let _operation = self.bind(COPYING)?;
         let launched = self.copy_event(0)?;
         let failed = |why| self.failed(COPYING, why);
         // SAFETY: as above.
@@ -238,12 +249,14 @@ impl Device for CudaDevice {
     }
 
     fn make_kernels_wait(&self, staging: usize) -> Result<(), DeviceError> {
+        let _operation = self.bind(COPYING)?;
         let copied = self.copy_event(staging + 1)?;
         // SAFETY: as above; an event that was never recorded counts as complete.
         unsafe { wait_event(&self.stream, copied) }.map_err(|why| self.failed(COPYING, why))
     }
 
     fn synchronise_copies(&self, staging: usize) -> Result<(), DeviceError> {
+        let _operation = self.bind(COPYING)?;
         let copied = self.copy_event(staging + 1)?;
         // SAFETY: as above.
         unsafe { sys::cuEventSynchronize(copied) }
@@ -252,7 +265,7 @@ impl Device for CudaDevice {
     }
 
     fn check(&self) -> Result<(), DeviceError> {
-        self.bind(RUNNING)?;
+        let _operation = self.bind(RUNNING)?;
         // SAFETY: a stream of this context.
         let state = unsafe { sys::cuStreamQuery(self.stream.cu_stream()) };
         match state {
@@ -262,6 +275,7 @@ impl Device for CudaDevice {
     }
 
     fn synchronise(&self) -> Result<(), DeviceError> {
+        let _operation = self.bind(RUNNING)?;
         [&self.stream, &self.copy_stream]
             .into_iter()
             .try_for_each(|stream| stream.synchronize())

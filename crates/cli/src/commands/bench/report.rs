@@ -137,6 +137,13 @@ impl Report<'_> {
                 "without graphs  kernels are launched one by one: {reason}"
             )?;
         }
+        if self.model.graph_retries() > 0 {
+            writeln!(
+                text,
+                "run again       {} without graphs, as the host was late or a graph failed",
+                counted(self.model.graph_retries() as usize, "token")
+            )?;
+        }
         if !self.densities.is_empty() {
             let mut table = Table::new(&[
                 "neurons",

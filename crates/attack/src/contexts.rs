@@ -1,0 +1,142 @@
+//! Steps over sequences of different contexts, on the emulated device and on the CPU, whose results must agree.
+
+use std::{path::Path, sync::Arc};
+
+use anyhow::{Context, Result};
+use powerinfer_artifact::progress::Silent;
+use powerinfer_bundle::{Bundle, IntegrityCheck};
+use powerinfer_emulator::{Emulator, Order};
+use powerinfer_model::LanguageModel;
+use powerinfer_runtime::{
+    ActivationFormat, DeviceChoice, Execution, PromptLogits, Runtime, RuntimeError, Sequence,
+};
+
+/// Sequences at a time.
+const SEQUENCES: usize = 5;
+/// Steps of a try, at most: the emulator is slow.
+const STEPS: usize = 24;
+/// Largest difference of logits, relative to the largest of the CPU.
+const TOLERANCE: f32 = 1e-3;
+
+/// A sequence on the device and its copy on the CPU.
+struct Pair([Sequence; 2]);
+
+/// Runs the steps that `bytes` encode with the bundle in `folder`.
+///
+/// # Errors
+///
+/// The bundle cannot be opened.
+///
+/// # Panics
+///
+/// Device and CPU disagree, or a pass had to be run again.
+pub(crate) fn run(folder: &Path, bytes: &[u8]) -> Result<()> {
+    let seed = bytes.first().copied().unwrap_or_default();
+    let device = Emulator::new(2, Order::Shuffled(seed.into())).context("there is no emulator")?;
+    let open = |device| {
+        let bundle = Bundle::open(folder, IntegrityCheck::Quick)?;
+        let execution = Execution {
+            activations: ActivationFormat::F32,
+            device,
+            ..Execution::on_cpu(1)
+        };
+        anyhow::Ok(Runtime::open(bundle, None, &execution, &Silent)?)
+    };
+    let device = open(DeviceChoice::Given(Arc::new(device)))?;
+    assert!(device.uses_device(), "the plan uses a GPU");
+    let mut models = [device, open(DeviceChoice::Cpu)?];
+    let mut pairs: Vec<Pair> = Vec::new();
+    for step in bytes.chunks_exact(4).take(STEPS) {
+        let [operation, slot, number, other] =
+            [step[0], step[1], step[2], step[3]].map(usize::from);
+        if pairs.is_empty() || operation % 8 == 0 && pairs.len() < SEQUENCES {
+            let context = 1 + number % 64;
+            let [on_device, on_host] = models.each_ref().map(|model| model.new_sequence(context));
+            pairs.push(Pair([on_device?, on_host?]));
+            continue;
+        }
+        let (slot, count) = (slot % pairs.len(), 1 + number % 11);
+        let vocabulary = models[0].config().vocabulary_size;
+        let tokens: Vec<u32> = (0..SEQUENCES + count)
+            .map(|index| ((other * 31 + index * 7) % vocabulary) as u32)
+            .collect();
+        match operation % 8 {
+            0 | 1 => each(&mut models, &mut pairs[slot..=slot], |model, sequences| {
+                model.run_prompt(&mut sequences[0], &tokens[..1], PromptLogits::Last)
+            }),
+            2 => each(&mut models, &mut pairs[slot..=slot], |model, sequences| {
+                model.run_prompt(&mut sequences[0], &tokens[..count], PromptLogits::All)
+            }),
+            3 | 4 => each(&mut models, &mut pairs, |model, sequences| {
+                model.decode_batch(sequences, &tokens[..sequences.len()])
+            }),
+            5 => each(&mut models, &mut pairs, |model, sequences| {
+                let tokens = &tokens[..sequences.len() - 1 + count];
+                model.run_with_prompt(sequences, tokens, PromptLogits::Last)
+            }),
+            6 => {
+                let from = other % pairs.len();
+                let kept = pairs[from].0[0].position().min(number);
+                let taken = pairs.remove(from);
+                if let Some(to) = pairs.get_mut(slot) {
+                    let results = [0, 1].map(|side| to.0[side].copy_from(&taken.0[side], kept));
+                    assert_eq!(results[0].is_ok(), results[1].is_ok(), "{results:?}");
+                }
+                pairs.push(taken);
+            }
+            _ => {
+                let kept = number % (pairs[slot].0[0].position() + 1);
+                pairs[slot]
+                    .0
+                    .iter_mut()
+                    .for_each(|sequence| sequence.truncate(kept));
+            }
+        }
+    }
+    assert_eq!(models[0].graph_retries(), 0, "tokens were run again");
+    Ok(())
+}
+
+/// Runs `run` on both sides and compares the logits, or that both fail and leave the sequences as they were.
+fn each(
+    models: &mut [Runtime; 2],
+    pairs: &mut [Pair],
+    run: impl Fn(&mut Runtime, &mut [Sequence]) -> Result<Vec<f32>, RuntimeError>,
+) {
+    let positions = |pairs: &[Pair]| -> Vec<[usize; 2]> {
+        let of = |pair: &Pair| pair.0.each_ref().map(Sequence::position);
+        pairs.iter().map(of).collect()
+    };
+    let before = positions(pairs);
+    let [on_device, on_host] = [0, 1].map(|side| {
+        let taken = pairs
+            .iter_mut()
+            .map(|pair| std::mem::take(&mut pair.0[side]));
+        let mut sequences: Vec<Sequence> = taken.collect();
+        let result = run(&mut models[side], &mut sequences);
+        for (pair, sequence) in pairs.iter_mut().zip(sequences) {
+            pair.0[side] = sequence;
+        }
+        result
+    });
+    match (on_device, on_host) {
+        (Ok(found), Ok(want)) => {
+            let largest = want
+                .iter()
+                .fold(0.0f32, |most, logit| most.max(logit.abs()));
+            let differences = found.iter().zip(&want).map(|(a, b)| (a - b).abs());
+            let worst = differences.fold(0.0, f32::max);
+            assert!(
+                found.len() == want.len() && worst <= TOLERANCE * largest,
+                "logits differ by {worst} of {largest}"
+            );
+        }
+        (Err(_), Err(_)) => assert_eq!(positions(pairs), before, "as before"),
+        (found, want) => panic!(
+            "{:?} on the device, {:?} on the CPU",
+            found.err(),
+            want.err()
+        ),
+    }
+    assert!(positions(pairs).iter().all(|[device, host]| device == host));
+}
