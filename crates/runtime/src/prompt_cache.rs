@@ -69,32 +69,45 @@ impl Runtime {
         let common = both.take_while(|(own, other)| own == other).count();
         let kept = common
             .min(prompt.len().saturating_sub(1))
-            .min(self.context_limit());
+            .min(self.sequence.context);
         // All planes are checked before any is copied.
         let layers = self.bundle().config().layer_count;
         let layers = (0..layers).map(|layer| file.layer(layer, self.heads()));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
+        if let Err(error) = self.read_layers(&layers, kept) {
+            // Layers that were read have positions without tokens.
+            self.sequence.truncate(0);
+            return Err(error);
+        }
+        self.sequence.tokens.clear();
+        self.sequence.tokens.extend(&prompt[..kept]);
+        Ok(kept)
+    }
+
+    /// Replaces the first `positions` keys and values of every layer of the current sequence.
+    fn read_layers(
+        &mut self,
+        layers: &[LayerCache<'_>],
+        positions: usize,
+    ) -> Result<(), RuntimeError> {
         for (index, planes) in layers.iter().enumerate() {
             let planes = [planes.keys, planes.values];
             let read = |layer: &mut sequence::LayerCache| {
                 for (plane, (numbers, scales)) in layer.planes_mut().into_iter().zip(planes) {
-                    plane.read_bytes(numbers, scales, kept);
+                    plane.read_bytes(numbers, scales, positions);
                 }
             };
-            let mut copy = self.empty_cache(kept)?;
+            let mut copy = self.empty_cache(positions)?;
             match self.sequence.on_device.get_mut(index) {
                 Some(Some(cache)) => {
                     read(&mut copy);
                     let [keys, values] = [&copy.keys, &copy.values].map(floats_of);
-                    cache.write(kept, [&keys, &values])?;
+                    cache.write(positions, [&keys, &values])?;
                 }
                 _ => read(&mut self.sequence.layers[index]),
             }
         }
-        let sequence = &mut self.sequence;
-        sequence.tokens.clear();
-        sequence.tokens.extend(&prompt[..kept]);
-        Ok(kept)
+        Ok(())
     }
 
     /// A copy in host memory of the first `positions` keys and values of `layer`; `None` if they are there already.
