@@ -211,7 +211,8 @@ impl DeviceModel {
             let more_logits = (state.capacity() - 1) * logits;
             fits((prompt + state.bytes() + more_logits).saturating_sub(single))
         };
-        if let Some(batch) = self.new_state(self.most_batch_tokens(), Products::Gemv, fits_batch)? {
+        let mut most = self.most_batch_tokens();
+        while let Some(batch) = self.new_state(most, Products::Gemv, fits_batch)? {
             let (tokens, device) = (batch.capacity(), self.gpu.device());
             let head = self.head.as_mut();
             match head.map_or(Ok(()), |head| head.allocate(tokens, device)) {
@@ -219,8 +220,9 @@ impl DeviceModel {
                     // Graphs of the buffers before.
                     self.segments = GraphSegments::new(self.gpu.device());
                     self.state = batch;
+                    break;
                 }
-                Err(DeviceError::OutOfMemory { .. }) => {}
+                Err(DeviceError::OutOfMemory { .. }) => most = tokens / 2,
                 Err(other) => return Err(other),
             }
         }

@@ -167,13 +167,11 @@ impl GpuLinear {
     ///
     /// # Panics
     ///
-    /// The bias has not as many elements as the matrix has rows.
+    /// The bias has fewer elements than the matrix has rows.
     pub(super) fn bias_address(&self) -> u64 {
         let bias = self.bias.as_ref();
-        assert!(
-            bias.is_none_or(|bias| bias.len() == self.matrix.rows()),
-            "a bias per row"
-        );
+        let rows = self.matrix.rows();
+        assert!(bias.is_none_or(|bias| bias.len() >= rows), "a bias per row");
         bias.map_or(0, Buffer::address)
     }
 
