@@ -1,4 +1,4 @@
-"""Attacks on what belongs to others: files around every output, and open descriptors.
+"""Attacks on things that belong to others: files around every output, and open descriptors.
 
 attack_files.py files         foreign files, folders and links around the output of every command: all must stay as they were
 attack_files.py descriptors   descriptors that the program inherits: no judged program and no worker may have them
@@ -21,7 +21,7 @@ from attack import Findings, command, copy, run
 
 PROFILE = "--data text.txt --trace-tokens 256 --seed 1 --tokens 900"
 PLACE = "place model --profile profile --predictors predictors --context 32 --hardware cpu-only --certify none --vram 0"
-# Commands that write the folder `out` (without `cluster`, which measures the machine for long), with the names that a folder of the kind has and the artifact of BASE that it is, if any.
+# Commands that write the folder `out` (without `cluster`, which measures the machine for a long time), with the names that a folder of the kind has and the artifact of BASE that it is, if any.
 FOLDERS = {
     "profile": (f"profile model {PROFILE} --out out", ["profile.json", "neurons.parquet", "traces/layer-000.safetensors"], "profile"),
     "merge": ("merge half-1 half-2 --out out", ["profile.json", "reserved.safetensors"], "profile"),
@@ -29,7 +29,7 @@ FOLDERS = {
     "place": (f"{PLACE} --out out", ["manifest.json", "weights.safetensors", "plan.json", "tokenizer.json"], "bundle"),
     "synth": ("synth --like model --out out", ["config.json", "model.safetensors"], None),
 }
-# Commands that write files, and the files, which are not theirs before: those that are named, and others next to them.
+# Commands that write files, with those files, which belong to others beforehand: the named ones and others next to them.
 FILES = {
     "place --html": (f"{PLACE} --out out --html page.html", ["page.html"]),
     "inspect --html": ("inspect profile --html page.html", ["page.html"]),
@@ -153,7 +153,7 @@ def rings_in_partial(folder, mine, names, kind):
 
 
 def temporary_links(folder, mine, names, kind):
-    # These links may go; what they lead to may not.
+    # These links may be deleted, but not their targets.
     mine.file(folder / "photos/cat")
     artifact(folder, kind)
     for place in ["out", "out.partial"] if kind else ["out.partial"]:
@@ -175,7 +175,7 @@ SITUATIONS = [foreign_folder, notes_in_artifact, links_in_artifact, link_to_fore
 
 
 def around_folder(line, names, kind, situation, source):
-    """What is wrong after a command whose output folder is in this situation."""
+    """Finding after a command whose output folder is in this situation, if any."""
     folder = copy(pathlib.Path("surrounded/work"))
     mine = Precious(folder, source)
     situation(folder, mine, names, kind)
@@ -189,7 +189,7 @@ def around_folder(line, names, kind, situation, source):
 
 
 def around_files(line, names, source):
-    """What is wrong after a command one or more of whose files exist already."""
+    """Finding after a command if one or more of its files already exist."""
     folder = copy(pathlib.Path("surrounded/work"))
     mine = Precious(folder, source)
     are_new = source.random() < 0.3
@@ -197,7 +197,7 @@ def around_files(line, names, source):
         path = folder / name
         path.unlink(missing_ok=True)
         if are_new:
-            # What the link stands for is to be written.
+            # The command is to write the link's target.
             (folder / "disk").mkdir(exist_ok=True)
             mine.link(path, os.path.relpath(folder / f"disk/{path.name}", path.parent))
         elif source.random() < 0.5:
@@ -287,7 +287,7 @@ def judged(numbers):
         print(f"skipped: {errors}", file=sys.stderr)
         return None
     detail = json.loads(output)["rows"][0]["tasks"][0]["completions"][0]["detail"]
-    # Its calls come and its answers go through two pipes.
+    # It receives calls and sends answers through two pipes.
     found = detail.removeprefix("ValueError: ")
     return None if found.count("True") == 2 and "False" not in found else f"open descriptors: {detail}"
 

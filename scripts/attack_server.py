@@ -1,8 +1,8 @@
-"""Attacks on `powerinfer serve` by clients that combine tricks. Each starts a server of its own, asks it for `/health` all the
-while, and stops it by SIGTERM at the end.
+"""Attacks on `powerinfer serve` by clients that combine tricks. Each attack starts its own server, asks it for `/health`
+throughout, and stops it with SIGTERM at the end.
 
 attack_server.py combined   schemas, stop strings, pipelining and slow readers at the same time
-attack_server.py held       1,024 connections: silent, slow heads, slow bodies, readers of nothing; from up to 8 addresses
+attack_server.py held       1,024 connections: silent, slow heads, slow bodies, clients that read nothing; from up to 8 addresses
 attack_server.py bombs      requests of many texts, prompts, biases, stop strings, properties and bytes
 
 A finding is an answer of `/health` after more than 2 s or none, a status of 500, memory that grows by more than 1 GiB, or a
@@ -39,7 +39,7 @@ class Server:
                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.port = int(re.search(r":(\d+)$", self.process.stdout.readline().strip()).group(1))
         self.first = self.memory()
-        # A process of its own: the clients' threads would delay each other.
+        # In a separate process: in this one, threads would delay each other.
         processes = multiprocessing.get_context("fork")
         self.is_over, (self.results, sender) = processes.Event(), processes.Pipe(duplex=False)
         self.watch = processes.Process(target=self.watch_health, args=(sender,))
@@ -64,7 +64,7 @@ class Server:
         sender.send((answers, most))
 
     def stop(self):
-        """Ends the server; what is wrong with its end or its memory."""
+        """Ends the server; reports problems with its end or its memory."""
         started = time.monotonic()
         self.is_over.set()
         last = self.memory()
@@ -142,7 +142,7 @@ def tricks(server, findings, source, end):
 
 
 def non_reading(server, address="127.0.0.1"):
-    """A client that asks on and on and reads nothing."""
+    """A client that keeps sending requests and reads nothing."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.settimeout(PATIENCE)
@@ -223,7 +223,7 @@ def held(arguments, findings, source):
 def bombs(arguments, findings, source):
     server = Server(findings, "request bombs")
     end = time.monotonic() + arguments.seconds
-    # 256 texts, each of which had a copy of 5 MB of JSON.
+    # 256 texts with 5 MB of JSON, which must not be copied for each text.
     biases = {"prompt": ["x", "y"], "n": 128, "max_tokens": 1, "logit_bias": {str(index): 1 for index in range(400_000)}}
     ask(server, request("POST", "/v1/completions", biases), arguments.seconds / 2)
     together([(tricks, server, findings, random.Random(source.random()), end) for _ in range(6)])

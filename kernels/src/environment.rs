@@ -24,7 +24,7 @@ pub fn cache_folder() -> Option<PathBuf> {
     cache_folder_in(set)
 }
 
-/// The cache folder in an environment in which variables have the values of `set`. Relative paths in `XDG_CACHE_HOME` and
+/// The cache folder in an environment whose variables have the values that `set` returns. Relative paths in `XDG_CACHE_HOME` and
 /// `HOME` are ignored, as the XDG specification says.
 fn cache_folder_in(set: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let absolute = |name| {

@@ -1,4 +1,4 @@
-//! What is kept from one run to the next is used again only if nothing that it depends on has changed.
+//! Cached results are reused only if nothing that they depend on has changed.
 
 use std::fs;
 

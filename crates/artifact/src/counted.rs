@@ -26,7 +26,7 @@ pub fn numbered(noun: &str, numbers: &[usize]) -> String {
     }
 }
 
-/// Names in a list, at most.
+/// Maximum number of names in a list.
 const MOST_NAMED: usize = 4;
 
 /// The first of `names`, and the number of others: `` `a`, `b` and 3 more ``.

@@ -33,7 +33,7 @@ pub enum ArtifactError {
         /// The reason.
         source: std::io::Error,
     },
-    /// A mapped file has another length or modification time than when it was opened.
+    /// The length or modification time of a mapped file has changed since it was opened.
     #[error(
         "`{path}` changed while it was in use; run the command again, and replace files by renaming, not by overwriting them"
     )]
@@ -166,7 +166,7 @@ pub enum ArtifactError {
         path: PathBuf,
         /// File that identifies a folder of this kind.
         manifest: &'static str,
-        /// List of what is in the folder.
+        /// List of the folder's entries.
         found: String,
     },
     /// The folder to replace, or one next to it, also has entries that are not part of it.
@@ -177,7 +177,7 @@ pub enum ArtifactError {
         /// List of these entries.
         found: String,
     },
-    /// Something in the place of a folder that cannot be replaced by one.
+    /// The path of a folder is taken by something that a folder cannot replace.
     #[error("`{path}` is {kind}")]
     NotAFolder {
         /// The path.

@@ -42,7 +42,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Returns name and version of this program, as headers have them.
+    /// Returns the name and version of this program in the form that headers use.
     pub fn tool() -> &'static str {
         concat!("powerinfer ", env!("CARGO_PKG_VERSION"))
     }

@@ -1,6 +1,6 @@
 //! Memory-mapped files; the only `mmap` of the workspace.
 //!
-//! A mapping keeps its file open, so that digests and copies are of the mapped file, whatever happens to its path.
+//! A mapping keeps its file open, so digests and copies are those of the mapped file, whatever happens to its path.
 
 #[cfg(unix)]
 mod bus_error;
@@ -59,7 +59,7 @@ pub struct MappedFile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FileState {
     length: u64,
-    /// `None` if the file system keeps none.
+    /// `None` if the file system does not record it.
     modified: Option<SystemTime>,
 }
 
@@ -86,8 +86,8 @@ impl MappedFile {
         }
     }
 
-    /// Whether the file has the length and modification time that it had when it was opened. A file that replaced it under
-    /// its path does not matter.
+    /// Whether the file still has the length and modification time that it had when it was opened. Replacing it under its path is
+    /// not a change.
     fn is_unchanged(&self) -> bool {
         let now = self.file.metadata();
         now.is_ok_and(|now| FileState::of(&now) == self.opened)
@@ -97,7 +97,8 @@ impl MappedFile {
 /// The first file that was found changed when its mapping ended.
 static CHANGED: OnceLock<PathBuf> = OnceLock::new();
 
-/// Checks that no file whose mapping has ended changed while it was mapped: what was computed from it is worthless.
+/// Checks that no file changed while it was mapped, for all mappings that have ended: results computed from a changed file are
+/// worthless.
 ///
 /// # Errors
 ///
@@ -171,8 +172,8 @@ impl FileBytes {
         })))
     }
 
-    /// Computes the digest of the bytes. Those of a mapped file are read through its open handle: the pages of a file larger
-    /// than memory would evict others.
+    /// Computes the digest of the bytes. A mapped file is read through its open handle, not through the mapping: the pages of a
+    /// file larger than memory would evict others.
     ///
     /// # Errors
     ///
@@ -192,7 +193,7 @@ impl FileBytes {
         Ok(digest.finish())
     }
 
-    /// Checks that a mapped file has the length and modification time that it had when it was opened.
+    /// Checks that a mapped file still has the length and modification time that it had when it was opened.
     ///
     /// # Errors
     ///

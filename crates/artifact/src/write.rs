@@ -26,7 +26,7 @@ use crate::ArtifactError;
 /// Prefix and suffix of temporary file names.
 const TEMPORARY: (&str, &str) = (".powerinfer-", ".partial");
 
-/// Links in a row that are followed, as many as Linux follows.
+/// Maximum number of links followed in a row, as in Linux.
 const MOST_LINKS: usize = 40;
 
 /// Whether `name` is that of a temporary file.
@@ -34,7 +34,7 @@ fn is_temporary(name: &str) -> bool {
     name.starts_with(TEMPORARY.0) && name.ends_with(TEMPORARY.1)
 }
 
-/// Follows the links at `path` to what they stand for, which need not exist.
+/// Follows the links at `path` to their target, which need not exist.
 fn resolved(path: &Path) -> Result<PathBuf, ArtifactError> {
     let mut found = path.to_owned();
     for _ in 0..MOST_LINKS {
@@ -103,7 +103,7 @@ fn remove_unlocked(folder: &Path, prefix: &str) {
                 let file = unfollowed().open(&path);
                 file.is_ok_and(|file| file.try_lock().is_ok())
             }
-            // A link is deleted, not what it leads to.
+            // A link is deleted, not its target.
             Ok(kind) => kind.is_symlink(),
             Err(_) => false,
         };
@@ -230,7 +230,7 @@ mod tests {
         .unwrap();
         assert!(link.is_symlink());
         assert_eq!(fs::read(&target).unwrap(), b"newer");
-        // What a link stands for need not exist.
+        // The target of a link need not exist.
         fs::remove_file(&target).unwrap();
         write_file(&link, b"here").unwrap();
         assert!(link.is_symlink());

@@ -1,4 +1,4 @@
-//! Steps over sequences of different contexts, on the emulated device and on the CPU, whose results must agree.
+//! Runs the same steps over sequences of different contexts on the emulated device and on the CPU; their results must agree.
 
 use std::{path::Path, sync::Arc};
 
@@ -11,11 +11,11 @@ use powerinfer_runtime::{
     ActivationFormat, DeviceChoice, Execution, PromptLogits, Runtime, RuntimeError, Sequence,
 };
 
-/// Sequences at a time.
+/// Maximum number of sequences at a time.
 const SEQUENCES: usize = 5;
-/// Steps of a try, at most: the emulator is slow.
+/// Maximum number of steps of a try: the emulator is slow.
 const STEPS: usize = 24;
-/// Largest difference of logits, relative to the largest of the CPU.
+/// Largest allowed difference of logits, relative to the CPU's largest logit.
 const TOLERANCE: f32 = 1e-3;
 
 /// A sequence on the device and its copy on the CPU.
@@ -97,7 +97,7 @@ pub(crate) fn run(folder: &Path, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Runs `run` on both sides and compares the logits, or that both fail and leave the sequences as they were.
+/// Runs `run` on device and CPU. Checks that the logits agree, or that both fail and leave the sequences unchanged.
 fn each(
     models: &mut [Runtime; 2],
     pairs: &mut [Pair],

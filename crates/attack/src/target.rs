@@ -35,8 +35,8 @@ use crate::{contexts, requests};
 pub struct Sources {
     /// The repository's `tests/golden`.
     pub golden: PathBuf,
-    /// Artifacts made by `powerinfer`: `bundle`, `profile`, `predictors`, `cache/prompt.safetensors`, and in `contexts` a
-    /// bundle that is on a GPU as a whole and one that is in part.
+    /// Artifacts made by `powerinfer`: `bundle`, `profile`, `predictors`, `cache/prompt.safetensors`, and in `contexts` one
+    /// bundle that is entirely on a GPU and one that is partly on a GPU.
     pub made: PathBuf,
 }
 

@@ -45,7 +45,7 @@ const ALWAYS_CHECKED_BYTES: u64 = 1 << 30;
 #[derive(Debug)]
 pub struct Bundle {
     folder: PathBuf,
-    /// All files but weights and predictors, by name.
+    /// All files except weights and predictors, by name.
     files: Arc<BTreeMap<String, FileBytes>>,
     pub(crate) manifest: Document<Manifest>,
     pub(crate) plan: Document<Plan>,
@@ -207,7 +207,7 @@ impl Bundle {
         Ok(token_texts::parse(&path, bytes)?)
     }
 
-    /// Returns path and bytes of the file `name`.
+    /// Returns the path and bytes of the file `name`.
     fn file(&self, name: &str) -> Result<(PathBuf, FileBytes), ArtifactError> {
         let path = self.folder.join(name);
         match self.files.get(name) {
@@ -419,8 +419,8 @@ pub(crate) fn check_unchanged(
     }
 }
 
-/// Reads the plan that `manifest` refers to, and returns its path, too: a run killed right after writing the manifest leaves
-/// it under the name of the next plan.
+/// Reads the plan that `manifest` refers to and also returns its path: if a run was killed right after writing the manifest, the
+/// plan is still under the name of the next plan.
 ///
 /// # Errors
 ///
@@ -491,8 +491,8 @@ fn refuse_foreign(folder: &Path, manifest: &Manifest) -> Result<(), BundleError>
     }
 }
 
-/// Opens the files of `manifest` but the plan, each once, and compares their digests with it. Weights, predictors and large
-/// files stay mapped, the others are read.
+/// Opens each file of `manifest` except the plan once and compares its digest with the manifest. Weights, predictors and large
+/// files stay mapped; the others are read.
 fn open_files(
     folder: &Path,
     manifest: &Manifest,

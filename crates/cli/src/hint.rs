@@ -49,7 +49,7 @@ fn of_cause(cause: &(dyn Error + 'static)) -> Option<Hint> {
         .or_else(|| hint(cause, PlannerError::hint))
 }
 
-/// The hint if a file that the command `matches` reads changes meanwhile; it names options that the command has.
+/// The hint for a file that changes while the command in `matches` reads it; names only options that the command has.
 pub(crate) fn of_changed_files(matches: &ArgMatches) -> &'static str {
     let mut command = matches;
     while let Some((_, inner)) = command.subcommand() {

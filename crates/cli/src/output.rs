@@ -46,10 +46,10 @@ impl Output {
     }
 }
 
-/// `text` with visible escapes in place of characters that would control a terminal: names in it may come from files of
-/// others. Line breaks and tabs stay.
+/// `text` with visible escapes in place of characters that would control a terminal: names in it may come from other people's
+/// files. Line breaks and tabs are kept.
 pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
-    // Those that change the direction of text can make it read otherwise.
+    // Characters that change the direction of text can disguise what it says.
     let is_escaped = |c: char| {
         c.is_control() && c != '\n' && c != '\t'
             || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

@@ -1,4 +1,4 @@
-//! Files that are written next to others: which ones may be replaced.
+//! Decides which existing files a page or other output file may replace.
 
 use std::{fs::File, io::Read, path::Path};
 
@@ -35,7 +35,7 @@ pub(crate) fn refuse_inside(page: Option<&Path>, folder: &Path) -> Result<()> {
 
 /// Whether the file at `path` begins with these bytes, or is empty.
 pub(crate) fn begins_with(path: &Path, beginning: &[u8]) -> bool {
-    // A pipe would never end.
+    // Reading a pipe might never end.
     if !path.is_file() {
         return false;
     }

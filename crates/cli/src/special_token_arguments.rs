@@ -11,7 +11,7 @@ pub(crate) struct SpecialTokenArguments {
 }
 
 impl SpecialTokenArguments {
-    /// What special tokens in messages are.
+    /// How special tokens in messages are treated.
     pub(crate) fn in_messages(&self) -> MessageTokens {
         match self.trusted_special_tokens {
             true => MessageTokens::Trusted,

@@ -49,7 +49,7 @@ fn contents() -> Contents {
 pub(crate) struct Scripts(BTreeMap<String, String>);
 
 impl Scripts {
-    /// The script of each of the `stages`, with the lines of `head` at its beginning, and `submit.sh`, all to be in `folder`.
+    /// The scripts for `folder`: one for each of `stages`, which begins with the lines of `head`, and `submit.sh`.
     pub(crate) fn new(
         preparation: &Preparation,
         stages: &[Stage],

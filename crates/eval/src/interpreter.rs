@@ -243,8 +243,8 @@ impl Limits {
     }
 }
 
-/// The limit that ended a program. The interpreter reports it as an exception that a program can also raise, which differs
-/// in its message.
+/// The limit that ended a program. The interpreter reports it as an exception that a program can also raise; only the message
+/// differs.
 fn limit(exception: &MontyException) -> Option<Fault> {
     let message = exception.message().unwrap_or_default();
     match exception.exc_type() {

@@ -462,7 +462,7 @@ def f(text):
         };
         let verdict = sandbox.judge(program, Some(&tests), Duration::from_secs(2));
         assert_eq!(verdict, Verdict::Passed);
-        // One that nothing expects is an error of the program.
+        // An exception that no test expects is an error of the program.
         let tests = Tests {
             test: "def check(candidate):\n    candidate('OSError(5)')\n".to_owned(),
             ..tests

@@ -108,7 +108,7 @@ impl<Item: Serialize + DeserializeOwned> ResultFile<Item> {
     }
 }
 
-/// Whether the file at `path` begins with a result, of whatever run, or is a shard of results.
+/// Whether the file at `path` begins with a result of any run, or is a shard of results.
 fn is_results(path: &Path) -> bool {
     let Ok(file) = fs::File::open(path) else {
         return false;

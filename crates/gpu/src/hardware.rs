@@ -76,7 +76,8 @@ pub fn installed_gpus() -> Vec<String> {
     names
 }
 
-/// Names of the instances that the installed GPUs are divided into (MIG), as the driver's files list them; empty without any.
+/// Names of the instances that the installed GPUs are divided into (MIG), as the driver's files list them; empty if there are
+/// none.
 pub fn gpu_instances() -> Vec<String> {
     let folders = |path: &Path| {
         let entries = fs::read_dir(path).into_iter().flatten().flatten();

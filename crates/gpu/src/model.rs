@@ -27,7 +27,7 @@ pub struct ModelShape {
     pub head_size: usize,
     /// Pairs of numbers of a head that are rotated.
     pub rotated_pairs: usize,
-    /// Positions of a KV cache, at most.
+    /// Maximum number of positions of a KV cache.
     pub context: usize,
     /// Number format of a KV cache.
     pub cache_format: CacheFormat,
@@ -217,7 +217,7 @@ impl DeviceModel {
             let head = self.head.as_mut();
             match head.map_or(Ok(()), |head| head.allocate(tokens, device)) {
                 Ok(()) => {
-                    // Graphs of the buffers before.
+                    // The captured graphs use the previous buffers.
                     self.segments = GraphSegments::new(self.gpu.device());
                     self.state = batch;
                     break;
@@ -276,9 +276,9 @@ impl DeviceModel {
         self.state.capacity()
     }
 
-    /// Begins a pass of `caches.len()` tokens with the KV caches, by layer, of each token's sequence; `None` where the host
-    /// has one, until [`end`](Self::end): the caller keeps the caches until then. Captured graphs of a single token are replayed,
-    /// unless the host is to read between kernels (`is_observed`).
+    /// Begins a pass of `caches.len()` tokens with the KV caches, by layer, of each token's sequence; `None` if the host has the
+    /// cache. The caller keeps the caches until [`end`](Self::end). Captured graphs of a single token are replayed, unless the
+    /// host is to read between kernels (`is_observed`).
     ///
     /// # Errors
     ///
@@ -297,7 +297,7 @@ impl DeviceModel {
             caches.iter().all(|caches| self.owns(caches)),
             "caches of this model"
         );
-        // Also of a pass that has ended with a panic.
+        // Also ends a pass that has ended with a panic.
         self.end();
         let is_retried = std::mem::take(&mut self.is_retried);
         self.segments.pause(tokens > 1 || is_observed || is_retried);
@@ -338,7 +338,7 @@ impl DeviceModel {
     ///
     /// # Panics
     ///
-    /// Panics if a position is not one of its sequence's caches.
+    /// Panics if a position is outside its sequence's caches.
     pub fn start(
         &mut self,
         positions: impl Iterator<Item = usize>,
@@ -391,7 +391,7 @@ impl DeviceModel {
     }
 
     /// Resets what a pass that failed with `error` may have left behind. Returns whether the token is to be run again without
-    /// graphs, as they are the cause.
+    /// graphs, because graphs are the cause.
     pub fn recover(&mut self, error: &DeviceError) -> bool {
         if self.is_launched_ahead {
             self.release_waiting_kernels();

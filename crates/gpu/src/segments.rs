@@ -3,18 +3,18 @@
 //!
 //! A segment costs one launch of the driver instead of one per kernel. Without graph capture, kernels are launched one by one.
 //!
-//! A graph repeats everything that was captured, so that nothing of it may depend on the token or its sequence:
+//! A graph repeats everything that was captured, so nothing in it may depend on the token or its sequence:
 //!
 //! value | why it is the same for all tokens
 //! :--|:--
-//! kernels, grids, shared memory | from the model's shape, its number formats and the device; attention splits positions for the longest context of the plan
-//! addresses of weights and buffers | of this executor, allocated when it is loaded
-//! addresses and contexts of KV caches, position, rotations, step | read from buffers, written before the launch
+//! kernels, grids, shared memory | follow from the model's shape, its number formats and the device; attention splits positions for the longest context of the plan
+//! addresses of weights and buffers | belong to this executor, which allocates them when it is loaded
+//! addresses and contexts of KV caches, position, rotations, step | read from buffers, which are written before the launch
 //! policies, thresholds, filters | fixed when the layers are uploaded
-//! number of tokens | one: batches and prompts are not captured
-//! whether `down` waits for the host | whether the pass is launched ahead: changes with timing only, which drops the segments
+//! number of tokens | always one: batches and prompts are not captured
+//! whether `down` waits for the host | depends on whether the pass is launched ahead, which changes only when timing is switched on or off; this drops the segments
 //!
-//! Debug builds capture every token again on devices that list what they captured, and compare.
+//! Debug builds capture every token again and compare the operations, on devices that list them.
 #![expect(unsafe_code, reason = "launches graphs whose memory the segment holds")]
 
 use std::sync::Arc;
@@ -90,8 +90,8 @@ impl GraphSegments {
         }
     }
 
-    /// Passes the result of a capture or of a graph's launch on. After a failure kernels are launched one by one, unless a kernel or
-    /// the device has failed before.
+    /// Passes on the result of a capture or of a graph's launch. After a failure, kernels are launched one by one, unless a
+    /// kernel or the device has failed before.
     fn noted<T>(&mut self, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
         match &result {
             Ok(_) | Err(DeviceError::Kernel { .. }) => {}
@@ -175,13 +175,13 @@ impl GraphSegments {
         Ok(self.is_capturing)
     }
 
-    /// Launches the segment that is next.
+    /// Launches the next segment.
     fn launch_segment(&mut self) -> Result<(), DeviceError> {
         self.mark(false)?;
-        // SAFETY: it was captured with buffers and weights that this executor still has: new buffers come with new segments. Keys and
-        // values are those of the sequence whose places are on the device, which the caller of `begin` keeps until the pass ends,
-        // and the token's position is one of theirs, which `start` has checked. All other values are equal for all tokens, as the
-        // table above explains. No other thread adds to a capture.
+        // SAFETY: it was captured with buffers and weights that this executor still has: new buffers come with new segments. Keys
+        // and values are those of the sequence whose places are on the device, and the caller of `begin` keeps them until the
+        // pass ends. `start` has checked that they contain the token's position. All other values are equal for all tokens, as
+        // the table above explains. No other thread adds to a capture.
         let launched = unsafe { self.segments[self.next].launch() };
         self.noted(launched)
     }
@@ -226,7 +226,7 @@ impl GraphSegments {
         self.uses_graphs && (is_late || self.failure.is_some())
     }
 
-    /// Ends the capture of a pass that has failed; a launch that cannot be captured fails it.
+    /// Ends the capture of a failed pass. The capture fails if a launch could not be captured.
     fn end_capture(&mut self) {
         if std::mem::take(&mut self.is_capturing) {
             let captured = self.device.end_capture();

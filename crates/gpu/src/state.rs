@@ -213,7 +213,7 @@ impl State {
         Ok(())
     }
 
-    /// Clears what a pass that ended early may have left in counters.
+    /// Clears counters, which a pass that ended early may have left non-zero.
     pub(crate) fn reset(&mut self) -> Result<(), DeviceError> {
         self.attention_counters.clear()?;
         self.down.reset()?;

@@ -5,10 +5,10 @@ use std::{io, os::unix::process::CommandExt, process::Command};
 /// First descriptor after stdin, stdout and stderr.
 const FIRST: u32 = 3;
 
-/// Descriptors that are looked at one by one if the system cannot close a range of them.
+/// Maximum number of descriptors to mark one by one if the system cannot mark a range of them.
 const MOST: u32 = 1 << 16;
 
-/// Lets the child of `command` inherit no descriptor above 2, not even one that this process inherited.
+/// Prevents the child of `command` from inheriting descriptors above 2, including those that this process inherited.
 pub fn inherit_no_descriptors(command: &mut Command) {
     // SAFETY: between fork and exec, `close_at_exec` makes system calls only: it allocates nothing and takes no lock.
     #[expect(unsafe_code, reason = "see above")]
@@ -17,12 +17,13 @@ pub fn inherit_no_descriptors(command: &mut Command) {
     }
 }
 
-/// Marks all descriptors above 2 as closed by `exec`.
+/// Marks all descriptors above 2 to be closed by `exec`.
 #[expect(clippy::unnecessary_wraps, reason = "the type that `pre_exec` takes")]
 fn close_at_exec() -> io::Result<()> {
     #[cfg(target_os = "linux")]
     {
-        // SAFETY: the call takes numbers, and closes nothing before `exec`. Not the function of glibc, which is recent.
+        // SAFETY: the call takes only numbers and closes nothing before `exec`. The glibc function is not used, as old versions
+        // lack it.
         #[expect(unsafe_code, reason = "see above")]
         let failed = unsafe {
             libc::syscall(
@@ -37,7 +38,7 @@ fn close_at_exec() -> io::Result<()> {
         }
     }
     for number in FIRST..MOST {
-        // SAFETY: the call takes numbers, and fails for one that is no descriptor.
+        // SAFETY: the call takes only numbers and fails for a number that is not a descriptor.
         #[expect(unsafe_code, reason = "see above")]
         unsafe {
             libc::fcntl(number.cast_signed(), libc::F_SETFD, libc::FD_CLOEXEC);

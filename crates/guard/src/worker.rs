@@ -121,7 +121,7 @@ pub enum WorkerError {
     /// The system refused a process or a thread.
     #[error("its process cannot be started: {0}")]
     Start(#[from] io::Error),
-    /// The worker gave none, and if it ended, its replacement gave none either.
+    /// The worker gave no answer; if it ended, neither did its replacement.
     #[error("{0}")]
     NoAnswer(NoAnswer),
 }
@@ -195,7 +195,7 @@ impl Worker {
         })
     }
 
-    /// How the process ended; none if it has not ended in time.
+    /// Exit status of the process; `None` if it has not ended in time.
     fn status(&mut self) -> Option<ExitStatus> {
         let started = Instant::now();
         loop {
@@ -225,7 +225,7 @@ impl KeptWorker {
         }
     }
 
-    /// Returns the answer to `request`, from this process in a program that has no workers. A worker that ends is replaced
+    /// Returns the answer to `request`; in a program without workers, this process computes it. A worker that ends is replaced
     /// once: something outside may have killed it.
     ///
     /// # Errors

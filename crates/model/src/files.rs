@@ -22,7 +22,7 @@ pub enum Files {
         /// File names and contents.
         files: &'static [(&'static str, &'static [u8])],
     },
-    /// Files of a folder that are open already; the folder is not read again.
+    /// Files of a folder that are already open; the folder is not read again.
     Opened {
         /// The folder, for messages.
         folder: PathBuf,
@@ -81,7 +81,7 @@ impl Files {
         }
     }
 
-    /// Returns the folder, if the set is one whose files are read by path.
+    /// Returns the folder if the files of the set are read by path.
     pub fn as_folder(&self) -> Option<&Path> {
         match self {
             Self::Folder(folder) => Some(folder),

@@ -335,7 +335,7 @@ fn measure(
 /// Removes the file with the measured windows of a bundle that was certified.
 pub(crate) fn remove_windows(folder: &Path) {
     let file = windows_file(folder, Shard::WHOLE);
-    // What stays, such as a link of the user, is used by no other certificate.
+    // Anything that remains, such as a user's link, is not used by other certificates.
     if fs::symlink_metadata(&file).is_ok_and(|found| found.is_file()) {
         let _ = fs::remove_file(file);
     }

@@ -1,5 +1,5 @@
-//! Measures this machine: memory bandwidth, kernels, the rest of a decode step, the GPU and its link. The figures are
-//! kept in the user's cache folder for as long as the machine, and what this process may use of it, are the same.
+//! Measures this machine: memory bandwidth, kernels, the rest of a decode step, the GPU and its link. The figures are kept in the
+//! user's cache folder as long as the machine, and the part of it that this process may use, stay the same.
 
 use std::{collections::BTreeMap, fs, io::Write, path::PathBuf};
 
@@ -67,7 +67,7 @@ impl Fingerprint {
         })
     }
 
-    /// Whether `hardware` lacks a GPU that this process should see: its measurement failed, which may pass.
+    /// Whether `hardware` lacks a GPU that this process should see: its measurement failed, perhaps temporarily.
     fn misses_gpu(&self, hardware: &Hardware) -> bool {
         hardware.gpu.is_none() && !self.gpus.is_empty() && self.visible_gpus.is_empty()
     }
@@ -105,8 +105,8 @@ pub fn this_machine(progress: &dyn Progress) -> Result<Hardware, PlannerError> {
         .unwrap_or(hardware))
 }
 
-/// Keeps `hardware` in the cache folder as this machine's, and returns the file; `None` if there is no folder for it, it
-/// cannot be written, the figures are of other than one thread per core, or an installed GPU could not be measured.
+/// Keeps `hardware` in the cache folder as this machine's, and returns the file; `None` if there is no folder for it, it cannot
+/// be written, the figures were not measured with one thread per core, or an installed GPU could not be measured.
 ///
 /// # Errors
 ///

@@ -91,7 +91,7 @@ pub fn plan(
     }
     if let Scratch::NextTo(out) = scratch {
         ScratchFolder::remove_leftover(out, &contents(&[]))?;
-        // Before anything is measured for long.
+        // Checked before the long measurements.
         contents(&Tokenizer::FILES).refuse_foreign(out)?;
     }
     let tokens = options.certify_tokens(config, profile);

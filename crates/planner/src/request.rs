@@ -237,7 +237,7 @@ impl Request {
         options: &PlanOptions,
         progress: &dyn Progress,
     ) -> Result<Self, PlannerError> {
-        // Without `..`: a bundle depends on all of them.
+        // Without `..`, because a bundle depends on all fields.
         let PlanOptions {
             vram,
             ram_bytes,

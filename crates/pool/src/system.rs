@@ -14,7 +14,7 @@ pub fn processor() -> String {
     )
 }
 
-/// Processors and memory nodes that this process may use, as the system lists them; empty where it does not.
+/// Processors and memory nodes that this process may use, as the system lists them; empty if it does not.
 pub fn allowed_resources() -> Vec<String> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let lists = ["Cpus_allowed_list:", "Mems_allowed_list:"];

@@ -59,7 +59,7 @@ impl Recipe {
         };
         let header = match self {
             Self::Train(settings) => {
-                // Without `..`: predictors depend on all of them.
+                // Without `..`, because predictors depend on all fields.
                 let Settings {
                     targets,
                     layer_bytes,

@@ -68,7 +68,7 @@ pub(crate) fn header(
     calibration: &Calibration,
     settings: Settings,
 ) -> Header {
-    // Without `..`: a profile depends on all of them.
+    // Without `..`, because a profile depends on all fields.
     let Settings {
         trace_tokens,
         amount,

@@ -73,7 +73,7 @@ pub enum RuntimeError {
         /// The reason.
         source: Box<RuntimeError>,
     },
-    /// A sequence of another runtime.
+    /// The sequence belongs to another runtime.
     #[error(
         "the sequence belongs to another model, bundle or device; make one with `new_sequence`"
     )]
@@ -93,7 +93,7 @@ pub enum RuntimeError {
         /// Value of the model.
         expected: String,
     },
-    /// Verification has changed the policy of layers, so the sequence has numbers of two policies.
+    /// Verification has changed the policy of layers, so the sequence mixes results of two policies.
     #[error("the prompt cache was not written: {} fell back from the plan's policy", counted(*.layers, "layer"))]
     FellBack {
         /// Number of layers.

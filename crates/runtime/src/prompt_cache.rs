@@ -75,7 +75,7 @@ impl Runtime {
         let layers = (0..layers).map(|layer| file.layer(layer, self.heads()));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
         if let Err(error) = self.read_layers(&layers, kept) {
-            // Layers that were read have positions without tokens.
+            // Layers that were already read have positions without tokens.
             self.sequence.truncate(0);
             return Err(error);
         }
@@ -152,8 +152,8 @@ impl Runtime {
         [config.kv_head_count, config.head_size.div_ceil(BLOCK)]
     }
 
-    /// Header with everything that keys and values depend on. [`Model`] and what it consists of are destructured without
-    /// `..`, so that a new setting is either recorded here or stated not to matter.
+    /// Header with everything that keys and values depend on. [`Model`] and its parts are destructured without `..`, so that a
+    /// new setting is either recorded here or stated not to matter.
     fn stamp(&self) -> Header {
         let Model {
             bundle,
@@ -275,7 +275,7 @@ impl Runtime {
                 return differs(what, before.into(), now.into());
             }
         }
-        // Whatever a stamp gains.
+        // All other settings, including ones added later.
         let mut settings = own.settings.iter();
         if found.inputs != own.inputs
             || settings.any(|(name, value)| found.settings.get(name) != Some(value))

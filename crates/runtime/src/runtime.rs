@@ -209,7 +209,8 @@ impl Runtime {
         &self.sequence
     }
 
-    /// An empty sequence for up to `context` tokens, at most [`Self::context_limit`]. Those of a pass may have different contexts.
+    /// An empty sequence for up to `context` tokens, at most [`Self::context_limit`]. Sequences of a pass may have different
+    /// contexts.
     ///
     /// # Errors
     ///
@@ -323,7 +324,7 @@ impl Runtime {
         })
     }
 
-    /// As [`Self::run_with_prompt`], of tokens that were checked; on failure some sequences may have theirs.
+    /// As [`Self::run_with_prompt`], for tokens that were already checked; on failure, some sequences may keep their new tokens.
     fn run_with_checked_prompt(
         &mut self,
         sequences: &mut [Sequence],
@@ -478,7 +479,7 @@ impl Runtime {
         Ok(check_finite(&self.logits)?)
     }
 
-    /// Refuses tokens outside the vocabulary, those beyond the context of `sequence`, and sequences of other runtimes.
+    /// Refuses tokens outside the vocabulary, tokens beyond the context of `sequence`, and sequences of other runtimes.
     fn check(&self, sequence: &Sequence, tokens: &[u32]) -> Result<(), RuntimeError> {
         let vocabulary = self.model.config.vocabulary_size;
         if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
@@ -598,12 +599,13 @@ impl Runtime {
         }
     }
 
-    /// Tokens that a device ran again without graphs so far, because the host was late or a graph failed.
+    /// Number of tokens that a device has run again without graphs so far, because the host was late or a graph failed.
     pub fn graph_retries(&self) -> u64 {
         self.observers.retries
     }
 
-    /// Lets a device run tokens again without graphs, which otherwise ends a debug build: tests are to see every failure.
+    /// Allows a device to run tokens again without graphs. Otherwise this panics in a debug build, so that tests see every
+    /// failure.
     pub fn expect_retries(&mut self) {
         self.observers.expects_retries = true;
     }
@@ -633,7 +635,7 @@ fn undo_on_failure<Output>(
     sequences: &mut [Sequence],
     run: impl FnOnce(&mut [Sequence]) -> Result<Output, RuntimeError>,
 ) -> Result<Output, RuntimeError> {
-    // Nothing is allocated for a single one.
+    // For a single sequence, nothing is allocated.
     let first = sequences.first().map(Sequence::position);
     let rest: Vec<usize> = sequences.iter().skip(1).map(Sequence::position).collect();
     let result = run(sequences);

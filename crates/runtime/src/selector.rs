@@ -185,8 +185,8 @@ impl LayerSelectors {
         })
     }
 
-    /// Settings under `policy` that the predictor file does not state: thresholds that may have been replaced, and the only
-    /// neurons.
+    /// Settings under `policy` that the predictor file does not state: thresholds that may have been replaced, and the set of
+    /// kept neurons.
     pub(crate) fn settings(&self, policy: Policy) -> Value {
         let Self {
             predictor,

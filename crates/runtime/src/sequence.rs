@@ -70,12 +70,12 @@ impl Sequence {
             .for_each(|layer| layer.truncate(tokens));
     }
 
-    /// Replaces the tokens by the first `tokens` ones of `other`, a sequence of the same runtime whose context may differ.
+    /// Replaces the tokens by the first `tokens` tokens of `other`, a sequence of the same runtime whose context may differ.
     ///
     /// # Errors
     ///
-    /// The tokens do not fit the context or `other` is a sequence of another runtime, before anything changes; or the device fails,
-    /// which leaves the sequence empty.
+    /// The tokens do not fit the context, or `other` is a sequence of another runtime: the sequence is unchanged. The device
+    /// fails: the sequence is left empty.
     ///
     /// # Panics
     ///
@@ -90,7 +90,7 @@ impl Sequence {
         }
         self.truncate(0);
         let copied = &other.tokens[..tokens];
-        // First what can fail.
+        // The steps that can fail come first.
         for (cache, other) in self.on_device.iter_mut().zip(&other.on_device) {
             if let (Some(cache), Some(other)) = (cache, other) {
                 cache.copy_from(other, tokens)?;
@@ -107,7 +107,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Whether the KV caches are where those of `other` are, and differ from them in their contexts at most.
+    /// Whether the KV caches are on the same devices as those of `other` and differ from them at most in context.
     fn is_like(&self, other: &Self) -> bool {
         let on_device = self.on_device.iter().zip(&other.on_device);
         self.on_device.len() == other.on_device.len()
@@ -119,7 +119,7 @@ impl Sequence {
                 .eq(other.layers.iter().map(LayerCache::shape))
     }
 
-    /// Whether a model with KV caches in `format`, on `device` if it is there, can run the sequence.
+    /// Whether a model with KV caches in `format`, on `device` if there is one, can run the sequence.
     pub(crate) fn is_of(
         &self,
         config: &ModelConfig,

@@ -56,7 +56,7 @@ impl Constraints {
         self.schema(json!({ "type": "object" }))
     }
 
-    /// JSON of `schema`. It takes time, within the library's limits: call it on a worker.
+    /// JSON of `schema`. This takes time, within the library's limits: call it on a worker.
     ///
     /// # Errors
     ///

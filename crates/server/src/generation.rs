@@ -20,7 +20,8 @@ use crate::{
     stops::StopStrings,
 };
 
-/// Log probabilities of a request, at most: those of all tokens, and of the likeliest ones that each is asked for with.
+/// Maximum number of log probabilities of a request: one for each token, plus those of the likeliest alternatives requested for
+/// it.
 const MAX_SCORES: usize = 1 << 22;
 
 /// Time between two batches of a text's tokens, at least, where they are streamed or may hold a stop string.
@@ -65,7 +66,7 @@ impl TextRequest {
         }
     }
 
-    /// Refuses what does not fit the context, or would need too much memory.
+    /// Refuses a request that does not fit the context or would need too much memory.
     ///
     /// # Errors
     ///
@@ -187,7 +188,7 @@ impl Texts {
         let arrived = Instant::now();
         let (sender, receiver) = unbounded_channel();
         let (mut jobs, mut choices, mut cancels) = (Vec::new(), Vec::new(), Vec::new());
-        // All texts share what is the same for them.
+        // All texts share their common settings.
         let settings = Arc::new(JobSettings {
             max_tokens: request.max_tokens.unwrap_or(service.context),
             ignores_stop_tokens: request.ignores_stop_tokens,

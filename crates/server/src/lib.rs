@@ -52,10 +52,10 @@ use crate::{
 /// Time between two questions whether to stop.
 const STOP_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Time for the pass that is running when the server stops.
+/// Time limit for the pass that is running when the server stops.
 const ENGINE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Threads that read requests: as many large ones need memory at the same time.
+/// Threads that read requests: at most this many large requests need memory at the same time.
 const WORKERS: usize = 4;
 
 /// Threads that compile schemas.
@@ -79,7 +79,7 @@ pub struct ServerSettings {
     pub api_key: Option<String>,
     /// Origin whose pages may call the API from a browser, or `*`.
     pub allow_origin: Option<HeaderValue>,
-    /// What special tokens written in messages are.
+    /// How special tokens in messages are treated.
     pub message_tokens: MessageTokens,
 }
 
@@ -182,7 +182,7 @@ impl Server {
     /// # Errors
     ///
     /// Fails if the address cannot be used, memory has no room for the requests, the system refuses threads or files, or the
-    /// model's settings of sampling are invalid.
+    /// model's sampling settings are invalid.
     pub fn bind(
         mut model: Runtime,
         tokenizer: Tokenizer,
@@ -308,8 +308,8 @@ impl Server {
         let router = api::router(self.service);
         network.block_on(connection::serve(self.listener, self.places, router, stop))?;
         drop(network);
-        // All senders of jobs are gone, but for that of a worker in the middle of a request; neither it nor a long pass
-        // keeps the process.
+        // All senders of jobs are gone, except that of a worker in the middle of a request. Neither it nor a long pass keeps the
+        // process alive.
         let end = Instant::now() + ENGINE_LIMIT;
         while !engine.is_finished() {
             if Instant::now() > end {
@@ -322,7 +322,7 @@ impl Server {
 }
 
 impl Service {
-    /// Compiles what texts must be, once for all of a request.
+    /// Compiles the format that texts must have, once for all texts of a request.
     pub(crate) async fn compile(
         self: &Arc<Self>,
         format: TextFormat,

@@ -1,4 +1,4 @@
-//! Stop strings: a text ends before the first of them to be complete.
+//! Stop strings: a text ends before the first stop string that becomes complete.
 
 use std::sync::Arc;
 
@@ -6,15 +6,15 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(crate) struct StopStrings(Vec<StopString>);
 
-/// A stop string as Knuth, Morris and Pratt search for it.
+/// A stop string, prepared for the Knuth–Morris–Pratt search.
 #[derive(Debug)]
 struct StopString {
     bytes: Vec<u8>,
-    /// After as many bytes: length of the longest shorter start that is also the end of them.
+    /// For each number of first bytes: length of their longest proper prefix that is also their suffix.
     shorter: Vec<u32>,
 }
 
-/// Progress of a text towards its stop strings. Time and memory per byte depend on their number alone.
+/// Progress of a text towards its stop strings. Time and memory per byte depend only on the number of stop strings.
 #[derive(Debug)]
 pub(crate) struct StopSearch {
     stops: Arc<StopStrings>,
@@ -28,7 +28,7 @@ impl StopStrings {
         Self(stops.into_iter().map(StopString::new).collect())
     }
 
-    /// Whether there is none.
+    /// Whether there are no stop strings.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -47,7 +47,7 @@ impl StopString {
         new
     }
 
-    /// First bytes that a text ends with after `byte`, if there were `matched` before.
+    /// Number of first bytes that a text ends with after `byte`, if it ended with `matched` of them before.
     fn next(&self, mut matched: u32, byte: u8) -> u32 {
         while matched > 0 && self.bytes.get(matched as usize) != Some(&byte) {
             matched = self.shorter[matched as usize];

@@ -1,4 +1,4 @@
-//! Threads for work whose time depends on a request, so that the thread of all connections does none.
+//! Threads for work whose duration depends on a request, so that the thread that serves all connections does none of it.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use crate::api::error::ApiError;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A fixed number of threads; each connection has at most one piece of work with them.
+/// A fixed number of threads; each connection gives them at most one piece of work at a time.
 pub(crate) struct Workers {
     jobs: mpsc::Sender<Job>,
 }
@@ -35,7 +35,7 @@ impl Workers {
             };
             let work = move || {
                 while let Some(job) = next() {
-                    // What waits for the result of a panic learns that there is none.
+                    // After a panic, whoever waits for the result learns that there is none.
                     let _ = catch_unwind(AssertUnwindSafe(job));
                 }
             };
@@ -44,7 +44,7 @@ impl Workers {
         Ok(Self { jobs })
     }
 
-    /// Does `work` on one of the threads; it is left out if the client has gone before it begins.
+    /// Does `work` on one of the threads; skips it if the client has gone before it begins.
     ///
     /// # Errors
     ///

@@ -1,12 +1,12 @@
-//! Conversations in which what people write stays text: `</s>` in a message is four characters, not the end of a text.
+//! Conversations in which messages stay plain text: `</s>` in a message is four characters, not the end of a text.
 //!
 //! ```text
 //! messages ── a mark within each special token ──▶ template ──▶ special tokens of the template are found,
 //!                                                               the marks removed, the rest is encoded ──▶ ids
 //! ```
 //!
-//! The mark is a character that occurs in no message. It interrupts special tokens before they are searched for, and is
-//! gone before words are, so that all other text has the ids that it has without marks.
+//! The mark is a character that occurs in no message. It interrupts special tokens before the tokenizer searches for them, and is
+//! removed before the tokenizer searches for words, so all other text has the same ids as without marks.
 
 use std::{borrow::Cow, collections::HashSet};
 
@@ -18,12 +18,12 @@ use crate::{
     ChatTemplate, GenerationPrompt, Message, SpecialTokens, TextError, Tokenizer, guard::guarded,
 };
 
-/// What special tokens written in messages are.
+/// How special tokens in messages are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MessageTokens {
-    /// Text like any other.
+    /// As text like any other.
     Plain,
-    /// The tokens: whoever writes a message can end it and write the next one.
+    /// As special tokens: the author of a message can end it and write the next one.
     Trusted,
 }
 
@@ -44,7 +44,7 @@ impl Conversation {
         }
     }
 
-    /// Returns the length of the text in bytes, at most.
+    /// Returns an upper bound of the text's length in bytes.
     pub fn size(&self) -> usize {
         self.text.len()
     }
@@ -54,7 +54,7 @@ impl Conversation {
 #[derive(Debug)]
 pub(crate) struct ControlToken {
     text: String,
-    /// Whether it is known for the template's use of it alone: the tokenizer does not call it special.
+    /// Whether it is listed only because the template writes it: the tokenizer does not call it special.
     is_of_template: bool,
 }
 
@@ -140,13 +140,13 @@ impl Tokenizer {
         };
         let inner = &self.inner;
         if !keeps(inner.get_normalizer(), mark) {
-            // The pieces are encoded apart.
+            // The pieces are encoded separately.
             let pieces = text
                 .split(mark)
                 .map(|piece| self.encode(piece, SpecialTokens::Omit));
             return Ok(pieces.collect::<Result<Vec<_>, _>>()?.concat());
         }
-        // As `encode`, but for the second step.
+        // As `encode`, except for the second step.
         let encode = || {
             let vocabulary = inner.get_added_vocabulary();
             let mut pieces = vocabulary.extract_and_normalize(inner.get_normalizer(), text);
@@ -217,9 +217,9 @@ fn has_marks(message: &Message, tokens: &[&str]) -> bool {
     !places(&message.content, tokens).is_empty()
 }
 
-/// The places of `content` where marks go: after the first character of each of `tokens`, and next to the first and last
-/// word if a token might begin or end there, in what the template or another message adds. Templates may trim contents, so
-/// marks go inside of spaces at the ends.
+/// The positions in `content` where marks go: after the first character of each of `tokens`, and next to the first and last word
+/// if a token might begin or end there, in what the template or another message adds. Templates may trim contents, so marks go
+/// inside any spaces at the ends.
 fn places(content: &str, tokens: &[&str]) -> Vec<usize> {
     let text = content.trim();
     let start = content.len() - content.trim_start().len();

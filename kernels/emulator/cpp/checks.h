@@ -85,8 +85,8 @@ struct Checks {
     uint16_t published_barrier = 0;
   };
 
-  // The page of an address, of which `bytes` are accessed; null for constants and arguments of the kernel. Fails if they are not
-  // memory of one allocation.
+  // The page of an address, of which `bytes` are accessed; null for constants and arguments of the kernel. Fails if the bytes are
+  // not within one allocation.
   Page* find_page(uintptr_t address, size_t bytes, Kind kind);
   bool is_constant(uintptr_t address, Kind kind);
   void check(Cell& cell, Kind kind, const Access& now, uintptr_t address, bool is_shared);

@@ -457,7 +457,7 @@ Allocation find_allocation(uintptr_t address) {
   return address - allocation.start < allocation.bytes ? allocation : Allocation{};
 }
 
-// Allocates memory between inaccessible pages, which ends where they begin; null on failure. `is_host` tells that it is the host's.
+// Allocates memory between inaccessible pages, which ends where they begin; null on failure. `is_host` marks it as host memory.
 extern "C" void* emulator_allocate(size_t bytes, bool is_host) {
   const size_t rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
   const size_t usable = std::max(whole_pages(rounded), page_bytes());

@@ -310,7 +310,7 @@ unsafe impl Device for Emulator {
 
     fn synchronise_copies(&self, staging: usize) -> Result<(), DeviceError> {
         let _operation = self.capture_lock.operation();
-        // Of a lost device too, as the staging memory may be freed now.
+        // On a lost device too, as the staging memory may be freed now.
         self.run_copies(|copy| copy.staging == staging);
         lock(&self.copies)
             .unsynchronised

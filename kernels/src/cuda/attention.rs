@@ -54,12 +54,13 @@ pub struct Attention<'a> {
     /// Index among the layers of `caches`.
     pub layer: usize,
     /// Shape of the caches of `layer`, with the most positions that any sequence may have. Launches depend on nothing else of a
-    /// sequence, so that those of one can be replayed for another.
+    /// sequence, so launches of one sequence can be replayed for another.
     pub shape: CacheShape,
 }
 
 impl Gpu {
-    /// Appends keys and values of the tokens to the caches of `layer` and computes their attention: `out` is `[tokens, heads, head_size]`. Up to [`BATCH`](Self::BATCH) tokens have the bits that each has alone.
+    /// Appends keys and values of the tokens to the caches of `layer` and computes their attention: `out` is
+    /// `[tokens, heads, head_size]`. For up to [`BATCH`](Self::BATCH) tokens, results are bit-identical to running each alone.
     ///
     /// `partial` holds [`Gpu::attention_scratch_len`] elements, `counters` `tokens * heads` zeros.
     ///
@@ -73,8 +74,8 @@ impl Gpu {
     ///
     /// # Safety
     ///
-    /// The places in `attention.caches` are those of caches that exist until the device has finished, of `attention.shape` but for
-    /// their contexts, each of which has the token's position.
+    /// The places in `attention.caches` are those of caches that exist until the device has finished. The caches have the shape
+    /// `attention.shape`, except for their contexts, and contain the token's position.
     #[expect(unsafe_code, reason = "kernels follow addresses in device memory")]
     pub unsafe fn attend(
         &self,

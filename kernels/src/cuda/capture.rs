@@ -5,8 +5,8 @@ use std::{
     thread::{self, ThreadId},
 };
 
-/// Which thread captures the stream of a device. What any thread issues to a stream that is being captured becomes part of the
-/// graph, so operations of other threads wait until the capture has ended.
+/// Knows which thread captures the stream of a device. An operation that any thread issues to a stream during its capture becomes
+/// part of the graph, so operations of other threads wait until the capture has ended.
 #[derive(Debug, Default)]
 pub struct CaptureLock {
     state: Mutex<State>,
@@ -33,7 +33,7 @@ impl CaptureLock {
         Operation(self)
     }
 
-    /// Begins a capture of the calling thread, after the captures and operations of others; the calling thread has no
+    /// Begins a capture of the calling thread, after the captures and operations of others; the calling thread must not have an
     /// [`Operation`].
     pub fn begin(&self) {
         let is_in_use = |state: &State| state.is_captured_elsewhere() || state.operations > 0;

@@ -91,7 +91,7 @@ impl DownScratch {
         })
     }
 
-    /// Clears what a launch that failed may have left behind.
+    /// Clears state that a failed launch may have left behind.
     ///
     /// # Errors
     ///

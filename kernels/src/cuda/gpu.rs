@@ -84,9 +84,9 @@ impl Gpu {
             shared_bytes,
             arguments: bytemuck::bytes_of(arguments),
         };
-        // SAFETY: the arguments are the kernel's, whose size the emulator checks for each; their addresses
-        // belong to buffers whose lengths the caller has checked, and which free their memory only after the
-        // launches before. What kernels find through numbers in device memory, the caller of `attend` guarantees.
+        // SAFETY: the arguments are the kernel's, whose size the emulator checks for each; their addresses belong to buffers
+        // whose lengths the caller has checked, and which free their memory only after the launches before. The caller of
+        // `attend` guarantees that addresses in device memory are valid.
         #[expect(unsafe_code, reason = "launches kernels")]
         unsafe {
             self.device.launch(&launch)

@@ -70,7 +70,7 @@ impl F16Buffer {
         self.scales.clear()
     }
 
-    /// Clears what a launch that failed may have left behind.
+    /// Clears state that a failed launch may have left behind.
     ///
     /// # Errors
     ///

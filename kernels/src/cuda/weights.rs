@@ -268,7 +268,7 @@ impl GpuNorm {
     }
 }
 
-/// Where the KV cache of a layer and a sequence is, as kernels read it from device memory; zeros if the host has it.
+/// Location of the KV cache of a layer and a sequence, as kernels read it from device memory; zeros if the host has the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct CachePlace {
@@ -348,7 +348,7 @@ impl GpuCache {
         self.keys.bytes() + self.values.bytes()
     }
 
-    /// Where the cache is, for kernels.
+    /// Location of the cache, for kernels.
     pub fn place(&self) -> CachePlace {
         CachePlace {
             keys: self.keys.address(),
@@ -381,7 +381,7 @@ impl GpuCache {
         }
     }
 
-    /// Whether `other` is on the same device and differs in its context at most.
+    /// Whether `other` is on the same device and differs at most in its context.
     pub fn is_like(&self, other: &Self) -> bool {
         Arc::ptr_eq(self.keys.device(), other.keys.device()) && self.shape.is_like(&other.shape)
     }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Server, post};
 
-/// Resident memory of the server in MiB, the most so far.
+/// Peak resident memory of the server in MiB, so far.
 #[cfg(target_os = "linux")]
 fn peak_memory(server: &Server) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.child.id())).unwrap();
@@ -125,7 +125,7 @@ fn bombs_are_refused_before_they_are_queued() {
 #[test]
 fn texts_share_the_settings_of_their_request() {
     let server = Server::start(&["--parallel", "1"]);
-    // Within the limits, and each text with copies of its own would take gigabytes.
+    // Within the limits; separate copies for each text would take gigabytes.
     let vocabulary = 400;
     let biases: Map<String, Value> = (0..vocabulary)
         .map(|id| (id.to_string(), json!(0.5)))

@@ -76,7 +76,7 @@ fn health_answers_while_all_connections_wait_for_an_answer() {
         let mut status = [0; 12];
         matches!(stream.read_exact(&mut status), Ok(()) if status == *b"HTTP/1.1 503")
     };
-    // Those that wait were not pushed out; one address has half of the places.
+    // Waiting connections were not pushed out; one address has half of the places.
     assert!(!is_refused(&mut waiting[0]));
     assert!(waiting[512..].iter_mut().any(is_refused));
 }

@@ -1,5 +1,5 @@
-//! A message instead of a bare SIGBUS. The system raises that signal when a page of a mapped file is read that the file no
-//! longer has: another program truncated or overwrote it.
+//! Prints a message on SIGBUS. The system raises this signal when the program reads a mapped page that the file no longer has,
+//! because another program truncated or overwrote the file.
 //!
 //! The handler finds the file by the address of the fault, in a list of all mapped ranges. Entries of that list are never
 //! freed and change by atomic stores only, so the handler takes no lock and can run at any moment in any thread.
@@ -20,7 +20,7 @@ use std::{
 static RANGES: OnceLock<Box<Range>> = OnceLock::new();
 /// The hint after the message, with a line break.
 static HINT: OnceLock<String> = OnceLock::new();
-/// The handler before ours: that of Rust, which reports stack overflows.
+/// The previous handler: Rust's, which reports stack overflows.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Addresses of a mapped file. After the file is unmapped, the entry serves the next mapping of the same path.
@@ -37,7 +37,7 @@ struct Range {
     next: OnceLock<Box<Range>>,
 }
 
-/// The list's entry of a mapped file, free again on drop.
+/// The list entry of a mapped file, released on drop.
 #[derive(Debug)]
 pub(super) struct Watched(&'static Range);
 
@@ -49,7 +49,7 @@ impl Watched {
         let start = bytes.as_ptr().addr();
         range.file.store(file.as_raw_fd(), Ordering::Relaxed);
         range.start.store(start, Ordering::Relaxed);
-        // The end comes last: who reads it knows the other fields.
+        // The end is stored last: a thread that reads it also sees the other fields.
         range.end.store(start + bytes.len(), Ordering::Release);
         Self(range)
     }
@@ -94,11 +94,11 @@ fn quoted(path: &Path) -> String {
     format!("`{}`", escaped.collect::<String>())
 }
 
-/// The range with `address`.
+/// The range that contains `address`.
 fn find(address: usize) -> Option<&'static Range> {
     let mut place = &RANGES;
     while let Some(range) = place.get() {
-        // The end first, see `Watched::new`.
+        // The end is read first, see `Watched::new`.
         let end = range.end.load(Ordering::Acquire);
         if address < end && range.start.load(Ordering::Relaxed) <= address {
             return Some(range);
@@ -136,7 +136,7 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, _context: 
     // SAFETY: with SA_SIGINFO the system passes a valid structure.
     #[expect(unsafe_code, reason = "fields of a signal")]
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
-    // A broken memory module has another code.
+    // A memory error of the hardware has another code.
     if code == libc::BUS_ADRERR
         && let Some(range) = find(address)
     {
@@ -218,7 +218,7 @@ mod tests {
         let entry = ptr::from_ref(watched.0);
         drop(watched);
         assert_eq!(name(start), None);
-        // The entry is used again, but by the same path alone, and not while it is in use.
+        // The entry is reused only for the same path, and not while it is in use.
         let other = Watched::new(Path::new("c"), &file, &bytes[..1]);
         assert_eq!(name(start), Some("`c`"));
         drop(other);

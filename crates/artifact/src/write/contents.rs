@@ -1,4 +1,4 @@
-//! What a folder of ours consists of: nothing else in it is ever replaced or deleted.
+//! The files that a folder of ours consists of: nothing else in it is ever replaced or deleted.
 
 use std::{
     collections::BTreeMap,
@@ -17,8 +17,8 @@ const MANIFEST_BYTES: u64 = 64 << 20;
 
 /// Files that a kind of folder consists of.
 ///
-/// A folder is of the kind if the header of its manifest has the format. Of its files, those are ours whose path is in the
-/// manifest's `files`, or is a name that the format defines, or is that of a temporary file. Links are never ours.
+/// A folder is of the kind if the header of its manifest has the format. A file in it is ours if its path is listed in the
+/// manifest's `files`, is defined by the format, or is that of a temporary file. Links are never ours.
 #[derive(Debug, Clone)]
 pub struct Contents {
     manifest: &'static str,
@@ -64,7 +64,7 @@ impl Contents {
         self
     }
 
-    /// Contents of a folder that is recognised by the file `mark` and has a folder `name` of this kind, finished or not.
+    /// Contents of a folder that is recognised by the file `mark` and contains a folder `name` of this kind, finished or not.
     pub(super) fn nested(&self, mark: &'static str, name: &str) -> Self {
         let own = self.names.iter().chain(&self.work);
         let endings = ["", ".partial", ".old"];
@@ -77,8 +77,8 @@ impl Contents {
         self.manifest
     }
 
-    /// Checks that a folder can be written in place, and returns it with its links resolved: it has only files of this
-    /// kind, or none, or does not exist.
+    /// Checks that a folder can be written in place: it has only files of this kind, is empty, or does not exist. Returns its
+    /// path with links resolved.
     ///
     /// # Errors
     ///
@@ -111,7 +111,7 @@ impl Contents {
             metadata: BTreeMap<String, String>,
         }
         let path = folder.join(self.manifest);
-        // A pipe would never end.
+        // Reading a pipe might never end.
         if !is_file(&path) {
             return None;
         }

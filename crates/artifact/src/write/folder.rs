@@ -16,10 +16,10 @@ use crate::ArtifactError;
 
 /// Folder that appears under its name only when it is complete.
 ///
-/// The content is written to `NAME.partial` next to it. A partial folder left by an earlier run is
-/// resumed unless [`clear`](Self::clear)ed; its files are whole, since they are written with
-/// [`write_file`](super::write_file). Only files of this kind of folder are ever replaced or deleted, and only one run at a
-/// time works in a folder. If the name is a link, the folder that it stands for is written, and the link stays.
+/// The content is written to `NAME.partial` next to it. A partial folder left by an earlier run is resumed unless
+/// [`clear`](Self::clear)ed; its files are whole, since they are written with [`write_file`](super::write_file). Only files of
+/// this kind of folder are ever replaced or deleted, and only one run at a time works in a folder. If the name is a link, the
+/// folder that it points to is written, and the link stays.
 #[derive(Debug)]
 pub struct PartialFolder {
     target: PathBuf,
@@ -35,7 +35,7 @@ pub(super) const MARK: &str = ".powerinfer-run";
 impl PartialFolder {
     /// Opens or creates the partial folder of `target`.
     ///
-    /// An existing `target` must be empty or an older artifact with these `contents` and nothing else; so must be a
+    /// An existing `target` must be empty or an older artifact with these `contents` and nothing else. The same holds for a
     /// folder left next to it by a killed run.
     ///
     /// # Errors
@@ -99,7 +99,7 @@ impl PartialFolder {
     ///
     /// # Errors
     ///
-    /// [`ArtifactError::Foreign`] if other files have appeared in one of the folders, all of which stay then, or
+    /// [`ArtifactError::Foreign`] if other files have appeared in one of the folders, which are then all kept, or
     /// [`ArtifactError::Write`].
     pub fn finish(self) -> Result<(), ArtifactError> {
         debug_assert!(
@@ -122,7 +122,7 @@ impl PartialFolder {
             survey(&self.target)?.refuse_foreign()?;
             survey(&old)?.delete_folder()?;
             fs::rename(&self.target, &old).map_err(ArtifactError::write(&self.target))?;
-            // What has appeared since goes back to where its owner looks for it.
+            // Files that have appeared since go back to where their owner looks for them.
             if let Err(error) = survey(&old)?.refuse_foreign() {
                 fs::rename(&old, &self.target).map_err(ArtifactError::write(&self.target))?;
                 return Err(error);
@@ -159,7 +159,7 @@ mod tests {
         Contents::new("manifest.json", "powerinfer-test").with_names(&["weights"])
     }
 
-    /// A manifest that names the file `named`, with `content` besides.
+    /// A manifest that lists the file `named` and contains `content`.
     fn manifest(content: &str) -> String {
         let header = r#"{ "format": "powerinfer-test", "version": 1, "tool": "powerinfer 0.1.0" }"#;
         format!(r#"{{ "header": {header}, "files": {{ "named": "" }}, "content": "{content}" }}"#)
@@ -270,7 +270,7 @@ mod tests {
             names(&target),
             ["manifest.json", "named", "notes", "todo.txt", "weights"]
         );
-        // The same in what killed runs have left.
+        // The same in folders that killed runs have left.
         for ending in ["old", "partial"] {
             fs::remove_dir_all(folder.path()).unwrap();
             drop(PartialFolder::open(&target, contents()).unwrap());
@@ -321,7 +321,7 @@ mod tests {
             assert_eq!(fs::read_to_string(written).unwrap(), content);
             assert_eq!(names(&path("real")), ["bundle"]);
         }
-        // Of a folder with other files they are left, as without a link.
+        // A folder with other files is refused and left unchanged, as without a link.
         fs::create_dir(path("photos")).unwrap();
         fs::write(path("photos/cat"), b"mew").unwrap();
         symlink("photos", path("to-photos")).unwrap();
@@ -366,7 +366,7 @@ mod tests {
             assert!(is_kept() && link.is_symlink());
             fs::remove_file(link).unwrap();
         }
-        // Those with the name of a temporary file are deleted, not what they lead to.
+        // Links with the name of a temporary file are deleted, not their targets.
         let temporary = path("bundle.partial/.powerinfer-x.partial");
         symlink("../photos", &temporary).unwrap();
         make(&path("bundle"), "1").unwrap();

@@ -37,10 +37,10 @@ impl FolderLock {
         Ok(Self { _lock: lock })
     }
 
-    /// Locks `folder`, if it exists, once no other run has the lock.
+    /// Waits until no other run has the lock, then locks `folder` if it exists.
     pub(super) fn wait(folder: &Path) -> Self {
         while let Ok(lock) = fs::File::open(folder) {
-            // Where folders cannot be locked, no other run has the lock either.
+            // If folders cannot be locked, no other run has the lock either.
             if lock.lock().is_err() || is_at(&lock, folder) {
                 return Self { _lock: Some(lock) };
             }

@@ -25,8 +25,8 @@ const SCRATCH: &str = ".powerinfer-scratch";
 const INNER: &str = "bundle";
 
 impl ScratchFolder {
-    /// Creates the folder `NAME.measuring` next to `target`, removing one left by a killed run. It is for one folder of
-    /// the kind `contents`, at [`path`](Self::path).
+    /// Creates the folder `NAME.measuring` next to `target`, removing one left by a killed run. It holds one folder of the kind
+    /// `contents`, at [`path`](Self::path).
     ///
     /// # Errors
     ///
@@ -58,7 +58,7 @@ impl ScratchFolder {
         })
     }
 
-    /// Removes the scratch folder that a killed run has left next to `target`, if any; not one with other files.
+    /// Removes the scratch folder that a killed run has left next to `target`, if any. A folder with other files is kept.
     ///
     /// # Errors
     ///

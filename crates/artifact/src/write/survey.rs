@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{ArtifactError, counted::listed};
 
-/// What shows that a folder is ours.
+/// Evidence that a folder is ours.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Mark {
     /// The manifest, in a finished folder.
@@ -44,7 +44,7 @@ impl Contents {
         let found = self.survey_once(folder, mark)?;
         match found.foreign.is_empty() {
             true => Ok(found),
-            // Another run may have renamed the folder while it was looked at.
+            // Another run may have renamed the folder during the survey.
             false => self.survey_once(folder, mark),
         }
     }
@@ -65,7 +65,7 @@ impl Contents {
             Ok(found) if found.is_dir() => None,
             Ok(found) if found.is_symlink() => Some("a link, not a folder"),
             Ok(_) => Some("a file, not a folder"),
-            // To create it may fail, with a message of its own.
+            // Creating it may fail, with a separate message.
             Err(error)
                 if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) =>
             {
@@ -185,7 +185,7 @@ impl Survey {
         self.files.is_empty()
     }
 
-    /// Refuses a folder with other entries than ours.
+    /// Refuses a folder with entries that are not ours.
     pub(super) fn refuse_foreign(&self) -> Result<(), ArtifactError> {
         let (path, found) = (self.folder.clone(), listed(&self.foreign));
         match self.foreign.is_empty() {
@@ -199,7 +199,7 @@ impl Survey {
         }
     }
 
-    /// Deletes our files of the roles that `is_meant`, the mark last, and our folders that are empty then.
+    /// Deletes our files whose role `is_meant` selects, the mark last, and our folders that are then empty.
     pub(super) fn delete(&self, is_meant: impl Fn(Role) -> bool) -> Result<(), ArtifactError> {
         let meant = |(_, role): &&(PathBuf, Role)| is_meant(*role);
         let (mark, files): (Vec<_>, Vec<_>) =
@@ -208,7 +208,7 @@ impl Survey {
             unlink(&self.folder.join(path))?;
         }
         for folder in self.folders.iter().rev() {
-            // One with other files stays.
+            // A folder with other files stays.
             let _ = fs::remove_dir(self.folder.join(folder));
         }
         for (path, _) in mark {
@@ -221,7 +221,7 @@ impl Survey {
     ///
     /// # Errors
     ///
-    /// [`ArtifactError::Foreign`] if something else is in the folder, which stays then.
+    /// [`ArtifactError::Foreign`] if something else is in the folder, which is then kept.
     pub(super) fn delete_folder(&self) -> Result<(), ArtifactError> {
         self.refuse_foreign()?;
         self.delete(|_| true)?;
@@ -252,7 +252,7 @@ mod tests {
             .with_work(&["state-#-#.x"])
     }
 
-    /// Names of ours and of others in a folder with these entries; a name that ends in `/` is a folder.
+    /// Names of our and of foreign entries in a folder with these `entries`; a name that ends in `/` is a folder.
     fn sorted(manifest: &str, entries: &[&str]) -> (Vec<String>, Vec<String>) {
         let folder = tempfile::tempdir().unwrap();
         for entry in entries {

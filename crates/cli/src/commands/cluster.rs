@@ -380,7 +380,7 @@ fn say_written(stages: &[Stage], folder: &Path, output: Output) -> Result<()> {
 }
 
 impl StageArguments {
-    /// What the jobs do, their model, and the folder for them; `scheduler` is the subcommand's name.
+    /// The work of the jobs, their model, and their folder; `scheduler` is the subcommand's name.
     fn preparation<Arguments: CommandFactory>(
         &self,
         scheduler: &str,

@@ -131,7 +131,7 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
     print(format!("listening on http://{address}\n"))?;
     server.run(|| {
         if let Err(error) = files.iter().try_for_each(FileBytes::check_unchanged) {
-            // Nothing that runs is finished: its tokens would come from other weights.
+            // Running requests are not finished: their tokens would come from other weights.
             crate::fail(&error.into());
             std::process::exit(1);
         }

@@ -59,7 +59,7 @@ pub(crate) struct SubjectArguments {
 pub(crate) struct Evaluated {
     source: Source,
     tokenizer: Tokenizer,
-    /// Digest of the tokenizer's files: that of a model does not cover them.
+    /// Digest of the tokenizer's files, which a model's digest does not cover.
     tokenizer_files: Digest,
     device: DeviceArgument,
     threads: usize,
@@ -229,7 +229,7 @@ impl Evaluated {
         }
     }
 
-    /// What tells it from all others: its files with those of the tokenizer, and the device of what the plan has on a GPU.
+    /// Distinguishes it from all others: its files, those of the tokenizer, and the device if the plan uses a GPU.
     pub(crate) fn identity(&self) -> Result<Value> {
         Ok(match &self.source {
             Source::Bundle { folder, .. } => {

@@ -12,14 +12,14 @@ use crate::{
     placement::{ALL, HALF, PLACEMENTS},
 };
 
-/// Contexts of two sequences: the golden prompt fits each but for its last token.
+/// Contexts of two sequences: the golden prompt fits each except for its last token.
 const PAIRS: [[usize; 2]; 4] = [[17, 16], [16, 17], [256, 16], [16, 256]];
 
 fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|logit| logit.to_bits()).collect()
 }
 
-/// Logits of `tokens`, each decoded in a pass of its own.
+/// Logits of `tokens`, each decoded in a separate pass.
 fn decode(model: &mut Runtime, sequence: &mut Sequence, tokens: &[u32]) -> Vec<f32> {
     let passes = tokens.chunks(1);
     passes
@@ -60,7 +60,7 @@ fn a_graph_runs_sequences_of_any_context() {
             let mut host = case.on_host(&[placement]);
             let run = |model: &mut Runtime| -> Vec<f32> {
                 let mut pair = contexts.map(|context| model.new_sequence(context).unwrap());
-                // Together as many as the smallest context has.
+                // Together, the two parts fill the smallest context.
                 let (first, second) = case.prompt[..16].split_at(13);
                 let mut logits = Vec::new();
                 for part in [first, second] {
@@ -100,7 +100,7 @@ fn contexts_of_a_batch_may_differ() {
                 .collect();
             assert!(bits(&found) == bits(&want), "{format}");
         }
-        // Beside a piece of a prompt of another context, in one pass and in a pass of its own.
+        // Beside a piece of a prompt of another context, in one pass and in a separate pass.
         for piece in [2, 4] {
             let wanted = PromptLogits::Last;
             let mut tokens = vec![5; 3];

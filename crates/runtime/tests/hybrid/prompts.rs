@@ -74,7 +74,7 @@ fn a_prompt_cache_is_read_back_on_its_device_alone() {
         let file = PromptCacheFile::open(&path).unwrap();
         let mut again = on_device().unwrap();
         let mut on_host = Runtime::new(open(), case.options()).unwrap();
-        // Another sequence is in the caches before.
+        // The caches held another sequence before.
         again.forward(after).unwrap();
         let kept = again.load_prompt_cache(&path, &file, &case.prompt);
         assert_eq!(kept.unwrap(), 13);

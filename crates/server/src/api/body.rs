@@ -1,4 +1,4 @@
-//! Bodies of requests: received up to a size each and to a size of all together.
+//! Bodies of requests: the size of each is limited, and the size of all together.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::error::ApiError;
 use crate::{Service, connection::BodyTooSlow};
 
-/// Bytes of a request's body, at most.
+/// Maximum bytes of a request's body.
 const BODY_LIMIT: usize = 10 << 20;
 
-/// Bytes of a body that count for no limit of all together: whatever some clients send, there is room for the small
-/// requests of the others.
+/// Bytes of a body that do not count towards the common limit: whatever some clients send, there is room for small requests of
+/// others.
 const SMALL_BODY: usize = 64 << 10;
 
-/// Bytes of all bodies beyond [`SMALL_BODY`] of each, until they have been read.
+/// Maximum bytes of all bodies together until they have been read, not counting the first [`SMALL_BODY`] of each.
 pub(crate) const BODY_BUDGET: usize = 64 << 20;
 
-/// The body of a request, which has its share of the budget.
+/// The body of a request, with its share of the budget.
 pub(crate) struct RequestBody {
     pub(crate) bytes: Vec<u8>,
     budget: Option<OwnedSemaphorePermit>,

@@ -44,7 +44,7 @@ const UNSUPPORTED: &[&str] = &[
     "verbosity",
 ];
 
-/// A message of a request. What is not text is looked at without being kept.
+/// A message of a request. Content other than text is parsed but not kept.
 #[derive(Debug, Deserialize)]
 pub(crate) struct MessageParameter {
     role: Role,
@@ -54,7 +54,8 @@ pub(crate) struct MessageParameter {
     images: Option<Vec<IgnoredAny>>,
 }
 
-/// Who speaks. Templates write roles outside of contents, so that another one could contain special tokens.
+/// The author of a message. Other roles are refused: templates write roles outside contents, so a role could contain special
+/// tokens.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Role {
@@ -66,10 +67,10 @@ enum Role {
 }
 
 impl Role {
-    /// The name that templates know.
+    /// The role's name in templates.
     fn name(self) -> &'static str {
         match self {
-            // The reference's newer name for the same.
+            // The API reference's newer name for the same role.
             Self::System | Self::Developer => "system",
             Self::User => "user",
             Self::Assistant => "assistant",
@@ -78,7 +79,7 @@ impl Role {
     }
 }
 
-/// Text, or parts that are put together.
+/// Text, or parts that are concatenated.
 #[derive(Debug)]
 struct Content(String);
 

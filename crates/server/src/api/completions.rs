@@ -34,10 +34,10 @@ pub(crate) const MAX_LOGPROBS: usize = 20;
 /// Texts of one prompt, at most.
 const MAX_TEXTS: usize = 128;
 
-/// Bytes of prompts that a response repeats, at most.
+/// Maximum bytes of the prompts that a response repeats.
 const MAX_ECHO_BYTES: usize = 64 << 20;
 
-/// A prompt, with its text and where its tokens begin in it if the response repeats it.
+/// A prompt. If the response repeats it, also its text and the offset of each token in the text.
 struct EchoedPrompt {
     ids: Arc<[u32]>,
     echo: Option<(String, Vec<usize>)>,
@@ -312,8 +312,8 @@ pub(crate) fn finish_reason(finish: Finish) -> &'static str {
     }
 }
 
-/// Adds the tokens of a response, and their times as llama.cpp's server has them. How many tokens were cached tells what
-/// others have asked, so strangers do not learn it.
+/// Adds the token counts of a response, and timings in the format of llama.cpp's server. The number of cached tokens reveals what
+/// others have asked, so strangers do not see it.
 pub(crate) fn add_usage(service: &Service, response: &mut Value, texts: &Texts) {
     let (prompt, generated) = (texts.prompt_tokens, texts.tokens());
     let cached = service.reports_cache.then_some(texts.cached_tokens);

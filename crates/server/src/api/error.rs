@@ -6,7 +6,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-/// Characters of a message, at most: some repeat a part of the request.
+/// Maximum characters of a message: some messages repeat a part of the request.
 const MAX_MESSAGE: usize = 500;
 
 /// An error of a request.

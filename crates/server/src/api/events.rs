@@ -16,8 +16,8 @@ use crate::{
     generation::{Texts, Update},
 };
 
-/// Streams the chunks that `chunks` makes of each update of `texts`, then those it makes of the end, then `[DONE]`. Those
-/// of prompts, which may be long, are made on a worker.
+/// Streams the chunks that `chunks` makes from each update of `texts`, then those it makes at the end, then `[DONE]`. Chunks of
+/// prompts may be long, so they are made on a worker.
 pub(crate) fn stream_chunks(
     service: Arc<Service>,
     texts: Texts,

@@ -113,7 +113,7 @@ async fn check_origin(
     }
 }
 
-/// Refuses a request without a host, which HTTP/1.1 requires, and one with several: programs differ in which they take.
+/// Refuses a request without a host, which HTTP/1.1 requires, and one with several, since programs differ in which one they use.
 fn check_host(request: &Request) -> Result<(), ApiError> {
     let count = request.headers().get_all(header::HOST).iter().count();
     let is_required = request.version() >= Version::HTTP_11;

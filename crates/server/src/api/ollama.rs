@@ -83,7 +83,7 @@ fn details(service: &Service) -> Value {
     json!({ "format": "powerinfer", "family": "powerinfer", "families": null, "parameter_size": "", "quantization_level": service.about["format"] })
 }
 
-/// A request, read: nothing to generate for one without a prompt.
+/// A parsed request; without a prompt there is nothing to generate.
 struct Prepared {
     request: Option<TextRequest>,
     is_streamed: bool,

@@ -20,17 +20,16 @@ const WITHOUT_EFFECT: &[&str] = &[
     "parallel_tool_calls",
 ];
 
-/// Texts of a request, of all prompts together, at most.
+/// Maximum number of texts of a request, for all prompts together.
 pub(crate) const MAX_TEXTS: usize = 2048;
 
-/// Tokens of all prompts of a request, at most.
+/// Maximum number of tokens of all prompts of a request.
 pub(crate) const MAX_PROMPT_TOKENS: usize = 1 << 20;
 
-/// Bytes of JSON of `logit_bias`, at most.
+/// Maximum bytes of JSON of `logit_bias`.
 const MAX_BIAS_BYTES: usize = 64 << 10;
 
-/// The JSON object of a request. Each value stays text until it is taken, so that memory is needed for the types of the
-/// parameters alone.
+/// The JSON object of a request. Each value stays text until it is taken, so memory is needed only for the parameters' own types.
 #[derive(Debug, Default, serde::Deserialize)]
 pub(crate) struct Parameters(BTreeMap<String, Box<RawValue>>);
 
@@ -68,7 +67,7 @@ impl Parameters {
             return Err(ApiError::invalid_value(name, message));
         }
         serde_json::from_str(json).map_err(|error| {
-            // The position is one within the value.
+            // The position is relative to the value.
             let error = error.to_string();
             let message = error.split(" at line ").next().unwrap_or(&error);
             ApiError::invalid_value(name, message)

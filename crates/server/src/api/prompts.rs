@@ -1,4 +1,4 @@
-//! The prompts of a completion: a text, a list of texts, token ids, or a list of lists of them.
+//! The prompts of a completion: a text, a list of texts, a list of token ids, or a list of such lists.
 
 use std::{fmt, sync::Arc};
 
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::Service;
 
-/// Prompts of a request, no more than it may have.
+/// Prompts of a request; their number is within the limit.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Prompts {
     /// Texts to encode.
@@ -41,7 +41,7 @@ impl Prompts {
         }
     }
 
-    /// Encodes the texts. It takes time: call it on a worker.
+    /// Encodes the texts. This takes time: call it on a worker.
     pub(crate) fn encode(self, service: &Service) -> Result<Encoded, ApiError> {
         let texts = match self {
             Self::Ids(lists) => {

@@ -27,10 +27,10 @@ const MAX_TOKEN_BYTES: usize = 256;
 /// Stop strings of a request, at most.
 const MAX_STOPS: usize = 32;
 
-/// Bytes of JSON of all stop strings, at most.
+/// Maximum bytes of JSON of all stop strings.
 const MAX_STOP_BYTES: usize = 16 << 10;
 
-/// Bytes of JSON of a schema, at most.
+/// Maximum bytes of JSON of a schema.
 pub(super) const MAX_SCHEMA_BYTES: usize = 64 << 10;
 
 /// The format of a chat's answer.
@@ -110,14 +110,14 @@ impl Service {
         })
     }
 
-    /// The tokens of `text`. It takes time: call it on a worker.
+    /// The tokens of `text`. This takes time: call it on a worker.
     pub(crate) fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, ApiError> {
         self.check_size(text.len())?;
         let encoded = self.tokenizer.encode(text, special);
         encoded.map_err(|error| ApiError::invalid_value("prompt", error))
     }
 
-    /// The prompt that continues a conversation. It takes time: call it on a worker.
+    /// The prompt that continues a conversation. This takes time: call it on a worker.
     pub(crate) fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>, ApiError> {
         if self.tokenizer.chat_template().is_none() {
             return Err(ApiError::invalid(
@@ -138,7 +138,7 @@ impl Service {
         encoded.map_err(|error| ApiError::invalid_value("messages", error))
     }
 
-    /// Refuses a text of so many bytes that its tokens cannot fit the context.
+    /// Refuses a text with so many bytes that its tokens cannot fit the context.
     fn check_size(&self, bytes: usize) -> Result<(), ApiError> {
         match bytes <= self.context.saturating_mul(MAX_TOKEN_BYTES) {
             true => Ok(()),

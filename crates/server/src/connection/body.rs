@@ -1,4 +1,4 @@
-//! Bodies of requests and responses, which tell a connection who waits for whom.
+//! Bodies of requests and responses that record on their connection who waits for whom.
 
 use std::{
     future::Future,
@@ -14,7 +14,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::waiting::Connection;
 
-/// Time for the body of a request to arrive after its head, whoever reads it.
+/// Time limit for the body of a request to arrive after its head, no matter what reads it.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The body of a request did not arrive in time.

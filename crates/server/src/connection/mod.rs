@@ -1,11 +1,11 @@
 //! Connections: accepted, bounded in number and time, and closed when the server stops.
 //!
-//! `/health` cannot be starved. Every connection is accepted, never left in the system's queue. If all places are taken,
-//! the connection whose client has kept the server waiting for longest gives way to the new one: it sends a head or a body
-//! slowly, reads slowly, or is idle. If no client has kept the server waiting for a moment, all places have requests that are
-//! being answered; then the new connection gets an extra place, in which `/health` is answered and everything else refused,
-//! both at once. Such places have no other work, so the oldest of them gives way to the next. An address has half of the
-//! places at most, so that one client pushes out its own connections first.
+//! `/health` cannot be starved. Every connection is accepted, never left in the system's queue. If all places are taken, the
+//! connection whose client has kept the server waiting longest gives way to the new one: this client sends a head or a body
+//! slowly, reads slowly, or is idle. If no client has kept the server waiting for more than a moment, the requests in all places
+//! are being answered. The new connection then gets an extra place, in which `/health` is answered at once and everything else is
+//! refused at once. Extra places have no other work, so the oldest of them gives way to the next. One address has at most half of
+//! the places, so a client pushes out its own connections first.
 
 mod body;
 mod places;
@@ -48,25 +48,25 @@ use self::{
 };
 use crate::api::error::ApiError;
 
-/// Time for the head of a request to arrive, on a new connection and on an idle one.
+/// Time limit for the head of a request to arrive, on a new connection and on an idle one.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Bytes of a request's head, at most.
+/// Maximum bytes of a request's head.
 const HEAD_BYTES: usize = 64 << 10;
 
-/// Headers of a request, at most.
+/// Maximum number of headers of a request.
 const MAX_HEADERS: usize = 100;
 
 /// Wait before accepting again when the system is out of sockets.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Time that a server which stops gives to requests that it is answering.
+/// Time that a stopping server gives to requests that it is answering.
 pub const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
 
 /// As [`SHUTDOWN_LIMIT`], for clients that keep the server waiting.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Time between two looks at the connections of a server that stops.
+/// Interval at which a stopping server checks its connections.
 const SHUTDOWN_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Answers requests on `listener` until `stop` is ready, then those that have begun.
@@ -150,7 +150,7 @@ impl Connections {
         self.table.started(id, task.abort_handle());
     }
 
-    /// Finishes what is being answered and closes all connections.
+    /// Finishes the requests that are being answered, then closes all connections.
     async fn close(self) {
         let end = Instant::now() + SHUTDOWN_LIMIT;
         // Connections answer no further request.
@@ -167,7 +167,7 @@ impl Connections {
     }
 }
 
-/// Answers a request, and keeps account of who waits for whom.
+/// Answers a request and records who waits for whom.
 async fn answer(
     service: TowerToHyperService<Router>,
     connection: Arc<Connection>,

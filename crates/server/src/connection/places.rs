@@ -12,19 +12,19 @@ use tokio::task::AbortHandle;
 use super::waiting::Connection;
 use crate::ServerError;
 
-/// Connections that are open at the same time, at most.
+/// Maximum number of connections that are open at the same time.
 const MAX_CONNECTIONS: usize = 1024;
 
-/// Extra places, at most.
+/// Maximum number of extra places.
 const MAX_EXTRA: usize = 64;
 
-/// Connections that a server needs.
+/// Minimum number of connections that a server needs.
 const MIN_CONNECTIONS: usize = 32;
 
-/// Time for a client to send its request before it may have to give way, so that new ones do not push each other out.
+/// Time for a client to send its request before it may have to give way, so that new connections do not push each other out.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Files that a server opens beside connections, and connections that are being closed.
+/// File descriptors kept for everything else: other files of a server, and connections that are being closed.
 const OTHER_FILES: usize = 192;
 
 /// How many connections may be open.
@@ -32,18 +32,18 @@ const OTHER_FILES: usize = 192;
 pub(crate) struct Places {
     /// Connections that are served.
     all: usize,
-    /// Further ones, which learn the server's health.
+    /// Extra connections, which may ask only for the server's health.
     extra: usize,
-    /// Time for which the client of a served connection may keep the server waiting in any case.
+    /// Time for which the client of a served connection may keep the server waiting before it may have to give way.
     patience: Duration,
 }
 
-/// What a connection may ask.
+/// Requests that are answered on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Everything.
+    /// All requests.
     Regular,
-    /// The server's health.
+    /// Only requests for the server's health.
     Extra,
 }
 
@@ -73,7 +73,7 @@ impl Places {
         }
     }
 
-    /// Places of one address.
+    /// Maximum number of places of one address.
     fn of_address(self) -> usize {
         self.all / 2
     }
@@ -130,7 +130,7 @@ impl Table {
         }
     }
 
-    /// Enters a new connection, for which another may have to give way.
+    /// Adds a new connection; another one may have to give way.
     pub(crate) fn admit(&self, client: IpAddr) -> (Arc<Connection>, Place) {
         let address = network(client);
         let patience = self.places.patience;
@@ -165,7 +165,7 @@ impl Table {
         (connection, place)
     }
 
-    /// Notes the task of connection `id`.
+    /// Records the task of connection `id`.
     pub(crate) fn started(&self, id: u64, task: AbortHandle) {
         if let Some(entry) = self.lock().entries.get_mut(&id) {
             entry.task = Some(task);
@@ -183,7 +183,7 @@ impl Table {
         Leave(Arc::clone(self), id)
     }
 
-    /// Closes the connection whose client has kept the server waiting for longest.
+    /// Closes the connection whose client has kept the server waiting longest.
     pub(crate) fn close_longest_waiting(&self) {
         self.lock().close_longest_waiting(Duration::ZERO, |_| true);
     }
@@ -214,7 +214,8 @@ impl Open {
             .count()
     }
 
-    /// Closes the longest waiting of some connections, after `patience`; returns whether there was one.
+    /// Closes the eligible connection for which the server has waited longest, if at least `patience`; returns whether there was
+    /// one.
     fn close_longest_waiting(
         &mut self,
         patience: Duration,
@@ -244,7 +245,7 @@ impl Open {
     }
 }
 
-/// What counts as one client: an address, or the network that a host of IPv6 chooses its addresses from.
+/// Identifies one client: its address or, for IPv6, the /64 network from which a host chooses its addresses.
 fn network(client: IpAddr) -> IpAddr {
     match client.to_canonical() {
         IpAddr::V6(address) if !address.is_loopback() => {

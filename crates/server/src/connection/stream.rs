@@ -17,14 +17,14 @@ use tokio::{
 
 use super::waiting::Connection;
 
-/// Time for a client to read something, while the server has more for it.
+/// Time limit for a client to read something while the server has data for it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A connection to a client.
 pub(crate) struct ClientStream {
     stream: TcpStream,
     connection: Arc<Connection>,
-    /// Ends the time to read; none if the system takes what is written.
+    /// End of the time to read; `None` while the system accepts what is written.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 

@@ -17,7 +17,7 @@ struct State {
     phase: Phase,
     /// Whether the client takes what is written.
     reads: bool,
-    /// When either changed.
+    /// When one of the two last changed.
     since: Instant,
 }
 
@@ -74,7 +74,7 @@ impl Connection {
         self.change(|state| state.phase = Phase::Idle);
     }
 
-    /// The client takes what is written, or has stopped to.
+    /// Records whether the client takes what is written.
     pub(crate) fn reads(&self, reads: bool) {
         self.change(|state| state.reads = reads);
     }
@@ -85,7 +85,7 @@ impl Connection {
         state.since = Instant::now();
     }
 
-    /// Since when the server has waited for the client; none if the client waits.
+    /// Time since which the server has waited for the client; `None` if the client waits for the server.
     pub(crate) fn waits_since(&self) -> Option<Instant> {
         let state = self.lock();
         let is_waiting = state.phase != Phase::Answering || !state.reads;

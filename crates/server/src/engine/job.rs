@@ -21,15 +21,15 @@ pub(crate) struct Job {
     /// Seed of the text's samples.
     pub(crate) seed: u64,
     pub(crate) settings: Arc<JobSettings>,
-    /// Where it is reported.
+    /// Receives the text's events.
     pub(crate) events: Events,
     /// When the request arrived.
     pub(crate) arrived: Instant,
 }
 
-/// What all texts of a request have in common.
+/// Settings that all texts of a request share.
 pub(crate) struct JobSettings {
-    /// How tokens are sampled, but for the seed.
+    /// How tokens are sampled, except for the seed.
     pub(crate) sampling: SamplingSettings,
     /// Tokens to generate, at most.
     pub(crate) max_tokens: usize,

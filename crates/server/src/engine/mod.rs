@@ -105,7 +105,7 @@ pub(crate) struct Engine {
     /// The sequences of `decoding`.
     sequences: Vec<Sequence>,
     idle: SequencePool,
-    /// Layers that verification has changed to another policy: prefixes from before are not reused.
+    /// Number of layers that verification has changed to another policy: earlier prefixes are not reused.
     fallbacks: usize,
 }
 
@@ -214,7 +214,8 @@ impl Engine {
         }
     }
 
-    /// Makes the sequence of a request idle that started after this number of fallbacks.
+    /// Makes a request's sequence idle. The sequence is emptied if layers fell back after it started with this number of
+    /// `fallbacks`.
     fn put_idle(&mut self, mut sequence: Sequence, fallbacks: usize) {
         if fallbacks != self.fallbacks {
             sequence.truncate(0);

@@ -57,8 +57,8 @@ pub struct CudaDevice {
     events: Mutex<Vec<sys::CUevent>>,
 }
 
-// SAFETY: modules, functions and events are driver handles, which any thread may use with the context current, as every
-// call here makes it. What a thread captures, `capture` keeps other threads out of.
+// SAFETY: modules, functions and events are driver handles, which any thread may use with the context current, as every call here
+// makes it. `capture` keeps other threads out of a capture.
 unsafe impl Send for CudaDevice {}
 // SAFETY: as above.
 unsafe impl Sync for CudaDevice {}

@@ -65,7 +65,7 @@ impl<'a> PromptCache<'a> {
         }
     }
 
-    /// Keeps all, where that is asked for.
+    /// Keeps prompt and answer, if `--prompt-cache-all` is set.
     pub(super) fn keep_all(&self, model: &Runtime) -> Result<()> {
         match self.arguments.prompt_cache_all {
             true => self.keep(model),
