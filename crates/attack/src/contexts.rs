@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use powerinfer_artifact::progress::Silent;
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_emulator::{Emulator, Order};
@@ -14,7 +14,7 @@ use powerinfer_runtime::{
 /// Maximum number of sequences at a time.
 const SEQUENCES: usize = 5;
 /// Maximum number of steps of a try: the emulator is slow.
-const STEPS: usize = 24;
+const STEPS: usize = 10;
 /// Largest allowed difference of logits, relative to the CPU's largest logit.
 const TOLERANCE: f32 = 1e-3;
 
@@ -23,36 +23,20 @@ struct Pair([Sequence; 2]);
 
 /// Runs the steps that `bytes` encode with the bundle in `folder`.
 ///
-/// # Errors
-///
-/// The bundle cannot be opened.
-///
 /// # Panics
 ///
-/// Device and CPU disagree, or a pass had to be run again.
-pub(crate) fn run(folder: &Path, bytes: &[u8]) -> Result<()> {
+/// The bundle cannot be run, device and CPU disagree, or a pass had to be run again.
+pub(crate) fn run(folder: &Path, bytes: &[u8]) {
     let seed = bytes.first().copied().unwrap_or_default();
-    let device = Emulator::new(2, Order::Shuffled(seed.into())).context("there is no emulator")?;
-    let open = |device| {
-        let bundle = Bundle::open(folder, IntegrityCheck::Quick)?;
-        let execution = Execution {
-            activations: ActivationFormat::F32,
-            device,
-            ..Execution::on_cpu(1)
-        };
-        anyhow::Ok(Runtime::open(bundle, None, &execution, &Silent)?)
-    };
-    let device = open(DeviceChoice::Given(Arc::new(device)))?;
-    assert!(device.uses_device(), "the plan uses a GPU");
-    let mut models = [device, open(DeviceChoice::Cpu)?];
+    let mut models = open(folder, seed).unwrap_or_else(|error| panic!("{error:#}"));
     let mut pairs: Vec<Pair> = Vec::new();
     for step in bytes.chunks_exact(4).take(STEPS) {
         let [operation, slot, number, other] =
             [step[0], step[1], step[2], step[3]].map(usize::from);
         if pairs.is_empty() || operation % 8 == 0 && pairs.len() < SEQUENCES {
             let context = 1 + number % 64;
-            let [on_device, on_host] = models.each_ref().map(|model| model.new_sequence(context));
-            pairs.push(Pair([on_device?, on_host?]));
+            let new = |model: &Runtime| model.new_sequence(context).expect("memory for a sequence");
+            pairs.push(Pair(models.each_ref().map(new)));
             continue;
         }
         let (slot, count) = (slot % pairs.len(), 1 + number % 11);
@@ -94,7 +78,23 @@ pub(crate) fn run(folder: &Path, bytes: &[u8]) -> Result<()> {
         }
     }
     assert_eq!(models[0].graph_retries(), 0, "tokens were run again");
-    Ok(())
+}
+
+/// Opens the bundle on the emulated device, with this order of threads, and on the CPU.
+fn open(folder: &Path, seed: u8) -> Result<[Runtime; 2]> {
+    let open = |device| {
+        let bundle = Bundle::open(folder, IntegrityCheck::Quick)?;
+        let execution = Execution {
+            activations: ActivationFormat::F32,
+            device,
+            ..Execution::on_cpu(1)
+        };
+        anyhow::Ok(Runtime::open(bundle, None, &execution, &Silent)?)
+    };
+    let device = Emulator::new(2, Order::Shuffled(seed.into())).context("there is no emulator")?;
+    let device = open(DeviceChoice::Given(Arc::new(device)))?;
+    ensure!(device.uses_device(), "the plan does not use a GPU");
+    Ok([device, open(DeviceChoice::Cpu)?])
 }
 
 /// Runs `run` on device and CPU. Checks that the logits agree, or that both fail and leave the sequences unchanged.

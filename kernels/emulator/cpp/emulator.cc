@@ -42,9 +42,12 @@ size_t whole_pages(size_t bytes) {
 // Alignment of device memory. Only the checks report accesses to the padding after its end.
 constexpr size_t ALIGNMENT = 16;
 
-// Inaccessible memory on both sides of every allocation, wider than any stride of the tests: an address that is computed from one
-// allocation never lies in another.
-constexpr size_t GUARD_BYTES = size_t(64) << 20;
+// Inaccessible memory on both sides of an allocation, 1 to 64 MiB and four times its size if possible: wider than any stride of the
+// tests, so that an address computed from one allocation never lies in another.
+size_t guard_bytes(size_t bytes) {
+  const size_t least = size_t(1) << 20, most = size_t(64) << 20;
+  return whole_pages(std::min(std::max(4 * bytes, least), most));
+}
 
 struct sigaction previous;
 
@@ -432,7 +435,7 @@ Outside::Outside(uintptr_t address) {
   std::lock_guard lock(allocations_mutex);
   const auto next = allocations().upper_bound(address);
   std::snprintf(text, sizeof text, "far from every buffer");
-  size_t nearest = GUARD_BYTES;
+  size_t nearest = size_t(64) << 20;
   if (next != allocations().end() && next->first - address < nearest) {
     nearest = next->first - address;
     std::snprintf(text, sizeof text, "%zu bytes before a buffer of %zu", nearest, next->second.bytes);
@@ -461,15 +464,15 @@ Allocation find_allocation(uintptr_t address) {
 extern "C" void* emulator_allocate(size_t bytes, bool is_host) {
   const size_t rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
   const size_t usable = std::max(whole_pages(rounded), page_bytes());
-  const size_t mapped = usable + 2 * GUARD_BYTES;
+  const size_t guard = guard_bytes(rounded), mapped = usable + 2 * guard;
   char* start = static_cast<char*>(
       mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   if (start == MAP_FAILED) return nullptr;
-  if (mprotect(start + GUARD_BYTES, usable, PROT_READ | PROT_WRITE) != 0) {
+  if (mprotect(start + guard, usable, PROT_READ | PROT_WRITE) != 0) {
     munmap(start, mapped);
     return nullptr;
   }
-  char* memory = start + GUARD_BYTES + usable - rounded;
+  char* memory = start + guard + usable - rounded;
   std::memset(memory, 0xff, rounded);  // NaN, so that reads of uninitialised memory show
   std::lock_guard lock(allocations_mutex);
   allocations()[uintptr_t(memory)] = {uintptr_t(memory), bytes, is_host};
@@ -479,12 +482,12 @@ extern "C" void* emulator_allocate(size_t bytes, bool is_host) {
 extern "C" void emulator_free(void* memory, size_t bytes) {
   const size_t rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
   const size_t usable = std::max(whole_pages(rounded), page_bytes());
-  char* start = static_cast<char*>(memory) + rounded - usable - GUARD_BYTES;
+  char* start = static_cast<char*>(memory) + rounded - usable - guard_bytes(rounded);
   {
     std::lock_guard lock(allocations_mutex);
     allocations().erase(uintptr_t(memory));
   }
-  munmap(start, usable + 2 * GUARD_BYTES);
+  munmap(start, usable + 2 * guard_bytes(rounded));
 }
 
 // Finds a kernel by name, in the copy with checks or without; null if there is none.
