@@ -137,7 +137,7 @@ card=$(timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total --form
 printf '# GPU results\n\nWritten by `scripts/gpu-check.sh`. Machine: %s; %s CPU cores.\n' "$card" "$(nproc)" > "$report"
 
 printf '\n## Machine\n' >> "$report"
-quoted doctor 40 "$powerinfer" doctor --write "$work/machine.toml"
+quoted doctor 60 "$powerinfer" doctor --write "$work/machine.toml"
 # Without a GPU in `machine.toml`, plans are for a named one.
 grep -qs '^\[gpu' "$work/machine.toml" || hardware=${HARDWARE:-rtx4090}
 emulate=()
