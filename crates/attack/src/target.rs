@@ -30,6 +30,9 @@ use powerinfer_text::{
 
 use crate::{contexts, requests};
 
+/// Bytes of a prompt that is encoded.
+const MAX_PROMPT_BYTES: usize = 1 << 20;
+
 /// Folders with valid inputs.
 #[derive(Debug, Clone)]
 pub struct Sources {
@@ -179,7 +182,10 @@ pub const TARGETS: &[Target] = &[
                     GenerationPrompt::Add,
                     MessageTokens::Plain,
                 )?;
-                tokenizer.encode_chat(&chat)?;
+                // Longer texts do not fit a context and are refused before they are encoded.
+                if chat.size() <= MAX_PROMPT_BYTES {
+                    tokenizer.encode_chat(&chat)?;
+                }
             }
             Ok(())
         },
