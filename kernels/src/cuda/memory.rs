@@ -38,6 +38,10 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     ///
     /// The device is out of memory or fails.
+    ///
+    /// # Panics
+    ///
+    /// The size in bytes overflows.
     pub fn new(device: &Arc<dyn Device>, length: usize) -> Result<Self, DeviceError> {
         let bytes = length.checked_mul(size_of::<T>());
         let bytes = bytes.expect("a size in memory");
@@ -305,6 +309,10 @@ impl HostBuffer {
     /// # Errors
     ///
     /// The host is out of pinned memory, or the device fails.
+    ///
+    /// # Panics
+    ///
+    /// The size in bytes overflows.
     pub fn new(device: &Arc<dyn Device>, length: usize) -> Result<Self, DeviceError> {
         let bytes = length.checked_mul(size_of::<u32>());
         let (host, address) = device.allocate_host(bytes.expect("a size in memory"))?;
