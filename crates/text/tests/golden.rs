@@ -6,7 +6,6 @@
     reason = "a test ends at its first failure and prints what it skips"
 )]
 
-#[expect(dead_code, reason = "shared by several tests")]
 mod support;
 
 use powerinfer_text::{
