@@ -182,7 +182,7 @@ pub enum ArtifactError {
     NotAFolder {
         /// The path.
         path: PathBuf,
-        /// What it is, such as `a file, not a folder`.
+        /// Kind of the entry that was found, such as `a file, not a folder`.
         kind: &'static str,
     },
     /// Another run is writing the same folder.

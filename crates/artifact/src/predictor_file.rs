@@ -146,7 +146,7 @@ impl PredictorFile {
     ///
     /// # Errors
     ///
-    /// As [`open_file`](Self::open_file).
+    /// The file cannot be read, has another format or version, or is damaged.
     pub fn from_bytes(path: &Path, bytes: FileBytes) -> Result<Self, ArtifactError> {
         let file = TensorFile::from_bytes(path, bytes)?;
         let mut header = file.header(FORMAT, VERSION)?;

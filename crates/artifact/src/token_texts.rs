@@ -51,7 +51,7 @@ pub fn read(path: &Path) -> Result<Vec<Vec<u32>>, ArtifactError> {
 ///
 /// # Errors
 ///
-/// As [`read`].
+/// The bytes are not token texts.
 pub fn parse(path: &Path, bytes: FileBytes) -> Result<Vec<Vec<u32>>, ArtifactError> {
     let file = TensorFile::from_bytes(path, bytes)?;
     let read_u32 = |name: &str| -> Result<Vec<u32>, ArtifactError> {

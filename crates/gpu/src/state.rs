@@ -24,7 +24,7 @@ pub(crate) enum Products {
 pub(crate) struct State {
     /// Buffers that only products of matrices need.
     pub(crate) prompt: Option<Prompt>,
-    /// `[tokens, layers]`: where the KV caches of each token's sequence are.
+    /// Places of the KV caches of each token's sequence, `[tokens, layers]`.
     pub(crate) caches: Buffer<CachePlace>,
     /// The first of them, as the host knows them.
     known_caches: Vec<CachePlace>,

@@ -169,7 +169,7 @@ impl Runtime {
     ///
     /// # Panics
     ///
-    /// Panics if there is no such layer, or a part of the model is on a device, whose selectors are fixed.
+    /// Panics if there is no such layer, or a part of the model is on a device: its selectors are fixed.
     pub fn set_policy(
         &mut self,
         layer: usize,
@@ -189,7 +189,7 @@ impl Runtime {
     ///
     /// # Panics
     ///
-    /// Panics if there is no such layer, or a part of the model is on a device, which reads all inputs.
+    /// Panics if there is no such layer, or a part of the model is on a device: devices read all inputs.
     pub fn set_input_thresholds(&mut self, layer: usize, thresholds: Option<InputThresholds>) {
         self.assert_on_host();
         self.model.input_thresholds[layer] = thresholds;
@@ -324,7 +324,7 @@ impl Runtime {
         })
     }
 
-    /// As [`Self::run_with_prompt`], for tokens that were already checked; on failure, some sequences may keep their new tokens.
+    /// Runs tokens that were already checked; see [`Self::run_with_prompt`]. After a failure, some sequences keep their new tokens.
     fn run_with_checked_prompt(
         &mut self,
         sequences: &mut [Sequence],
@@ -554,7 +554,7 @@ impl Runtime {
     ///
     /// # Panics
     ///
-    /// Panics if a part of the model is on a device, whose selectors are fixed.
+    /// Panics if a part of the model is on a device: its selectors are fixed.
     pub fn verify(&mut self, verification: Verification) {
         self.assert_on_host();
         self.observers.verification = Some(verification);
@@ -565,7 +565,7 @@ impl Runtime {
     ///
     /// # Panics
     ///
-    /// As [`Self::verify`].
+    /// Panics if a part of the model is on a device: its selectors are fixed.
     pub fn verify_decoded(&mut self, every: usize, forced: bool) {
         let verification = Verification::of_decoded(every, self.model.config.layer_count);
         let bundle = &self.model.bundle;

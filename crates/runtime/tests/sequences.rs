@@ -51,7 +51,7 @@ fn runtime_of(golden: &Golden, quant: Format, format: CacheFormat, policy: Polic
     Runtime::new(bundle, Options { threads, policy }).unwrap()
 }
 
-/// As [`runtime`], with another format of activations.
+/// Runtime with the given format of activations.
 fn runtime_in(golden: &Golden, activations: ActivationFormat) -> Runtime {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("bundle");

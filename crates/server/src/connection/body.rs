@@ -1,4 +1,4 @@
-//! Bodies of requests and responses that record on their connection who waits for whom.
+//! Bodies of requests and responses that record on their connection whether the server waits for the client.
 
 use std::{
     future::Future,

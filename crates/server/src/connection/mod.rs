@@ -63,7 +63,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Time that a stopping server gives to requests that it is answering.
 pub const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
 
-/// As [`SHUTDOWN_LIMIT`], for clients that keep the server waiting.
+/// Time at shutdown for clients that keep the server waiting.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Interval at which a stopping server checks its connections.
@@ -167,7 +167,7 @@ impl Connections {
     }
 }
 
-/// Answers a request and records who waits for whom.
+/// Answers a request and records whether the server waits for the client.
 async fn answer(
     service: TowerToHyperService<Router>,
     connection: Arc<Connection>,
