@@ -390,9 +390,9 @@ impl DeviceModel {
         self.segments.end(self.layer)
     }
 
-    /// Resets what a pass that failed with `error` may have left behind. Returns whether the token is to be run again without
-    /// graphs, because graphs are the cause.
-    pub fn recover(&mut self, error: &DeviceError) -> bool {
+    /// Resets what a failed pass may have left behind; `error` is the device's, if the device failed. Returns whether the token is
+    /// to be run again without graphs, because graphs are the cause.
+    pub fn recover(&mut self, error: Option<&DeviceError>) -> bool {
         if self.is_launched_ahead {
             self.release_waiting_kernels();
         }

@@ -216,13 +216,13 @@ impl GraphSegments {
 
     /// Drops the capture of a token that failed with `error`. Returns whether graphs are the cause: the host was late for a kernel
     /// that waits for it, or a graph could not be captured or launched. Without graphs, kernels do not wait.
-    pub(crate) fn fail(&mut self, error: &DeviceError) -> bool {
+    pub(crate) fn fail(&mut self, error: Option<&DeviceError>) -> bool {
         self.end_capture();
         self.is_open = false;
         if let Some(ends) = &mut self.ends {
             ends.clear();
         }
-        let is_late = matches!(error, DeviceError::HostLate { .. });
+        let is_late = matches!(error, Some(DeviceError::HostLate { .. }));
         self.uses_graphs && (is_late || self.failure.is_some())
     }
 

@@ -195,17 +195,11 @@ impl LayerExecutor for HybridExecutor {
     }
 
     fn recover(&mut self, error: &RuntimeError) -> bool {
-        match error {
-            RuntimeError::Device(error) => self.device.recover(error),
-            other => {
-                let error = DeviceError::Failed {
-                    device: self.device.device().info().name.clone(),
-                    doing: "running a pass",
-                    reason: other.to_string(),
-                };
-                self.device.recover(&error)
-            }
-        }
+        let of_device = match error {
+            RuntimeError::Device(error) => Some(error),
+            _ => None,
+        };
+        self.device.recover(of_device)
     }
 }
 
