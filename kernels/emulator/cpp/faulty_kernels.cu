@@ -38,9 +38,9 @@ KERNEL(64, out_of_bounds, Arguments) {
   a.out[i < a.count ? i : 0] = x;
 }
 
-// Reads in front of global memory, which only the checks notice, and far behind it, as with the stride of another buffer.
+// Reads in front of global memory, which only the checks notice, and far behind it: past a page, within the inaccessible memory.
 KERNEL(64, in_front, Arguments) { a.out[threadIdx.x] = a.x[int(threadIdx.x) - 1]; }
-KERNEL(64, far_behind, Arguments) { a.out[threadIdx.x] = a.x[size_t(threadIdx.x) << 16]; }
+KERNEL(64, far_behind, Arguments) { a.out[threadIdx.x] = a.x[size_t(threadIdx.x) << 12]; }
 
 // Writes past the end of shared memory.
 KERNEL(64, out_of_shared, Arguments) {
