@@ -34,6 +34,34 @@ pub(crate) const MODELS: [&str; 25] = [
     "qwen3-qknorm",
 ];
 
+/// Golden checkpoints of more families. Some are in the repository, all in the folder `shared/golden` next to it, if there is one.
+#[allow(dead_code, reason = "not in all tests")]
+pub(crate) const FAMILIES: [&str; 23] = [
+    "arcee",
+    "arcee-yarn",
+    "bamboo",
+    "cohere",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+    "gptbigcode",
+    "granite",
+    "llama-v5-yarn",
+    "minicpm",
+    "minicpm-s",
+    "nanochat",
+    "nemotron",
+    "olmo2",
+    "phi3",
+    "phi3-longrope",
+    "relullama-spm",
+    "smollm3",
+    "sparsellama-fatrelu",
+    "sparselm",
+    "stablelm",
+    "starcoder2",
+];
+
 /// The models with logits of masked FFNs.
 pub(crate) const SPARSE_MODELS: [&str; 3] = ["falcon-new-relu", "llama-relu-gqa", "opt-preln"];
 
@@ -51,24 +79,43 @@ pub(crate) struct Golden {
 impl Golden {
     /// Opens the golden checkpoint `name`.
     pub(crate) fn open(name: &str) -> Self {
+        Self::find(name).expect("the goldens are in the repository")
+    }
+
+    /// The golden checkpoints called `names` that are here; names the others.
+    #[allow(dead_code, reason = "not in all tests")]
+    pub(crate) fn present(names: &[&str]) -> Vec<(String, Self)> {
+        let mut found = Vec::new();
+        for name in names {
+            match Self::find(name) {
+                Some(golden) => found.push(((*name).to_owned(), golden)),
+                None => println!("skipped: the golden `{name}` is not in the repository"),
+            }
+        }
+        found
+    }
+
+    /// The golden checkpoint `name`, if it is here.
+    fn find(name: &str) -> Option<Self> {
         // Where the test was built, or is run now: binaries travel to machines that build nothing.
         let own = std::env::var("CARGO_MANIFEST_DIR");
         let own = own.as_deref().unwrap_or(env!("CARGO_MANIFEST_DIR"));
         let folder = Path::new(own)
             .ancestors()
-            .map(|folder| folder.join("tests/golden/models").join(name))
-            .find(|folder| folder.is_dir())
-            .expect("the goldens are in the repository");
+            .flat_map(|folder| {
+                ["tests/golden/models", "shared/golden"].map(|place| folder.join(place).join(name))
+            })
+            .find(|folder| folder.is_dir())?;
         let expected = TensorFile::open(&folder.join("expected.safetensors")).unwrap();
         let text = std::fs::read(folder.join("expected.json")).unwrap();
         let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
         let tolerance = |key: &str| json["tolerance"][key].as_f64().unwrap() as f32;
-        Self {
+        Some(Self {
             absolute: tolerance("atol"),
             relative: tolerance("rtol"),
             folder,
             expected,
-        }
+        })
     }
 
     /// Opens the checkpoint itself.

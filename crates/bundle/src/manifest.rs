@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Format name in a bundle's headers.
 pub const FORMAT: &str = "powerinfer-bundle";
 /// Version of the bundles that this program reads and writes.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const WEIGHTS: &str = "weights.safetensors";

@@ -84,6 +84,8 @@ fn base_name(weight: Weight) -> String {
         LayerWeight::KeyNormBias => "key_norm.bias",
         LayerWeight::Output => "output",
         LayerWeight::OutputBias => "output.bias",
+        LayerWeight::AttentionOutputNorm => "attention_output_norm",
+        LayerWeight::FfnOutputNorm => "ffn_output_norm",
         LayerWeight::FfnNorm => "ffn_norm",
         LayerWeight::FfnNormBias => "ffn_norm.bias",
         LayerWeight::Gate => "gate",
@@ -197,18 +199,20 @@ pub struct StoredLinear {
 /// [by input](Layout::ByInput).
 #[derive(Debug, Clone)]
 pub struct StoredLayer {
-    /// Norm before attention.
-    pub attention_norm: StoredNorm,
+    /// Norm before attention, or after it in post-norm blocks; `None` if only its output is normalised.
+    pub attention_norm: Option<StoredNorm>,
     /// `[heads·head_size, hidden]`.
     pub query: StoredLinear,
     /// `[kv_heads·head_size, hidden]`.
     pub key: StoredLinear,
     /// `[kv_heads·head_size, hidden]`.
     pub value: StoredLinear,
-    /// Norms of query and key heads, if any.
+    /// Norms of queries and keys, if any.
     pub head_norms: Option<[StoredNorm; 2]>,
     /// `[hidden, heads·head_size]`.
     pub output: StoredLinear,
+    /// Norm of attention's output, if any.
+    pub attention_output_norm: Option<StoredNorm>,
     /// Norm before the FFN, if separate.
     pub ffn_norm: Option<StoredNorm>,
     /// `[neurons, hidden]`, hottest first.
@@ -217,6 +221,8 @@ pub struct StoredLayer {
     pub up: Option<StoredLinear>,
     /// `[hidden, neurons]`, always by input, hottest first.
     pub down: StoredLinear,
+    /// Norm of the FFN's output, if any.
+    pub ffn_output_norm: Option<StoredNorm>,
 }
 
 /// Locations of all weights.
@@ -325,11 +331,16 @@ impl<'a> Finder<'a> {
         let at = |weight| Weight::Layer(layer, weight);
         let linear = |weight, bias| self.linear(at(weight), at(bias));
         let norm = |weight, bias| self.norm(at(weight), at(bias));
+        let output_norm = |weight| -> Result<_, ArtifactError> {
+            let weight = self.vector(at(weight))?;
+            Ok(weight.map(|weight| StoredNorm { weight, bias: None }))
+        };
         neuron_order(self.file, self.config, layer)?;
         let up = self.config.is_gated();
         Ok(StoredLayer {
-            attention_norm: norm(LayerWeight::AttentionNorm, LayerWeight::AttentionNormBias)?
-                .expect("every layer has a norm before attention"),
+            attention_norm: norm(LayerWeight::AttentionNorm, LayerWeight::AttentionNormBias)?,
+            attention_output_norm: output_norm(LayerWeight::AttentionOutputNorm)?,
+            ffn_output_norm: output_norm(LayerWeight::FfnOutputNorm)?,
             query: linear(LayerWeight::Query, LayerWeight::QueryBias)?,
             key: linear(LayerWeight::Key, LayerWeight::KeyBias)?,
             value: linear(LayerWeight::Value, LayerWeight::ValueBias)?,

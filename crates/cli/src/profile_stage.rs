@@ -68,7 +68,16 @@ impl TraceArguments {
         out: &Path,
         output: Output,
     ) -> Result<Profile> {
-        let card = self.device.open("the CPU profiles", output)?;
+        let card = match checkpoint.config().device_obstacle() {
+            None => self.device.open("the CPU profiles", output)?,
+            Some(obstacle) => {
+                let family = &checkpoint.config().family;
+                output.say(format!(
+                    "{family} runs on the CPU alone: its {obstacle} are not supported on GPUs"
+                ));
+                None
+            }
+        };
         if let Some(card) = &card {
             let name = &card.info().name;
             output.say(format!("{name}: layers run there, one after the other"));

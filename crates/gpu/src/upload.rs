@@ -107,9 +107,9 @@ impl Upload<'_> {
         let query_norm = self.norm_of(source, QueryNorm, QueryNormBias)?;
         let key_norm = self.norm_of(source, KeyNorm, KeyNormBias)?;
         Ok(DeviceAttention {
-            norm: match self.config.block.is_post_norm() {
-                true => None,
-                false => self.attention_norm(source)?,
+            norm: match self.config.block.norms_input() {
+                true => self.attention_norm(source)?,
+                false => None,
             },
             query: linear(Query, QueryBias)?,
             key: linear(Key, KeyBias)?,
@@ -126,9 +126,9 @@ impl Upload<'_> {
     /// Uploads the norm before the FFN; `None` in post-norm blocks.
     pub fn ffn_norm(&self, source: &impl LayerSource) -> Result<Option<GpuNorm>, DeviceError> {
         match self.config.block {
-            Block::PostNorm => Ok(None),
+            Block::PostNorm | Block::OutputNorm => Ok(None),
             Block::ParallelSharedNorm => self.attention_norm(source),
-            Block::PreNorm | Block::Parallel => self.own_ffn_norm(source),
+            Block::PreNorm | Block::Parallel | Block::Sandwich => self.own_ffn_norm(source),
         }
     }
 

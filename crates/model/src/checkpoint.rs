@@ -22,6 +22,7 @@ pub struct Checkpoint {
     container: Box<dyn Container>,
     naming: Naming,
     identity: ModelIdentity,
+    ignored_keys: Vec<String>,
 }
 
 /// Tensor naming scheme of a checkpoint.
@@ -119,7 +120,8 @@ impl Checkpoint {
                 folder: files.folder().to_owned(),
                 file: "config.json".to_owned(),
             })?;
-        let mut config = ModelConfig::parse(&config_bytes, &files.path("config.json"))?;
+        let (mut config, ignored_keys) =
+            ModelConfig::parse_noting(&config_bytes, &files.path("config.json"))?;
         if let Some(bytes) = files.read("generation_config.json")? {
             let path = files.path("generation_config.json");
             let generation: GenerationConfig = serde_json::from_slice(&bytes)
@@ -141,6 +143,7 @@ impl Checkpoint {
             container,
             naming: naming.unwrap_or(Naming::Family(family.source)),
             identity,
+            ignored_keys,
         };
         let ignored = match checkpoint.naming {
             Naming::Family(_) => family.ignored,
@@ -165,6 +168,11 @@ impl Checkpoint {
         &self.files
     }
 
+    /// Returns the keys of `config.json` that are ignored, as the model's class in transformers ignores them.
+    pub fn ignored_keys(&self) -> &[String] {
+        &self.ignored_keys
+    }
+
     /// Returns whether the activation function is assumed: a GGUF file does not state it.
     pub fn assumes_activation(&self) -> bool {
         self.files
@@ -172,7 +180,7 @@ impl Checkpoint {
             .is_some_and(|gguf| gguf.assumes_activation())
     }
 
-    /// Reads one weight as f32, row-major.
+    /// Reads one weight as f32, row-major, times its [multiplier](crate::Multipliers).
     ///
     /// # Errors
     ///
@@ -180,13 +188,25 @@ impl Checkpoint {
     pub fn read(&self, weight: Weight) -> Result<Vec<f32>, ModelError> {
         let shape = self.config.shape(weight);
         let source = self.naming.source(&self.config, weight);
-        let name = match &source {
-            WeightSource::Constant(value) => return Ok(vec![*value; shape.iter().product()]),
-            WeightSource::Tensor { name, .. } => self.resolve(name)?,
+        let values = match &source {
+            WeightSource::Constant(value) => vec![*value; shape.iter().product()],
+            WeightSource::Tensor { name, .. } => {
+                let name = self.resolve(name)?;
+                let values = self.container.read(&name)?;
+                self.check_finite(&name, 0, &values)?;
+                source.apply(values, &shape)
+            }
         };
-        let values = self.container.read(&name)?;
-        self.check_finite(&name, 0, &values)?;
-        Ok(source.apply(values, &shape))
+        Ok(self.multiplied(weight, values))
+    }
+
+    /// Applies the multiplier of `weight`.
+    fn multiplied(&self, weight: Weight, mut values: Vec<f32>) -> Vec<f32> {
+        let factor = self.config.factor(weight);
+        if factor != 1.0 {
+            values.iter_mut().for_each(|value| *value *= factor);
+        }
+        values
     }
 
     /// Reads a range of a weight's rows; a weight with one dimension is a single row. Large matrices, such as
@@ -199,12 +219,13 @@ impl Checkpoint {
         let shape = self.config.shape(weight);
         let width: usize = shape.last().copied().unwrap_or(1);
         let source = self.naming.source(&self.config, weight);
-        match source.stored_name() {
+        match source.row_wise_name() {
             Some(name) if shape.len() > 1 => {
                 let name = self.resolve(name)?;
                 let values = self.container.read_rows(&name, rows.clone())?;
                 self.check_finite(&name, rows.start * width, &values)?;
-                Ok(values)
+                let values = source.apply(values, &[rows.len(), width]);
+                Ok(self.multiplied(weight, values))
             }
             _ => {
                 let values = self.read(weight)?;
@@ -234,6 +255,7 @@ impl Checkpoint {
             return Ok(None);
         };
         let row_bytes = stored.len() / source.tensor_shape(&shape)[0].max(1);
+        let factor = self.config.factor(weight);
         let mut blocks = Vec::with_capacity(rows.len() * row_bytes);
         for row in rows {
             let row = order[*row as usize];
@@ -254,6 +276,16 @@ impl Checkpoint {
                 }
             }
             blocks.extend_from_slice(of_row);
+        }
+        if factor != 1.0 {
+            // A super-block begins with the scales of its weights and of their minima.
+            for scale in blocks
+                .chunks_exact_mut(Q4_K_BYTES)
+                .flat_map(|block| block[..4].chunks_exact_mut(2))
+            {
+                let multiplied = f16::from_le_bytes([scale[0], scale[1]]).to_f32() * factor;
+                scale.copy_from_slice(&f16::from_f32(multiplied).to_le_bytes());
+            }
         }
         Ok(Some(blocks))
     }

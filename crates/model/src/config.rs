@@ -23,6 +23,13 @@ pub enum Positions {
         /// Row of the embedding of position 0.
         offset: usize,
     },
+    /// Rotary embedding with different angles in different layers, or none in some.
+    RotaryByLayer {
+        /// Distinct rotary embeddings, all with the same number of pairs.
+        tables: Vec<Rotary>,
+        /// Index in `tables` of each layer; `None` for a layer without position encoding.
+        layers: Vec<Option<usize>>,
+    },
     /// ALiBi: [`alibi_bias`](crate::alibi_bias) of the key's position is added to an attention score before
     /// the division by √head_size, as in Falcon.
     Alibi {
@@ -43,23 +50,112 @@ pub enum Block {
     Parallel,
     /// `x += attention(norm(x)) + ffn(norm(x))`, with one norm for both.
     ParallelSharedNorm,
+    /// `x += norm(attention(x))`, then `x += norm(ffn(x))` (OLMo 2).
+    OutputNorm,
+    /// `x += norm(attention(norm′(x)))`, then `x += norm(ffn(norm′(x)))` (Gemma 2).
+    Sandwich,
 }
 
 impl Block {
-    /// Whether norms follow attention and FFN instead of preceding them.
+    /// Whether norms follow the residual addition instead of preceding attention and FFN.
     pub fn is_post_norm(self) -> bool {
+        self == Self::PostNorm
+    }
+
+    /// Whether a norm precedes attention.
+    pub fn norms_input(self) -> bool {
         match self {
-            Self::PostNorm => true,
-            Self::PreNorm | Self::Parallel | Self::ParallelSharedNorm => false,
+            Self::PreNorm | Self::Parallel | Self::ParallelSharedNorm | Self::Sandwich => true,
+            Self::PostNorm | Self::OutputNorm => false,
         }
+    }
+
+    /// Whether the outputs of attention and FFN are normalised before they are added to the hidden state.
+    pub fn norms_output(self) -> bool {
+        matches!(self, Self::OutputNorm | Self::Sandwich)
     }
 
     /// Whether attention and FFN read the same hidden state.
     pub fn is_parallel(self) -> bool {
         match self {
             Self::Parallel | Self::ParallelSharedNorm => true,
-            Self::PreNorm | Self::PostNorm => false,
+            Self::PreNorm | Self::PostNorm | Self::OutputNorm | Self::Sandwich => false,
         }
+    }
+}
+
+/// Norm of queries and keys before the position encoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QueryKeyNorm {
+    /// No norm.
+    None,
+    /// Each head is normalised, with one weight for all heads.
+    PerHead,
+    /// All heads of a token are normalised together.
+    AllHeads,
+}
+
+/// Soft caps: `c · tanh(x / c)` instead of `x` (Gemma 2).
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct SoftCaps {
+    /// Cap of attention scores, applied before the mask.
+    pub attention: Option<f32>,
+    /// Cap of the logits.
+    pub logits: Option<f32>,
+}
+
+impl SoftCaps {
+    /// Caps `x`.
+    pub fn apply(cap: f32, x: f32) -> f32 {
+        cap * (x / cap).tanh()
+    }
+}
+
+/// Factors that a checkpoint states apart from its weights. Reading a weight applies them, so that engines and bundles
+/// know nothing of them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Multipliers {
+    /// Factor of the attention scores of each layer, relative to 1/√head_size; empty for 1.
+    pub attention: Vec<f32>,
+    /// Factor of the outputs of attention and FFN.
+    pub residual: f32,
+    /// Factor of the logits.
+    pub logits: f32,
+}
+
+impl Default for Multipliers {
+    fn default() -> Self {
+        Self {
+            attention: Vec::new(),
+            residual: 1.0,
+            logits: 1.0,
+        }
+    }
+}
+
+impl Multipliers {
+    /// Returns the factor of `weight` in a model with the norm `query_key_norm`.
+    fn factor(&self, query_key_norm: QueryKeyNorm, weight: Weight) -> f32 {
+        // A norm would cancel a factor of its input.
+        let has_norm = query_key_norm != QueryKeyNorm::None;
+        match weight {
+            Weight::FinalNorm | Weight::FinalNormBias => self.logits,
+            Weight::Layer(layer, weight) => match weight {
+                LayerWeight::Query | LayerWeight::QueryBias if !has_norm => self.score(layer),
+                LayerWeight::QueryNorm | LayerWeight::QueryNormBias => self.score(layer),
+                LayerWeight::Output
+                | LayerWeight::OutputBias
+                | LayerWeight::Down
+                | LayerWeight::DownBias => self.residual,
+                _ => 1.0,
+            },
+            _ => 1.0,
+        }
+    }
+
+    fn score(&self, layer: usize) -> f32 {
+        self.attention.get(layer).copied().unwrap_or(1.0)
     }
 }
 
@@ -112,14 +208,19 @@ pub struct ModelConfig {
     pub norm: NormKind,
     /// ε of the norms.
     pub norm_epsilon: f32,
-    /// Whether queries and keys are normalised per head before the position encoding.
-    pub query_key_norm: bool,
+    /// Norm of queries and keys.
+    pub query_key_norm: QueryKeyNorm,
     /// Whether there is a norm before the head.
     pub final_norm: bool,
     /// Kind of the FFN.
     pub ffn: FfnKind,
     /// Activation function of the gate.
     pub activation: Activation,
+    /// Soft caps of attention scores and logits.
+    pub soft_caps: SoftCaps,
+    /// Factors that reading a weight of the checkpoint applies; neutral in a bundle, whose weights contain them.
+    #[serde(skip)]
+    pub multipliers: Multipliers,
     /// Projections that have a bias.
     pub biases: Biases,
     /// Whether the output head is the embedding matrix.
@@ -135,6 +236,14 @@ impl ModelConfig {
     ///
     /// The file is not JSON, contradicts itself, or describes a model that is not supported.
     pub fn parse(bytes: &[u8], path: &Path) -> Result<Self, ModelError> {
+        Ok(Self::parse_noting(bytes, path)?.0)
+    }
+
+    /// As [`parse`](Self::parse); also returns the keys that are ignored, as the model's class in transformers ignores them.
+    pub(crate) fn parse_noting(
+        bytes: &[u8],
+        path: &Path,
+    ) -> Result<(Self, Vec<String>), ModelError> {
         let map: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(bytes)
             .map_err(|source| powerinfer_artifact::ArtifactError::NotJson {
                 path: path.to_owned(),
@@ -152,8 +261,8 @@ impl ModelConfig {
         let family = families::of(&keys)?;
         let config = (family.describe)(&keys)?;
         config.validate().map_err(|reason| keys.bad(reason))?;
-        keys.finish()?;
-        Ok(config)
+        let ignored = keys.finish_as(families::keys_of_class(&keys).as_deref())?;
+        Ok((config, ignored))
     }
 
     /// Checks that sizes are within limits and do not contradict each other; returns what is wrong.
@@ -206,14 +315,23 @@ impl ModelConfig {
                 self.layer_count
             ));
         }
+        let is_fit = |rotary: &Rotary| {
+            (1..=self.head_size).contains(&rotary.width())
+                && rotary.magnitude.is_finite()
+                && rotary
+                    .frequencies
+                    .iter()
+                    .all(|frequency| frequency.is_finite())
+        };
         let are_fit = match &self.positions {
-            Positions::Rotary(rotary) => {
-                (1..=self.head_size).contains(&rotary.width())
-                    && rotary.magnitude.is_finite()
-                    && rotary
-                        .frequencies
-                        .iter()
-                        .all(|frequency| frequency.is_finite())
+            Positions::Rotary(rotary) => is_fit(rotary),
+            Positions::RotaryByLayer { tables, layers } => {
+                let width = tables.first().map_or(0, Rotary::width);
+                tables
+                    .iter()
+                    .all(|table| is_fit(table) && table.width() == width)
+                    && layers.len() == self.layer_count
+                    && layers.iter().flatten().all(|table| *table < tables.len())
             }
             Positions::Alibi { slopes } => {
                 slopes.len() == heads && slopes.iter().all(|slope| slope.is_finite())
@@ -234,6 +352,22 @@ impl ModelConfig {
                 "the ε of the norms or the scale of the embeddings is not a usable number"
                     .to_owned(),
             );
+        }
+        let Multipliers {
+            attention,
+            residual,
+            logits,
+        } = &self.multipliers;
+        let SoftCaps {
+            attention: score_cap,
+            logits: logit_cap,
+        } = self.soft_caps;
+        let is_positive = |number: &f32| number.is_normal() && *number > 0.0;
+        if !(attention.iter().chain([residual, logits]))
+            .chain(score_cap.iter().chain(&logit_cap))
+            .all(is_positive)
+        {
+            return Err("a multiplier or a soft cap is not a positive number".to_owned());
         }
         Ok(())
     }
@@ -260,23 +394,71 @@ impl ModelConfig {
             Weight::Layer(_, weight) => match weight {
                 LayerWeight::AttentionNorm
                 | LayerWeight::AttentionNormBias
+                | LayerWeight::AttentionOutputNorm
                 | LayerWeight::FfnNorm
                 | LayerWeight::FfnNormBias
+                | LayerWeight::FfnOutputNorm
                 | LayerWeight::OutputBias
                 | LayerWeight::DownBias => vec![hidden],
                 LayerWeight::Query => vec![queries, hidden],
                 LayerWeight::QueryBias => vec![queries],
                 LayerWeight::Key | LayerWeight::Value => vec![keys, hidden],
                 LayerWeight::KeyBias | LayerWeight::ValueBias => vec![keys],
-                LayerWeight::QueryNorm
-                | LayerWeight::QueryNormBias
-                | LayerWeight::KeyNorm
-                | LayerWeight::KeyNormBias => vec![self.head_size],
+                LayerWeight::QueryNorm | LayerWeight::QueryNormBias => {
+                    vec![self.head_norm_size(queries)]
+                }
+                LayerWeight::KeyNorm | LayerWeight::KeyNormBias => vec![self.head_norm_size(keys)],
                 LayerWeight::Output => vec![hidden, queries],
                 LayerWeight::Gate | LayerWeight::Up => vec![self.ffn_size, hidden],
                 LayerWeight::GateBias | LayerWeight::UpBias => vec![self.ffn_size],
                 LayerWeight::Down => vec![hidden, self.ffn_size],
             },
+        }
+    }
+
+    /// Elements that a norm of queries or keys normalises together, of `all` elements of a token.
+    fn head_norm_size(&self, all: usize) -> usize {
+        match self.query_key_norm {
+            QueryKeyNorm::AllHeads => all,
+            QueryKeyNorm::None | QueryKeyNorm::PerHead => self.head_size,
+        }
+    }
+
+    /// Returns what the GPU kernels lack for the model, which is then computed on the CPU; `None` if they can run it.
+    pub fn device_obstacle(&self) -> Option<&'static str> {
+        if self.block.norms_output() {
+            Some("norms of the outputs of attention and FFN")
+        } else if self.soft_caps.attention.is_some() {
+            Some("soft caps of attention scores")
+        } else if matches!(self.positions, Positions::RotaryByLayer { .. }) {
+            Some("different position encodings in different layers")
+        } else if self.query_key_norm == QueryKeyNorm::AllHeads {
+            Some("norms of all queries of a token")
+        } else {
+            None
+        }
+    }
+
+    /// Returns the factor that reading `weight` of the checkpoint applies.
+    pub(crate) fn factor(&self, weight: Weight) -> f32 {
+        self.multipliers.factor(self.query_key_norm, weight)
+    }
+
+    /// Returns the distinct rotary embeddings.
+    pub fn rotary_tables(&self) -> &[Rotary] {
+        match &self.positions {
+            Positions::Rotary(rotary) => std::slice::from_ref(rotary),
+            Positions::RotaryByLayer { tables, .. } => tables,
+            Positions::Learned { .. } | Positions::Alibi { .. } => &[],
+        }
+    }
+
+    /// Returns the index of the layer's rotary embedding in [`rotary_tables`](Self::rotary_tables), if it has one.
+    pub fn rotary_table(&self, layer: usize) -> Option<usize> {
+        match &self.positions {
+            Positions::Rotary(_) => Some(0),
+            Positions::RotaryByLayer { layers, .. } => layers[layer],
+            Positions::Learned { .. } | Positions::Alibi { .. } => None,
         }
     }
 
@@ -328,17 +510,19 @@ impl ModelConfig {
     /// Lists the weights of each layer.
     pub fn layer_weights(&self) -> Vec<LayerWeight> {
         let biased_norm = self.norm == NormKind::Layer;
-        let own_norm = self.block != Block::ParallelSharedNorm;
+        let before = self.block != Block::OutputNorm;
+        let own_norm = before && self.block != Block::ParallelSharedNorm;
+        let after = self.block.norms_output();
         let Biases {
             query_key_value,
             attention_output,
             ffn,
             ..
         } = self.biases;
-        let heads = self.query_key_norm;
+        let heads = self.query_key_norm != QueryKeyNorm::None;
         [
-            (true, LayerWeight::AttentionNorm),
-            (biased_norm, LayerWeight::AttentionNormBias),
+            (before, LayerWeight::AttentionNorm),
+            (before && biased_norm, LayerWeight::AttentionNormBias),
             (true, LayerWeight::Query),
             (query_key_value, LayerWeight::QueryBias),
             (true, LayerWeight::Key),
@@ -351,6 +535,7 @@ impl ModelConfig {
             (heads && biased_norm, LayerWeight::KeyNormBias),
             (true, LayerWeight::Output),
             (attention_output, LayerWeight::OutputBias),
+            (after, LayerWeight::AttentionOutputNorm),
             (own_norm, LayerWeight::FfnNorm),
             (own_norm && biased_norm, LayerWeight::FfnNormBias),
             (true, LayerWeight::Gate),
@@ -359,6 +544,7 @@ impl ModelConfig {
             (self.is_gated() && ffn, LayerWeight::UpBias),
             (true, LayerWeight::Down),
             (ffn, LayerWeight::DownBias),
+            (after, LayerWeight::FfnOutputNorm),
         ]
         .into_iter()
         .filter_map(|(present, weight)| present.then_some(weight))

@@ -66,7 +66,7 @@ pub enum ModelError {
     },
     /// A key in the configuration is unknown and may change the result.
     #[error(
-        "`{path}`: the key `{key}` ({value}) is unknown and may change what the model computes; remove it if it does not"
+        "`{path}`: the key `{key}` ({value}) is not supported and may change what the model computes"
     )]
     UnknownKey {
         /// The configuration.

@@ -1,7 +1,8 @@
 //! Keys of a `config.json`, read such that unknown ones are detected.
 //!
 //! A key that no family reads may change what the model computes; ignoring it would give wrong results
-//! silently. So every key is either read, known to be harmless, neutral in value, or an error.
+//! silently. So every key is either read, known to be harmless, neutral in value, or an error. Only keys that the class of
+//! transformers does not read either are ignored, if that class is what its users run.
 
 use std::{cell::RefCell, collections::BTreeSet, path::Path};
 
@@ -149,6 +150,12 @@ impl<'a> Keys<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
+    /// Ignores all keys that begin with `prefix`.
+    pub(crate) fn ignore_prefix(&self, prefix: &str) {
+        let ignored = self.map.keys().filter(|key| key.starts_with(prefix));
+        self.used.borrow_mut().extend(ignored.cloned());
+    }
+
     /// Returns whether the key exists, even as null, which means "none" where an absent key means the default.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.map.contains_key(key)
@@ -258,19 +265,30 @@ impl<'a> Keys<'a> {
 
     /// Checks that every key was read, is harmless or has a neutral value.
     pub(crate) fn finish(&self) -> Result<(), ModelError> {
+        self.finish_as(None).map(drop)
+    }
+
+    /// As [`finish`](Self::finish), but ignores the keys that are not among `read`, those that the model's own class reads.
+    /// Returns the ignored keys.
+    pub(crate) fn finish_as(&self, read: Option<&[&str]>) -> Result<Vec<String>, ModelError> {
         let used = self.used.borrow();
-        let unknown = self
-            .map
-            .iter()
-            .find(|(key, value)| !used.contains(*key) && !is_harmless(key) && !is_neutral(value));
-        match unknown {
-            None => Ok(()),
-            Some((key, value)) => Err(ModelError::UnknownKey {
-                path: self.path.to_owned(),
-                key: key.clone(),
-                value: truncated(value),
-            }),
+        let mut ignored = Vec::new();
+        for (key, value) in self.map {
+            if used.contains(key) || is_harmless(key) || is_neutral(value) {
+                continue;
+            }
+            match read {
+                Some(read) if !read.contains(&&key[..]) => ignored.push(key.clone()),
+                _ => {
+                    return Err(ModelError::UnknownKey {
+                        path: self.path.to_owned(),
+                        key: key.clone(),
+                        value: truncated(value),
+                    });
+                }
+            }
         }
+        Ok(ignored)
     }
 
     /// Creates the error of a configuration that contradicts itself.

@@ -19,7 +19,7 @@ mod weight;
 
 pub use alibi::alibi_bias;
 pub use checkpoint::Checkpoint;
-pub use config::{Biases, Block, ModelConfig, Positions};
+pub use config::{Biases, Block, ModelConfig, Multipliers, Positions, QueryKeyNorm, SoftCaps};
 pub use error::ModelError;
 pub use files::{Files, gguf_files};
 pub use language_model::{LanguageModel, check_finite, greedy_token, log_sum_exp};

@@ -47,12 +47,15 @@ impl Rotary {
 }
 
 /// Rotary settings of a family for keys absent from `config.json`.
+#[derive(Clone, Copy)]
 pub(crate) struct RotaryDefaults {
     pub(crate) theta: f64,
     pub(crate) theta_key: &'static str,
     /// Share of each head that is rotated, and the key that may set it.
     pub(crate) share: f64,
     pub(crate) share_key: Option<&'static str>,
+    /// Layer type whose settings are read if `rope_parameters` has an object for each.
+    pub(crate) by_layer_type: Option<&'static str>,
 }
 
 impl RotaryDefaults {
@@ -62,6 +65,7 @@ impl RotaryDefaults {
         theta_key: "rope_theta",
         share: 1.0,
         share_key: None,
+        by_layer_type: None,
     };
 }
 
@@ -78,7 +82,12 @@ pub(crate) fn rotary(
             "a head has {head_size} elements, which is more than supported; `hidden_size`, `num_attention_heads` or `head_dim` is wrong"
         )));
     }
-    let newer = keys.object("rope_parameters")?;
+    let mut newer = keys.object("rope_parameters")?;
+    if let (Some(parameters), Some(kind)) = (&newer, defaults.by_layer_type)
+        && let Some(of_type) = parameters.object(kind)?
+    {
+        newer = Some(of_type);
+    }
     let older = keys.object("rope_scaling")?;
     let objects: Vec<&Keys<'_>> = newer.iter().chain(&older).collect();
     let objects_and_top: Vec<&Keys<'_>> =
@@ -101,7 +110,7 @@ pub(crate) fn rotary(
     }
     let scaled = objects
         .iter()
-        .map(|scaling| scaled(theta, width, scaling, context_length))
+        .map(|scaling| scaled(theta, width, scaling, keys, context_length))
         .collect::<Result<Vec<Rotary>, ModelError>>()?;
     match scaled.as_slice() {
         [newer, older] if newer != older => {
@@ -140,6 +149,7 @@ fn scaled(
     theta: f64,
     width: usize,
     scaling: &Keys<'_>,
+    top: &Keys<'_>,
     context_length: usize,
 ) -> Result<Rotary, ModelError> {
     let kind = match (scaling.text("rope_type")?, scaling.text("type")?) {
@@ -156,11 +166,17 @@ fn scaled(
         Some("llama3") => llama3(theta, width, scaling, context_length)?,
         Some(DIVISORS) => with_divisors(theta, width, scaling)?,
         Some("yarn") => yarn(theta, width, scaling, context_length)?,
+        // The base changes only beyond the context that the model states.
+        Some("dynamic") => {
+            factor(scaling)?;
+            Rotary::plain(theta, width)
+        }
+        Some("longrope" | "su") => longrope(theta, width, scaling, top, context_length)?,
         Some(other) => {
             return Err(scaling.unsupported(
                 "rope_scaling",
                 other,
-                "default, linear, llama3, yarn",
+                "default, linear, dynamic, llama3, yarn, longrope",
             ));
         }
     };
@@ -282,6 +298,62 @@ fn yarn(
         *frequency = interpolation * *frequency / factor + (1.0 - interpolation) * *frequency;
     }
     Ok(rotary)
+}
+
+/// Context up to which LongRoPE uses its short divisors; `None` for other scalings.
+pub(crate) fn long_rope_context(keys: &Keys<'_>) -> Result<Option<usize>, ModelError> {
+    for key in ["rope_parameters", "rope_scaling"] {
+        let Some(scaling) = keys.object(key)? else {
+            continue;
+        };
+        let kind = scaling.text("rope_type")?.or(scaling.text("type")?);
+        if matches!(kind, Some("longrope" | "su")) {
+            return original_context(&scaling, keys);
+        }
+    }
+    Ok(None)
+}
+
+/// LongRoPE (Ding et al. 2024): each frequency has its own divisor, in short and in long contexts. The short ones are used, so
+/// that the context ends where the long ones would begin, at [`long_rope_context`].
+fn longrope(
+    theta: f64,
+    width: usize,
+    scaling: &Keys<'_>,
+    top: &Keys<'_>,
+    context_length: usize,
+) -> Result<Rotary, ModelError> {
+    let divisors = scaling.numbers("short_factor")?;
+    scaling.numbers("long_factor")?;
+    let mut rotary = Rotary::plain(theta, width);
+    if divisors.len() != rotary.frequencies.len() || divisors.iter().any(|factor| *factor <= 0.0) {
+        return Err(scaling.bad(format!(
+            "`short_factor` has {} numbers for {} rotary frequencies, which all have to be greater than 0",
+            divisors.len(),
+            rotary.frequencies.len()
+        )));
+    }
+    for (frequency, divisor) in rotary.frequencies.iter_mut().zip(divisors) {
+        *frequency /= divisor;
+    }
+    let original = original_context(scaling, top)?.unwrap_or(context_length) as f64;
+    let factor = match scaling.positive("factor")? {
+        Some(factor) => factor,
+        None => context_length as f64 / original,
+    };
+    let attention = match scaling.positive("attention_factor")? {
+        Some(stated) => stated,
+        None if factor <= 1.0 => 1.0,
+        None => (1.0 + factor.ln() / original.ln()).sqrt(),
+    };
+    rotary.magnitude = attention as f32;
+    Ok(rotary)
+}
+
+/// Reads `original_max_position_embeddings`, which is next to the settings of LongRoPE or at the top.
+fn original_context(scaling: &Keys<'_>, top: &Keys<'_>) -> Result<Option<usize>, ModelError> {
+    const KEY: &str = "original_max_position_embeddings";
+    Ok(top.size(KEY)?.or(scaling.size(KEY)?))
 }
 
 #[cfg(test)]

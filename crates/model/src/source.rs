@@ -35,7 +35,7 @@ pub(crate) enum Rows {
 }
 
 /// Transformation of a tensor's rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Transform {
     /// None.
     None,
@@ -47,8 +47,13 @@ pub(crate) enum Transform {
         /// Number of heads in the tensor.
         heads: usize,
     },
-    /// Transposes the tensor.
+    /// Transposes the tensor, before rows are selected.
     Transposed,
+    /// Divides each row by its root mean square, `√(mean(x²) + ε)`: NanoChat normalises its embeddings.
+    NormalisedRows {
+        /// ε under the root.
+        epsilon: f32,
+    },
 }
 
 impl WeightSource {
@@ -80,6 +85,18 @@ impl WeightSource {
                 name,
                 rows: Rows::All,
                 transform: Transform::None,
+            } => Some(name),
+            _ => None,
+        }
+    }
+
+    /// Returns the tensor's name if each row of the weight is made of the tensor's row with the same index.
+    pub(crate) fn row_wise_name(&self) -> Option<&str> {
+        match self {
+            Self::Tensor {
+                name,
+                rows: Rows::All,
+                transform: Transform::None | Transform::NormalisedRows { .. },
             } => Some(name),
             _ => None,
         }
@@ -129,6 +146,10 @@ impl WeightSource {
             return values;
         };
         let width: usize = shape[1..].iter().product();
+        let values = match transform {
+            Transform::Transposed => transposed(&values, values.len() / width),
+            _ => values,
+        };
         let values = match *rows {
             Rows::All => values,
             Rows::Strided {
@@ -146,7 +167,7 @@ impl WeightSource {
             }
         };
         match *transform {
-            Transform::None => values,
+            Transform::None | Transform::Transposed => values,
             Transform::AddOne => values.into_iter().map(|value| value + 1.0).collect(),
             Transform::Deinterleave { heads } => {
                 let size = shape[0] / heads;
@@ -159,18 +180,29 @@ impl WeightSource {
                 }
                 out
             }
-            Transform::Transposed => {
-                let (rows, columns) = (shape[0], width);
-                let mut out = vec![0.0; values.len()];
-                for (column, stored) in values.chunks_exact(rows).enumerate() {
-                    for (row, value) in stored.iter().enumerate() {
-                        out[row * columns + column] = *value;
-                    }
+            Transform::NormalisedRows { epsilon } => {
+                let mut values = values;
+                for row in values.chunks_exact_mut(width) {
+                    let mean_square = row.iter().map(|x| x * x).sum::<f32>() / width as f32;
+                    let scale = 1.0 / (mean_square + epsilon).sqrt();
+                    row.iter_mut().for_each(|x| *x *= scale);
                 }
-                out
+                values
             }
         }
     }
+}
+
+/// Transposes a matrix of rows of `width` values.
+fn transposed(values: &[f32], width: usize) -> Vec<f32> {
+    let rows = values.len() / width.max(1);
+    let mut out = vec![0.0; values.len()];
+    for (row, stored) in values.chunks_exact(width).enumerate() {
+        for (column, value) in stored.iter().enumerate() {
+            out[column * rows + row] = *value;
+        }
+    }
+    out
 }
 
 impl WeightSource {
@@ -187,14 +219,11 @@ impl WeightSource {
             }
             return;
         }
-        let transposed = Self::tensor("").with(Transform::Transposed);
         assert!(
             self.transform() == Transform::Transposed,
             "elements are kept"
         );
-        // A transpose is its own inverse, between the swapped shapes.
-        let shape = [width, shape[0]];
-        tensor.copy_from_slice(&transposed.apply(values.to_vec(), &shape));
+        tensor.copy_from_slice(&transposed(values, width));
     }
 
     fn transform(&self) -> Transform {

@@ -42,18 +42,20 @@ pub enum LayerWeight {
     Value,
     /// Value bias, `[kv_heads·head_size]`.
     ValueBias,
-    /// Scale of the query heads' norm, `[head_size]`.
+    /// Scale of the queries' norm, `[head_size]`, or `[heads·head_size]` if it normalises all heads together.
     QueryNorm,
-    /// Bias of the query heads' norm, `[head_size]`.
+    /// Bias of the queries' norm, as long as its scale.
     QueryNormBias,
-    /// Scale of the key heads' norm, `[head_size]`.
+    /// Scale of the keys' norm, `[head_size]`, or `[kv_heads·head_size]` if it normalises all heads together.
     KeyNorm,
-    /// Bias of the key heads' norm, `[head_size]`.
+    /// Bias of the keys' norm, as long as its scale.
     KeyNormBias,
     /// Output projection of attention, `[hidden, heads·head_size]`.
     Output,
     /// Bias of the output projection, `[hidden]`.
     OutputBias,
+    /// Scale of the norm of attention's output, `[hidden]`.
+    AttentionOutputNorm,
     /// Scale of the norm before the FFN, `[hidden]`.
     FfnNorm,
     /// Bias of the norm before the FFN, `[hidden]`.
@@ -71,4 +73,6 @@ pub enum LayerWeight {
     Down,
     /// Down bias, `[hidden]`.
     DownBias,
+    /// Scale of the norm of the FFN's output, `[hidden]`.
+    FfnOutputNorm,
 }

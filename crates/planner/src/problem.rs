@@ -21,6 +21,14 @@ pub(crate) fn problem(
     left_out: Option<f64>,
     rank: usize,
 ) -> Problem {
+    let budget = match config.device_obstacle() {
+        None => budget,
+        Some(_) => Budget {
+            vram_bytes: 0,
+            vram_split: Vec::new(),
+            ..budget
+        },
+    };
     let neuron = match left_out {
         Some(_) => memory::neuron_bytes_in_either_layout(config, quant),
         None => neuron_bytes(config, quant),

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use powerinfer_model::{Checkpoint, ModelConfig, ModelError, Weight};
 
-use crate::operations::{failed, linear, load, load_if, norm};
+use crate::operations::{failed, linear, load, load_if, norm, soft_cap};
 
 /// Final norm and output head.
 #[derive(Debug)]
@@ -61,6 +61,7 @@ impl Head {
             None => normed,
             Some(project) => linear(&normed, project, None)?,
         };
-        linear(&narrow, &self.head, self.bias.as_ref())
+        let logits = linear(&narrow, &self.head, self.bias.as_ref())?;
+        soft_cap(self.config.soft_caps.logits, logits)
     }
 }

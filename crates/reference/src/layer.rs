@@ -6,12 +6,13 @@ use std::collections::HashMap;
 use candle_core::{D, Device, Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
 use powerinfer_model::{
-    Block, Checkpoint, LayerWeight, ModelConfig, ModelError, Positions, Rotary, Weight, alibi_bias,
+    Block, Checkpoint, LayerWeight, ModelConfig, ModelError, Positions, QueryKeyNorm, Rotary,
+    Weight, alibi_bias,
 };
 
 use crate::{
     FeedForward, FfnObservation, FfnObserver, Neurons,
-    operations::{failed, linear, load, norm},
+    operations::{failed, linear, load, norm, soft_cap},
 };
 
 /// Decoder layer.
@@ -67,7 +68,24 @@ impl Layer {
             )
         };
         let ffn_norm = |x: &Tensor| self.norm(x, LayerWeight::FfnNorm, LayerWeight::FfnNormBias);
+        let output_norm =
+            |x: &Tensor, weight: LayerWeight| norm(&self.config, x, &self.weights[&weight], None);
         match self.config.block {
+            Block::OutputNorm | Block::Sandwich => {
+                let input = match self.config.block.norms_input() {
+                    true => attention_norm(hidden)?,
+                    false => hidden.clone(),
+                };
+                let attended =
+                    output_norm(&self.attention(&input)?, LayerWeight::AttentionOutputNorm)?;
+                let hidden = (hidden + attended)?;
+                let input = match self.config.block.norms_input() {
+                    true => ffn_norm(&hidden)?,
+                    false => hidden.clone(),
+                };
+                let output = self.ffn(&hidden, &input, observer)?;
+                &hidden + output_norm(&output, LayerWeight::FfnOutputNorm)?
+            }
             Block::PreNorm => {
                 let hidden = (hidden + self.attention(&attention_norm(hidden)?)?)?;
                 &hidden + self.ffn(&hidden, &ffn_norm(&hidden)?, observer)?
@@ -114,17 +132,23 @@ impl Layer {
                 .transpose(0, 1)?
                 .contiguous()
         };
-        let query = self.linear(x, LayerWeight::Query, LayerWeight::QueryBias)?;
-        let key = self.linear(x, LayerWeight::Key, LayerWeight::KeyBias)?;
+        let query_norm =
+            |x: &Tensor| self.norm(x, LayerWeight::QueryNorm, LayerWeight::QueryNormBias);
+        let key_norm = |x: &Tensor| self.norm(x, LayerWeight::KeyNorm, LayerWeight::KeyNormBias);
+        let mut query = self.linear(x, LayerWeight::Query, LayerWeight::QueryBias)?;
+        let mut key = self.linear(x, LayerWeight::Key, LayerWeight::KeyBias)?;
+        if self.config.query_key_norm == QueryKeyNorm::AllHeads {
+            (query, key) = (query_norm(&query)?, key_norm(&key)?);
+        }
         let value = self.linear(x, LayerWeight::Value, LayerWeight::ValueBias)?;
         let mut query = heads(query, head_count)?;
         let mut key = heads(key, kv_head_count)?;
         let value = heads(value, kv_head_count)?;
-        if self.config.query_key_norm {
-            query = self.norm(&query, LayerWeight::QueryNorm, LayerWeight::QueryNormBias)?;
-            key = self.norm(&key, LayerWeight::KeyNorm, LayerWeight::KeyNormBias)?;
+        if self.config.query_key_norm == QueryKeyNorm::PerHead {
+            (query, key) = (query_norm(&query)?, key_norm(&key)?);
         }
-        if let Positions::Rotary(rotary) = &self.config.positions {
+        if let Some(table) = self.config.rotary_table(self.index) {
+            let rotary = &self.config.rotary_tables()[table];
             (query, key) = (rotate(rotary, &query)?, rotate(rotary, &key)?);
         }
         // Each key/value head serves `group` consecutive query heads.
@@ -138,6 +162,7 @@ impl Layer {
             _ => scores,
         };
         let scores = (scores * (1.0 / (head_size as f64).sqrt()))?;
+        let scores = soft_cap(self.config.soft_caps.attention, scores)?;
         let window = self.config.attention_windows[self.index];
         let scores = scores.broadcast_add(&causal_mask(tokens, window)?)?;
         let weights =

@@ -56,6 +56,14 @@ pub(crate) fn norm(
     }
 }
 
+/// Caps all elements softly, if there is a cap.
+pub(crate) fn soft_cap(cap: Option<f32>, x: Tensor) -> Result<Tensor> {
+    match cap.map(f64::from) {
+        None => Ok(x),
+        Some(cap) => (x / cap)?.tanh()? * cap,
+    }
+}
+
 /// Applies the activation function elementwise.
 pub(crate) fn activate(activation: Activation, x: &Tensor) -> Result<Tensor> {
     match activation {

@@ -7,7 +7,7 @@ mod golden;
 use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
-use golden::{Golden, MODELS, PROMPTS, SPARSE_MODELS, floats};
+use golden::{FAMILIES, Golden, MODELS, PROMPTS, SPARSE_MODELS, floats};
 use powerinfer_artifact::TensorFile;
 use powerinfer_model::{LanguageModel, greedy_token};
 use powerinfer_reference::{FfnObservation, FfnObserver, NoObserver, ReferenceModel};
@@ -41,8 +41,7 @@ impl FfnObserver for Recorder {
 
 #[test]
 fn logits_and_activations_match_transformers() {
-    for name in MODELS {
-        let golden = Golden::open(name);
+    for (name, golden) in Golden::present(&[&MODELS[..], &FAMILIES].concat()) {
         let model = load(&golden);
         for prompt in PROMPTS {
             let mut recorder = Recorder::default();
@@ -69,8 +68,7 @@ fn logits_and_activations_match_transformers() {
 
 #[test]
 fn greedy_ids_are_exact() {
-    for name in MODELS {
-        let golden = Golden::open(name);
+    for (name, golden) in Golden::present(&[&MODELS[..], &FAMILIES].concat()) {
         let mut model = load(&golden);
         for prompt in PROMPTS {
             model.reset();

@@ -8,7 +8,7 @@ use std::{cell::Cell, f32::consts::LOG2_E, ops::Range};
 
 use crate::memory::{ATTENTION_ROWS, ATTENTION_SPAN, FEW_ROWS};
 use powerinfer_kernels::{Isa, exp2};
-use powerinfer_model::alibi_bias;
+use powerinfer_model::{SoftCaps, alibi_bias};
 use powerinfer_tensor::BLOCK;
 
 use crate::{Threads, scratch::ThreadBuffer, sequence::LayerCache};
@@ -39,6 +39,8 @@ pub(crate) struct Heads {
 pub(crate) struct AttentionMask<'a> {
     /// Positions of a sliding window, the token's own included; none for full causal attention.
     pub(crate) window: Option<usize>,
+    /// Soft cap of the scores.
+    pub(crate) soft_cap: Option<f32>,
     /// ALiBi slopes, `[heads]`.
     pub(crate) slopes: Option<&'a [f32]>,
 }
@@ -260,6 +262,12 @@ impl LayerAttention<'_> {
                     let slope = slopes[head * self.group + (first_row + row) % self.group];
                     for (score, position) in scores[valid.clone()].iter_mut().zip(seen) {
                         *score += alibi_bias(slope, position) * self.scale;
+                    }
+                }
+                if let Some(cap) = self.mask.soft_cap {
+                    let cap = cap * LOG2_E; // scores are in powers of two
+                    for score in &mut scores[valid.clone()] {
+                        *score = SoftCaps::apply(cap, *score);
                     }
                 }
                 *end = self.isa.exp2_minus_max(scores, valid).into();

@@ -52,6 +52,8 @@ pub(crate) struct CpuExecutor {
     attention: AttentionBuffers,
     ffn: FfnBuffers,
     ffn_input: Vec<f32>,
+    /// The FFN's output, if it is normalised before it is added.
+    ffn_output: Vec<f32>,
 }
 
 /// Buffers of attention, reused from layer to layer.
@@ -94,8 +96,8 @@ impl LayerExecutor for CpuExecutor {
         // x = norm(h), or h where the norm comes after.
         buffers.x.clear();
         buffers.x.extend_from_slice(&pass.buffers.hidden);
-        if !model.config.block.is_post_norm() {
-            model.norm(&weights.attention_norm, &mut buffers.x);
+        if model.config.block.norms_input() {
+            model.norm(model.attention_norm(layer), &mut buffers.x);
         }
         pass.observers.end_stage(Stage::Norms);
 
@@ -130,6 +132,9 @@ impl LayerExecutor for CpuExecutor {
         let bytes = output.product(threads, &mixed, threshold, &mut buffers.output);
         pass.observers.count_bytes(bytes);
         pass.observers.end_stage(Stage::AttentionOutput);
+        if let Some(norm) = &weights.attention_output_norm {
+            model.norm(norm, &mut buffers.output);
+        }
         let hidden = &mut pass.buffers.hidden;
         self.residual.clear();
         if model.config.block.is_parallel() {
@@ -137,7 +142,7 @@ impl LayerExecutor for CpuExecutor {
         }
         add(hidden, &buffers.output);
         if model.config.block.is_post_norm() {
-            model.norm(&weights.attention_norm, hidden);
+            model.norm(model.attention_norm(layer), hidden);
         }
         if !model.config.block.is_parallel() {
             self.residual.extend_from_slice(hidden);
@@ -168,6 +173,16 @@ impl LayerExecutor for CpuExecutor {
             },
         };
         let (hidden, ffn) = (&mut pass.buffers.hidden, model.ffn(layer));
+        if let Some(norm) = &weights.ffn_output_norm {
+            self.ffn_output.clear();
+            self.ffn_output.resize(hidden.len(), 0.0);
+            let output = &mut self.ffn_output;
+            pass.observers
+                .run_ffn(&model.threads, &ffn, &call, output, &mut self.ffn);
+            model.norm(norm, output);
+            add(hidden, output);
+            return Ok(());
+        }
         pass.observers
             .run_ffn(&model.threads, &ffn, &call, hidden, &mut self.ffn);
         if let (true, Some(norm)) = (model.config.block.is_post_norm(), &weights.ffn_norm) {
@@ -195,11 +210,11 @@ pub(crate) fn mix(pass: &mut Pass<'_>, layer: usize, projections: &mut Projectio
     }
     let tokens = pass.tokens.len();
     let (query_size, key_size) = (query.len() / tokens, key.len() / tokens);
-    if matches!(config.positions, Positions::Rotary(_)) {
-        let rotations = pass
-            .buffers
-            .rotations
-            .chunks_exact(pass.buffers.rotations.len() / tokens);
+    if let Some(table) = config.rotary_table(layer) {
+        let tables = config.rotary_tables().len();
+        let length = pass.buffers.rotations.len() / tables;
+        let rotations = &pass.buffers.rotations[table * length..][..length];
+        let rotations = rotations.chunks_exact(length / tokens);
         let heads = query
             .chunks_exact_mut(query_size)
             .zip(key.chunks_exact_mut(key_size));
@@ -215,6 +230,7 @@ pub(crate) fn mix(pass: &mut Pass<'_>, layer: usize, projections: &mut Projectio
     };
     let mask = AttentionMask {
         window: config.attention_windows[layer],
+        soft_cap: config.soft_caps.attention,
         slopes: match &config.positions {
             Positions::Alibi { slopes } => Some(slopes.as_slice()),
             _ => None,

@@ -14,7 +14,7 @@
 //! That is a pre-norm block; [`Block`](powerinfer_model::Block) has the others. Placement changes rounding alone: which
 //! neurons are computed is the policy's decision, made in the FFN and nowhere else.
 
-use powerinfer_model::Positions;
+use powerinfer_model::{ModelConfig, Positions, SoftCaps};
 
 use crate::{
     RuntimeError, Stage, Statistics,
@@ -105,11 +105,11 @@ fn embed(pass: &mut Pass<'_>) {
         bytes_read += model.project(project_in, embedded, input, hidden);
     }
     rotations.clear();
+    for rotary in config.rotary_tables() {
+        let positions = positions.iter();
+        rotations.extend(positions.flat_map(|position| rotary.rotations(*position)));
+    }
     match &config.positions {
-        Positions::Rotary(rotary) => {
-            let positions = positions.iter();
-            rotations.extend(positions.flat_map(|position| rotary.rotations(*position)));
-        }
         Positions::Learned { offset } => {
             let table = weights
                 .positions
@@ -124,8 +124,8 @@ fn embed(pass: &mut Pass<'_>) {
             }
             bytes_read += positions.len() * table.row_bytes();
         }
-        // Biases of the attention scores.
-        Positions::Alibi { .. } => {}
+        // Applied by attention.
+        Positions::Rotary(_) | Positions::RotaryByLayer { .. } | Positions::Alibi { .. } => {}
     }
     pass.observers.count_bytes(bytes_read);
     pass.observers.end_stage(Stage::Embedding);
@@ -161,6 +161,15 @@ pub(crate) fn head(
     bytes_read += model.project(&model.weights.head, x, input, logits);
     observers.count_bytes(bytes_read);
     observers.end_stage(Stage::Head);
+}
+
+/// Applies the soft cap of the logits, if the model has one.
+pub(crate) fn cap_logits(config: &ModelConfig, logits: &mut [f32]) {
+    if let Some(cap) = config.soft_caps.logits {
+        for logit in logits {
+            *logit = SoftCaps::apply(cap, *logit);
+        }
+    }
 }
 
 /// Buffers of [`head`], reused from token to token.

@@ -40,7 +40,13 @@ pub(crate) fn held(model: &Model, sequence: &Sequence) -> Vec<Held> {
     for layer in &weights.layers {
         let projections = [&layer.query, &layer.key, &layer.value, &layer.output];
         attention += projections.into_iter().map(linear).sum::<usize>();
-        attention += norm(&layer.attention_norm) + layer.ffn_norm.as_ref().map_or(0, norm);
+        let norms = [
+            &layer.attention_norm,
+            &layer.attention_output_norm,
+            &layer.ffn_norm,
+            &layer.ffn_output_norm,
+        ];
+        attention += norms.into_iter().flatten().map(norm).sum::<usize>();
         attention += layer.head_norms.iter().flatten().map(norm).sum::<usize>();
         attention += bias(&layer.down);
         neurons += linear(&layer.gate) + layer.up.as_ref().map_or(0, linear);

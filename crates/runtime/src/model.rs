@@ -87,6 +87,12 @@ impl Model {
         linear.product(&self.threads, &x, 0.0, out)
     }
 
+    /// The norm after attention and the FFN of post-norm blocks, or before attention of others.
+    pub(crate) fn attention_norm(&self, layer: usize) -> &StoredNorm {
+        let stored = self.weights.layers[layer].attention_norm.as_ref();
+        stored.expect("blocks with a norm before or after attention store it")
+    }
+
     /// Normalises each vector of `x` in place.
     pub(crate) fn norm(&self, norm: &StoredNorm, x: &mut [f32]) {
         norm_all(self.config.norm, self.config.norm_epsilon, norm, x);
@@ -96,9 +102,9 @@ impl Model {
     pub(crate) fn ffn_norm(&self, layer: usize, x: &mut [f32]) {
         let stored = &self.weights.layers[layer];
         let norm = match self.config.block {
-            Block::PreNorm | Block::Parallel => stored.ffn_norm.as_ref(),
-            Block::ParallelSharedNorm => Some(&stored.attention_norm),
-            Block::PostNorm => None,
+            Block::PreNorm | Block::Parallel | Block::Sandwich => stored.ffn_norm.as_ref(),
+            Block::ParallelSharedNorm => stored.attention_norm.as_ref(),
+            Block::PostNorm | Block::OutputNorm => None,
         };
         if let Some(norm) = norm {
             self.norm(norm, x);

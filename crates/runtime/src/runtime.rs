@@ -11,7 +11,7 @@ use crate::{
     InputMagnitudes, RuntimeError, Sequence, Stage, Statistics, Verification,
     executor::{CpuExecutor, LayerExecutor},
     ffn::FfnBuffers,
-    forward::{HeadBuffers, forward, head},
+    forward::{HeadBuffers, cap_logits, forward, head},
     held::{self, Held},
     hybrid::{HybridExecutor, PassTimes},
     load::new_sequence,
@@ -476,6 +476,7 @@ impl Runtime {
             let (buffers, logits) = (&mut self.head_buffers, &mut self.logits);
             head(&self.model, hidden, buffers, logits, &mut self.observers);
         }
+        cap_logits(&self.model.config, &mut self.logits);
         Ok(check_finite(&self.logits)?)
     }
 

@@ -12,7 +12,7 @@ mod predictor_files;
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
-use golden::{Golden, MODELS, PROMPTS, SPARSE_MODELS, floats};
+use golden::{FAMILIES, Golden, MODELS, PROMPTS, SPARSE_MODELS, floats};
 use packing::pack_bundle;
 use powerinfer_artifact::{
     TensorFile,
@@ -80,8 +80,7 @@ fn runtime(golden: &Golden, quant: Format, hot: usize, policy: Policy, threads: 
 
 #[test]
 fn logits_are_those_of_the_standard_implementation() {
-    for name in MODELS {
-        let golden = Golden::open(name);
+    for (name, golden) in Golden::present(&[&MODELS[..], &FAMILIES].concat()) {
         for policy in [Policy::Dense, Policy::Exact] {
             let mut model = runtime(&golden, Format::F32, 70, policy, 2);
             for prompt in PROMPTS {
@@ -112,8 +111,7 @@ fn greedy(model: &mut Runtime, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<f
 
 #[test]
 fn greedy_ids_are_exact() {
-    for name in MODELS {
-        let golden = Golden::open(name);
+    for (name, golden) in Golden::present(&[&MODELS[..], &FAMILIES].concat()) {
         let mut model = runtime(&golden, Format::F32, 100, Policy::Exact, 1);
         for prompt in PROMPTS {
             let expected = golden.ids(&format!("{prompt}.greedy_ids"));
@@ -124,7 +122,7 @@ fn greedy_ids_are_exact() {
             );
             assert_eq!(tokens, expected, "{name} {prompt}");
             if prompt == "p17" {
-                golden.assert_close(&logits, &golden.floats("p17.greedy_logits"), name);
+                golden.assert_close(&logits, &golden.floats("p17.greedy_logits"), &name);
             }
         }
     }

@@ -7,7 +7,9 @@
 //! `s = √(2ε/(1+ε))`. A neuron is active if `gate_i·x` exceeds the activation function's threshold `θ`, so its
 //! frequency is `p` if channel 0 has the weight `(θ − z·s)/x_0` with `P(normal > z) = p`.
 
-use powerinfer_model::{Activation, FfnKind, ModelConfig, Positions};
+use powerinfer_model::{
+    Activation, FfnKind, LayerWeight, ModelConfig, Multipliers, Positions, QueryKeyNorm, Weight,
+};
 
 use crate::{SynthError, rates::upper_quantile};
 
@@ -60,9 +62,23 @@ pub(crate) fn recipe(config: &ModelConfig, rates: &[f64]) -> Result<Vec<LayerRec
             "the activation of this configuration is never exactly zero, so it has no sparsity to set; change it to `relu`",
         ));
     }
-    if config.block.is_post_norm() || config.embedding_size != config.hidden_size {
+    if !config.block.norms_input()
+        || config.block.norms_output()
+        || config.embedding_size != config.hidden_size
+    {
         return Err(unsupported(
-            "post-norm models and embeddings of another size than the hidden state are not supported; take another shape",
+            "models with norms after attention and FFN and embeddings of another size than the hidden state are not supported; take another shape",
+        ));
+    }
+    let tensors = config.stored_tensors();
+    let gate = tensors
+        .iter()
+        .find(|tensor| matches!(tensor.weight, Weight::Layer(0, LayerWeight::Gate)));
+    if gate.is_none_or(|gate| gate.shape != config.shape(gate.weight))
+        || config.multipliers != Multipliers::default()
+    {
+        return Err(unsupported(
+            "this family stores its gates with other matrices, transposed, or with multipliers; take another shape",
         ));
     }
     let hidden = config.hidden_size as f64;
@@ -80,7 +96,7 @@ pub(crate) fn recipe(config: &ModelConfig, rates: &[f64]) -> Result<Vec<LayerRec
         .iter()
         .map(|rate| upper_quantile(passing(*rate)))
         .collect();
-    let concentration = if config.query_key_norm {
+    let concentration = if config.query_key_norm != QueryKeyNorm::None {
         CONCENTRATION.1
     } else {
         CONCENTRATION.0

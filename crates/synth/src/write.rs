@@ -298,7 +298,9 @@ impl<'a> RowGenerator<'a> {
                 let recipe = &plan.layers[layer];
                 match weight {
                     LayerWeight::AttentionNorm
+                    | LayerWeight::AttentionOutputNorm
                     | LayerWeight::FfnNorm
+                    | LayerWeight::FfnOutputNorm
                     | LayerWeight::QueryNorm
                     | LayerWeight::KeyNorm => Distribution::Constant(tensor.one),
                     LayerWeight::Query | LayerWeight::Key | LayerWeight::Value => {

@@ -2,8 +2,8 @@
 //! (ALiBi, sequential attention and FFN).
 
 use crate::{
-    Activation, Biases, Block, FfnKind, LayerWeight, ModelConfig, ModelError, NormKind, Positions,
-    Weight,
+    Activation, Biases, Block, FfnKind, LayerWeight, ModelConfig, ModelError, Multipliers,
+    NormKind, Positions, QueryKeyNorm, SoftCaps, Weight,
     alibi::slopes,
     families::{
         Family, layer_tensor,
@@ -67,10 +67,12 @@ pub(super) const FALCON: Family = Family {
             },
             norm: NormKind::Layer,
             norm_epsilon: keys.positive("layer_norm_epsilon")?.unwrap_or(1e-5) as f32,
-            query_key_norm: false,
+            query_key_norm: QueryKeyNorm::None,
             final_norm: true,
             ffn: FfnKind::Plain,
             activation: either_activation(keys)?,
+            soft_caps: SoftCaps::default(),
+            multipliers: Multipliers::default(),
             biases: Biases {
                 query_key_value: biased,
                 attention_output: biased,

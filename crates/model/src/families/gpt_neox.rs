@@ -1,7 +1,8 @@
 //! GPT-NeoX, Pythia: layer norms, partial rotary embedding, parallel attention and FFN.
 
 use crate::{
-    Biases, Block, FfnKind, LayerWeight, ModelConfig, NormKind, Positions, Weight,
+    Biases, Block, FfnKind, LayerWeight, ModelConfig, Multipliers, NormKind, Positions,
+    QueryKeyNorm, SoftCaps, Weight,
     families::{
         Family, layer_tensor,
         llama::{activation, head_size},
@@ -48,10 +49,12 @@ pub(super) const GPT_NEOX: Family = Family {
             },
             norm: NormKind::Layer,
             norm_epsilon: keys.positive("layer_norm_eps")?.unwrap_or(1e-5) as f32,
-            query_key_norm: false,
+            query_key_norm: QueryKeyNorm::None,
             final_norm: true,
             ffn: FfnKind::Plain,
             activation: activation(keys, "hidden_act", "gelu")?,
+            soft_caps: SoftCaps::default(),
+            multipliers: Multipliers::default(),
             biases: Biases {
                 query_key_value: attention_bias,
                 attention_output: attention_bias,

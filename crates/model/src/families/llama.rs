@@ -1,11 +1,11 @@
 //! Llama and models derived from it: RMS norms, rotary embedding, gated FFN, pre-norm blocks.
 
 use crate::{
-    Activation, Biases, Block, FfnKind, LayerWeight, ModelConfig, ModelError, NormKind, Positions,
-    Weight,
+    Activation, Biases, Block, FfnKind, LayerWeight, ModelConfig, ModelError, Multipliers,
+    NormKind, Positions, QueryKeyNorm, SoftCaps, Weight,
     families::{Family, layer_tensor},
     keys::Keys,
-    rotary::{RotaryDefaults, rotary},
+    rotary::{RotaryDefaults, long_rope_context, rotary},
     source::WeightSource,
 };
 
@@ -15,26 +15,23 @@ pub(super) const LLAMA: Family = Family {
     architectures: &["LlamaForCausalLM", "LLaMAForCausalLM"],
     describe: |keys| {
         let mut config = llama_like(keys, "llama", &LLAMA_DEFAULTS)?;
-        let attention_bias = keys.flag("attention_bias", false)?;
-        config.biases = Biases {
-            query_key_value: attention_bias,
-            attention_output: attention_bias,
-            ffn: keys.flag("mlp_bias", false)?,
-            head: false,
-        };
+        config.biases = biases(keys)?;
         Ok(config)
     },
     source: |_, weight| llama_names(weight),
     ignored: IGNORED,
 };
 
-/// ProSparse: Llama with FATReLU under its own architecture name.
-pub(super) const SPARSE_LLAMA: Family = Family {
-    name: "sparse_llama",
-    architectures: &["SparseLlamaForCausalLM", "ProSparseLlamaForCausalLM"],
-    describe: |keys| llama_like(keys, "sparse_llama", &LLAMA_DEFAULTS),
-    ..LLAMA
-};
+/// Reads whether projections have biases.
+pub(super) fn biases(keys: &Keys<'_>) -> Result<Biases, ModelError> {
+    let attention_bias = keys.flag("attention_bias", false)?;
+    Ok(Biases {
+        query_key_value: attention_bias,
+        attention_output: attention_bias,
+        ffn: keys.flag("mlp_bias", false)?,
+        head: false,
+    })
+}
 
 /// Tensors of older checkpoints that repeat the configuration.
 pub(super) const IGNORED: &[&str] = &["rotary_emb.inv_freq"];
@@ -52,6 +49,10 @@ pub(super) struct Defaults {
     pub(super) vocabulary: usize,
     pub(super) context: usize,
     pub(super) tied: bool,
+    /// Key of the norms' ε, and its value.
+    pub(super) epsilon: (&'static str, f64),
+    pub(super) activation: &'static str,
+    pub(super) rotary: RotaryDefaults,
 }
 
 pub(super) const LLAMA_DEFAULTS: Defaults = Defaults {
@@ -64,6 +65,9 @@ pub(super) const LLAMA_DEFAULTS: Defaults = Defaults {
     vocabulary: 32000,
     context: 2048,
     tied: false,
+    epsilon: ("rms_norm_eps", 1e-6),
+    activation: "silu",
+    rotary: RotaryDefaults::STANDARD,
 };
 
 /// Reads a configuration with Llama's keys; the family adds biases and windows.
@@ -85,7 +89,8 @@ pub(super) fn llama_like(
     } else {
         defaults.kv_heads.unwrap_or(head_count)
     };
-    let context_length = keys.size_or(&["max_position_embeddings"], defaults.context)?;
+    let context = keys.size_or(&["max_position_embeddings"], defaults.context)?;
+    let rotary = rotary(keys, head_size, context, &defaults.rotary)?;
     Ok(ModelConfig {
         family: family.to_owned(),
         hidden_size,
@@ -97,21 +102,20 @@ pub(super) fn llama_like(
         head_size,
         ffn_size: keys.size_or(&["intermediate_size"], defaults.ffn_size)?,
         vocabulary_size: keys.size_or(&["vocab_size"], defaults.vocabulary)?,
-        context_length,
-        positions: Positions::Rotary(rotary(
-            keys,
-            head_size,
-            context_length,
-            &RotaryDefaults::STANDARD,
-        )?),
+        context_length: long_rope_context(keys)?.map_or(context, |short| short.min(context)),
+        positions: Positions::Rotary(rotary),
         attention_windows: vec![None; layer_count],
         block: Block::PreNorm,
         norm: NormKind::RootMeanSquare,
-        norm_epsilon: keys.positive("rms_norm_eps")?.unwrap_or(1e-6) as f32,
-        query_key_norm: false,
+        norm_epsilon: keys
+            .positive(defaults.epsilon.0)?
+            .unwrap_or(defaults.epsilon.1) as f32,
+        query_key_norm: QueryKeyNorm::None,
         final_norm: true,
         ffn: FfnKind::Gated,
-        activation: activation(keys, "hidden_act", "silu")?,
+        activation: activation(keys, "hidden_act", defaults.activation)?,
+        soft_caps: SoftCaps::default(),
+        multipliers: Multipliers::default(),
         biases: Biases::default(),
         tied_embeddings: keys.flag("tie_word_embeddings", defaults.tied)?,
         end_of_text: keys.token_ids("eos_token_id")?,
@@ -160,17 +164,33 @@ pub(super) fn activation(
     })
 }
 
+/// Tensor names of models with Llama's names whose FFN may have no gate: its first matrix is then called up.
+pub(super) fn ungated_names(config: &ModelConfig, weight: Weight) -> WeightSource {
+    let layer_weight = |layer, weight| llama_names(Weight::Layer(layer, weight));
+    match weight {
+        Weight::Layer(layer, LayerWeight::Gate) if !config.is_gated() => {
+            layer_weight(layer, LayerWeight::Up)
+        }
+        Weight::Layer(layer, LayerWeight::GateBias) if !config.is_gated() => {
+            layer_weight(layer, LayerWeight::UpBias)
+        }
+        weight => llama_names(weight),
+    }
+}
+
 /// Tensor names of Llama checkpoints.
 pub(super) fn llama_names(weight: Weight) -> WeightSource {
     let (layer, weight) = match weight {
         Weight::Embedding => return WeightSource::tensor("model.embed_tokens.weight"),
         Weight::FinalNorm => return WeightSource::tensor("model.norm.weight"),
+        Weight::FinalNormBias => return WeightSource::tensor("model.norm.bias"),
         Weight::Head => return WeightSource::tensor("lm_head.weight"),
         Weight::Layer(layer, weight) => (layer, weight),
         other => unreachable!("Llama has no {other:?}"),
     };
     let name = match weight {
         LayerWeight::AttentionNorm => "input_layernorm.weight",
+        LayerWeight::AttentionNormBias => "input_layernorm.bias",
         LayerWeight::Query => "self_attn.q_proj.weight",
         LayerWeight::QueryBias => "self_attn.q_proj.bias",
         LayerWeight::Key => "self_attn.k_proj.weight",
@@ -182,6 +202,7 @@ pub(super) fn llama_names(weight: Weight) -> WeightSource {
         LayerWeight::Output => "self_attn.o_proj.weight",
         LayerWeight::OutputBias => "self_attn.o_proj.bias",
         LayerWeight::FfnNorm => "post_attention_layernorm.weight",
+        LayerWeight::FfnNormBias => "post_attention_layernorm.bias",
         LayerWeight::Gate => "mlp.gate_proj.weight",
         LayerWeight::GateBias => "mlp.gate_proj.bias",
         LayerWeight::Up => "mlp.up_proj.weight",

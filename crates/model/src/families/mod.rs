@@ -3,15 +3,28 @@
 //! A family is one file here and one line in [`ALL`]. It only describes: the forward passes of both engines
 //! know only [`ModelConfig`].
 
+mod arcee;
 mod bamboo;
+mod cohere;
 mod falcon;
 mod gemma;
+mod gpt2;
 mod gpt_neox;
+mod granite;
 mod llama;
+mod minicpm;
 mod mistral;
+mod nanochat;
+mod nemotron;
+mod olmo2;
 mod opt;
 mod phi;
+mod phi3;
 mod qwen;
+mod smollm3;
+mod sparse_llama;
+mod stablelm;
+mod starcoder2;
 
 use crate::{ModelConfig, ModelError, Weight, keys::Keys, source::WeightSource};
 
@@ -30,19 +43,34 @@ pub(crate) struct Family {
 }
 
 /// All families.
-const ALL: [&Family; 12] = [
+const ALL: [&Family; 27] = [
     &llama::LLAMA,
-    &llama::SPARSE_LLAMA,
+    &sparse_llama::SPARSE_LLAMA,
     &mistral::MISTRAL,
     &bamboo::BAMBOO,
     &qwen::QWEN2,
     &qwen::QWEN3,
     &gemma::GEMMA,
+    &gemma::GEMMA2,
+    &gemma::GEMMA3,
     &opt::OPT,
     &opt::OPT_PLAIN_NORM,
     &falcon::FALCON,
     &gpt_neox::GPT_NEOX,
     &phi::PHI,
+    &phi3::PHI3,
+    &minicpm::MINICPM,
+    &arcee::ARCEE,
+    &nemotron::NEMOTRON,
+    &nanochat::NANOCHAT,
+    &olmo2::OLMO2,
+    &smollm3::SMOLLM3,
+    &granite::GRANITE,
+    &stablelm::STABLELM,
+    &starcoder2::STARCODER2,
+    &cohere::COHERE,
+    &gpt2::GPT2,
+    &gpt2::GPT_BIGCODE,
 ];
 
 /// Returns the family called `name` in a [`ModelConfig`].
@@ -56,11 +84,52 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     ALL.into_iter().map(|family| family.name)
 }
 
+/// Configuration keys that the classes of transformers read, by class, written by `scripts/generate-config-keys.py`.
+const CONFIG_KEYS: &str = include_str!("config_keys.txt");
+
+/// Returns the keys that the model's class in transformers reads; `None` if it has no class there or code of its own.
+pub(crate) fn keys_of_class<'a>(keys: &Keys<'_>) -> Option<Vec<&'a str>> {
+    if keys.has("auto_map") {
+        return None;
+    }
+    let names = architectures(keys);
+    let mut classes = CONFIG_KEYS.lines().filter_map(|line| line.split_once(": "));
+    let (_, read) = classes.find(|(class, _)| names.contains(class))?;
+    Some(read.split(' ').collect())
+}
+
+/// The model's classes, usually one.
+fn architectures<'a>(keys: &Keys<'a>) -> Vec<&'a str> {
+    match keys.value("architectures") {
+        Some(serde_json::Value::Array(names)) => {
+            names.iter().filter_map(serde_json::Value::as_str).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Keys that state a number of experts.
+const EXPERT_KEYS: [&str; 5] = [
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+    "moe_num_primary_experts",
+    "moe_num_experts",
+];
+
 /// Returns the family of a configuration.
 pub(crate) fn of(keys: &Keys<'_>) -> Result<&'static Family, ModelError> {
-    let mut architectures = Vec::new();
-    if let Some(serde_json::Value::Array(names)) = keys.value("architectures") {
-        architectures.extend(names.iter().filter_map(serde_json::Value::as_str));
+    let architectures = architectures(keys);
+    for key in EXPERT_KEYS {
+        if let Some(experts) = keys.value(key).and_then(serde_json::Value::as_u64)
+            && experts > 0
+        {
+            return Err(keys.unsupported(
+                key,
+                &experts.to_string(),
+                "dense models; mixture-of-experts models are not supported yet",
+            ));
+        }
     }
     let found = ALL.into_iter().find(|family| {
         architectures
@@ -79,6 +148,33 @@ pub(crate) fn of(keys: &Keys<'_>) -> Result<&'static Family, ModelError> {
             &supported.join(", "),
         )
     })
+}
+
+/// Reads the sliding windows of the layers: `window` on the layers that `layer_types` lists as sliding, or, without
+/// that key, on those that `slides` names.
+fn layer_windows(
+    keys: &Keys<'_>,
+    layers: usize,
+    window: Option<usize>,
+    slides: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<usize>>, ModelError> {
+    let types = keys.list("layer_types")?;
+    (0..layers)
+        .map(|layer| {
+            let Some(types) = types else {
+                return Ok(window.filter(|_| slides(layer)));
+            };
+            match types.get(layer).and_then(serde_json::Value::as_str) {
+                Some("sliding_attention") => Ok(window),
+                Some("full_attention") => Ok(None),
+                other => Err(keys.unsupported(
+                    "layer_types",
+                    other.unwrap_or("shorter than the layers"),
+                    "full_attention, sliding_attention",
+                )),
+            }
+        })
+        .collect()
 }
 
 /// Source of the whole tensor `{prefix}.{layer}.{name}`.

@@ -1,7 +1,8 @@
 //! OPT: layer norms before or after, learned positions, an FFN without gate and with biases.
 
 use crate::{
-    Biases, Block, FfnKind, LayerWeight, ModelConfig, NormKind, Positions, Weight,
+    Biases, Block, FfnKind, LayerWeight, ModelConfig, Multipliers, NormKind, Positions,
+    QueryKeyNorm, SoftCaps, Weight,
     families::{
         Family, layer_tensor,
         llama::{activation, head_size},
@@ -52,10 +53,12 @@ pub(super) const OPT: Family = Family {
             },
             norm: NormKind::Layer,
             norm_epsilon: 1e-5,
-            query_key_norm: false,
+            query_key_norm: QueryKeyNorm::None,
             final_norm: norm_before && !keys.flag("_remove_final_layer_norm", false)?,
             ffn: FfnKind::Plain,
             activation: activation(keys, "activation_function", "relu")?,
+            soft_caps: SoftCaps::default(),
+            multipliers: Multipliers::default(),
             biases: Biases {
                 query_key_value: biased,
                 attention_output: biased,

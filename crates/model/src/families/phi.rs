@@ -1,7 +1,8 @@
 //! Phi 1, 1.5 and 2: parallel attention and FFN with a shared norm, biases in all projections.
 
 use crate::{
-    Biases, Block, FfnKind, LayerWeight, ModelConfig, NormKind, Positions, Weight,
+    Biases, Block, FfnKind, LayerWeight, ModelConfig, Multipliers, NormKind, Positions,
+    QueryKeyNorm, SoftCaps, Weight,
     families::{
         Family, layer_tensor,
         llama::{IGNORED, activation, head_size},
@@ -42,10 +43,15 @@ pub(super) const PHI: Family = Family {
             block: Block::ParallelSharedNorm,
             norm: NormKind::Layer,
             norm_epsilon: keys.positive("layer_norm_eps")?.unwrap_or(1e-5) as f32,
-            query_key_norm: keys.flag("qk_layernorm", false)?,
+            query_key_norm: match keys.flag("qk_layernorm", false)? {
+                true => QueryKeyNorm::PerHead,
+                false => QueryKeyNorm::None,
+            },
             final_norm: true,
             ffn: FfnKind::Plain,
             activation: activation(keys, "hidden_act", "gelu_new")?,
+            soft_caps: SoftCaps::default(),
+            multipliers: Multipliers::default(),
             biases: Biases {
                 query_key_value: true,
                 attention_output: true,

@@ -1,9 +1,9 @@
 //! Qwen2 (biases of queries, keys and values) and Qwen3 (norms of query and key heads).
 
 use crate::{
-    Biases, ModelConfig, ModelError,
+    Biases, ModelConfig, ModelError, QueryKeyNorm,
     families::{
-        Family,
+        Family, layer_windows,
         llama::{Defaults, IGNORED, LLAMA_DEFAULTS, llama_like, llama_names},
     },
     keys::Keys,
@@ -42,7 +42,7 @@ pub(super) const QWEN3: Family = Family {
         };
         let mut config = llama_like(keys, "qwen3", &defaults)?;
         let attention_bias = keys.flag("attention_bias", false)?;
-        config.query_key_norm = true;
+        config.query_key_norm = QueryKeyNorm::PerHead;
         config.biases = Biases {
             query_key_value: attention_bias,
             attention_output: attention_bias,
@@ -67,23 +67,11 @@ fn windows(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), ModelError> 
         Some(first) => first as usize,
         None => 28,
     };
-    let types = keys.list("layer_types")?;
-    for (layer, slot) in config.attention_windows.iter_mut().enumerate() {
-        let sliding = match types {
-            None => layer >= first,
-            Some(types) => match types.get(layer).and_then(serde_json::Value::as_str) {
-                Some("sliding_attention") => true,
-                Some("full_attention") => false,
-                other => {
-                    return Err(keys.unsupported(
-                        "layer_types",
-                        other.unwrap_or("shorter than the layers"),
-                        "full_attention, sliding_attention",
-                    ));
-                }
-            },
-        };
-        *slot = window.filter(|_| enabled && sliding);
-    }
+    config.attention_windows = layer_windows(
+        keys,
+        config.layer_count,
+        window.filter(|_| enabled),
+        |layer| layer >= first,
+    )?;
     Ok(())
 }

@@ -27,6 +27,8 @@ pub(super) struct Architecture {
     pub(super) interleaved_rope: bool,
     /// Whether queries, keys and values are written as one tensor; both are read.
     pub(super) fused_attention: bool,
+    /// Whether a file states sliding windows, which are then in the layers that llama.cpp gives them.
+    pub(super) states_windows: bool,
     /// Settings stated in no file; `powerinfer` is true for a file of the original PowerInfer.
     fixed: fn(powerinfer: bool) -> Json,
 }
@@ -34,7 +36,7 @@ pub(super) struct Architecture {
 impl Architecture {
     /// Whether models of several activation functions have this architecture, which a file does not tell apart.
     pub(super) fn assumes_activation(&self) -> bool {
-        (self.fixed)(true) != (self.fixed)(false)
+        (self.fixed)(true) != (self.fixed)(false) || self.name == "minicpm"
     }
 
     /// Whether programs that read a file in the `dialect` need an output head, even if it is the embedding.
@@ -63,7 +65,7 @@ const LLAMA: &[(&str, &str)] = &[
 ];
 
 /// All supported architectures.
-static ALL: [Architecture; 9] = [
+static ALL: [Architecture; 23] = [
     Architecture {
         name: "llama",
         hugging_face: "LlamaForCausalLM",
@@ -71,6 +73,7 @@ static ALL: [Architecture; 9] = [
         fused_attention: false,
         keys: LLAMA,
         interleaved_rope: true,
+        states_windows: false,
         // The original PowerInfer runs Llama models with ReLU, which its files do not state.
         fixed: |powerinfer| json!({ "hidden_act": if powerinfer { "relu" } else { "silu" } }),
     },
@@ -81,6 +84,7 @@ static ALL: [Architecture; 9] = [
         fused_attention: false,
         keys: LLAMA,
         interleaved_rope: true,
+        states_windows: false,
         fixed: |_| json!({ "hidden_act": "relu", "sliding_window": null }),
     },
     Architecture {
@@ -90,6 +94,7 @@ static ALL: [Architecture; 9] = [
         fused_attention: false,
         keys: LLAMA,
         interleaved_rope: false,
+        states_windows: false,
         fixed: |_| json!({}),
     },
     Architecture {
@@ -99,6 +104,7 @@ static ALL: [Architecture; 9] = [
         fused_attention: false,
         keys: LLAMA,
         interleaved_rope: false,
+        states_windows: false,
         fixed: |_| json!({}),
     },
     Architecture {
@@ -108,6 +114,7 @@ static ALL: [Architecture; 9] = [
         fused_attention: false,
         keys: LLAMA,
         interleaved_rope: false,
+        states_windows: false,
         fixed: |_| json!({}),
     },
     Architecture {
@@ -122,6 +129,7 @@ static ALL: [Architecture; 9] = [
             ("rope.freq_base", "rotary_emb_base"),
         ],
         interleaved_rope: false,
+        states_windows: false,
         fixed: |_| json!({}),
     },
     Architecture {
@@ -136,6 +144,7 @@ static ALL: [Architecture; 9] = [
             ("rope.freq_base", "rope_theta"),
         ],
         interleaved_rope: false,
+        states_windows: false,
         fixed: |_| json!({}),
     },
     Architecture {
@@ -150,6 +159,7 @@ static ALL: [Architecture; 9] = [
             ("rope.freq_base", "rope_theta"),
         ],
         interleaved_rope: false,
+        states_windows: false,
         fixed: |powerinfer| {
             json!({
                 "activation": if powerinfer { "relu" } else { "gelu" },
@@ -168,6 +178,209 @@ static ALL: [Architecture; 9] = [
             ("attention.layer_norm_epsilon", "_layer_norm_epsilon"),
         ],
         interleaved_rope: false,
+        states_windows: false,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "gemma2",
+        hugging_face: "Gemma2ForCausalLM",
+        families: &["gemma2"],
+        fused_attention: false,
+        keys: &[
+            ("feed_forward_length", "intermediate_size"),
+            ("attention.head_count_kv", "num_key_value_heads"),
+            ("attention.key_length", "head_dim"),
+            ("rope.freq_base", "rope_theta"),
+            ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+            ("attn_logit_softcapping", "attn_logit_softcapping"),
+            ("final_logit_softcapping", "final_logit_softcapping"),
+            ("attention.sliding_window", "sliding_window"),
+        ],
+        interleaved_rope: false,
+        states_windows: true,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "gemma3",
+        hugging_face: "Gemma3ForCausalLM",
+        families: &["gemma3"],
+        fused_attention: false,
+        keys: &[
+            ("feed_forward_length", "intermediate_size"),
+            ("attention.head_count_kv", "num_key_value_heads"),
+            ("attention.key_length", "head_dim"),
+            ("rope.freq_base", "rope_theta"),
+            ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+            ("final_logit_softcapping", "final_logit_softcapping"),
+            ("attention.sliding_window", "sliding_window"),
+            ("rope.freq_base_swa", "rope_local_base_freq"),
+        ],
+        interleaved_rope: false,
+        states_windows: true,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "phi3",
+        hugging_face: "Phi3ForCausalLM",
+        families: &["phi3"],
+        fused_attention: true,
+        keys: &[
+            ("feed_forward_length", "intermediate_size"),
+            ("attention.head_count_kv", "num_key_value_heads"),
+            ("rope.freq_base", "rope_theta"),
+            ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+        ],
+        interleaved_rope: false,
+        states_windows: false,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "minicpm",
+        hugging_face: "MiniCPMForCausalLM",
+        families: &["minicpm"],
+        fused_attention: false,
+        keys: LLAMA,
+        interleaved_rope: true,
+        states_windows: false,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "arcee",
+        hugging_face: "ArceeForCausalLM",
+        families: &["arcee"],
+        fused_attention: false,
+        keys: LLAMA,
+        interleaved_rope: true,
+        states_windows: false,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "nemotron",
+        hugging_face: "NemotronForCausalLM",
+        families: &["nemotron"],
+        fused_attention: false,
+        keys: &[
+            ("feed_forward_length", "intermediate_size"),
+            ("attention.head_count_kv", "num_key_value_heads"),
+            ("attention.key_length", "head_dim"),
+            ("rope.freq_base", "rope_theta"),
+            ("attention.layer_norm_epsilon", "norm_eps"),
+        ],
+        interleaved_rope: false,
+        states_windows: false,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "olmo2",
+        hugging_face: "Olmo2ForCausalLM",
+        families: &["olmo2"],
+        fused_attention: false,
+        keys: LLAMA,
+        interleaved_rope: false,
+        states_windows: false,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "smollm3",
+        hugging_face: "SmolLM3ForCausalLM",
+        families: &["smollm3"],
+        fused_attention: false,
+        keys: LLAMA,
+        interleaved_rope: true,
+        states_windows: false,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "granite",
+        hugging_face: "GraniteForCausalLM",
+        families: &["granite"],
+        fused_attention: false,
+        keys: &[
+            ("feed_forward_length", "intermediate_size"),
+            ("attention.head_count_kv", "num_key_value_heads"),
+            ("attention.key_length", "head_dim"),
+            ("rope.freq_base", "rope_theta"),
+            ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+            ("embedding_scale", "embedding_multiplier"),
+            ("residual_scale", "residual_multiplier"),
+            ("logit_scale", "logits_scaling"),
+        ],
+        interleaved_rope: true,
+        states_windows: false,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "stablelm",
+        hugging_face: "StableLmForCausalLM",
+        families: &["stablelm"],
+        fused_attention: false,
+        keys: &[
+            ("feed_forward_length", "intermediate_size"),
+            ("attention.head_count_kv", "num_key_value_heads"),
+            ("rope.freq_base", "rope_theta"),
+            ("attention.layer_norm_epsilon", "layer_norm_eps"),
+            ("use_parallel_residual", "use_parallel_residual"),
+        ],
+        interleaved_rope: false,
+        states_windows: false,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "starcoder2",
+        hugging_face: "Starcoder2ForCausalLM",
+        families: &["starcoder2"],
+        fused_attention: false,
+        keys: &[
+            ("feed_forward_length", "intermediate_size"),
+            ("attention.head_count_kv", "num_key_value_heads"),
+            ("rope.freq_base", "rope_theta"),
+            ("attention.layer_norm_epsilon", "norm_epsilon"),
+        ],
+        interleaved_rope: false,
+        states_windows: false,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "command-r",
+        hugging_face: "CohereForCausalLM",
+        families: &["cohere"],
+        fused_attention: false,
+        keys: &[
+            ("feed_forward_length", "intermediate_size"),
+            ("attention.head_count_kv", "num_key_value_heads"),
+            ("attention.key_length", "head_dim"),
+            ("rope.freq_base", "rope_theta"),
+            ("attention.layer_norm_epsilon", "layer_norm_eps"),
+            ("logit_scale", "logit_scale"),
+        ],
+        interleaved_rope: true,
+        states_windows: false,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "gpt2",
+        hugging_face: "GPT2LMHeadModel",
+        families: &["gpt2"],
+        fused_attention: true,
+        keys: &[
+            ("feed_forward_length", "n_inner"),
+            ("attention.layer_norm_epsilon", "layer_norm_epsilon"),
+        ],
+        interleaved_rope: false,
+        states_windows: false,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "starcoder",
+        hugging_face: "GPTBigCodeForCausalLM",
+        families: &["gpt_bigcode"],
+        fused_attention: true,
+        keys: &[
+            ("feed_forward_length", "n_inner"),
+            ("attention.layer_norm_epsilon", "layer_norm_epsilon"),
+        ],
+        interleaved_rope: false,
+        states_windows: false,
         fixed: |_| json!({}),
     },
 ];
@@ -176,7 +389,13 @@ static ALL: [Architecture; 9] = [
 const OTHER_KEYS: &[&str] = &[
     "attention.head_count_kv",
     "attention.key_length",
+    "attention.scale",
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
     "attention.value_length",
+    "embedding_scale",
+    "logit_scale",
+    "residual_scale",
     "rope.dimension_count",
     "rope.freq_base",
     "rope.scale_linear",
@@ -190,6 +409,10 @@ const OTHER_KEYS: &[&str] = &[
 
 /// Tensor of divisors of the rotary frequencies.
 pub(super) const ROPE_DIVISORS: &str = "rope_freqs.weight";
+
+/// Tensors of divisors in short and in long contexts.
+pub(super) const SHORT_DIVISORS: &str = "rope_factors_short.weight";
+pub(super) const LONG_DIVISORS: &str = "rope_factors_long.weight";
 
 /// Returns the architecture of a file.
 pub(super) fn architecture(file: &GgufFile) -> Result<&'static Architecture, ModelError> {
@@ -209,10 +432,9 @@ pub(super) fn architecture(file: &GgufFile) -> Result<&'static Architecture, Mod
     })
 }
 
-/// Returns the architecture in which models of a family are written.
-pub(super) fn architecture_of(family: &str) -> &'static Architecture {
-    let found = ALL.iter().find(|known| known.families.contains(&family));
-    found.expect("every family has an architecture")
+/// Returns the architecture in which models of a family are written; `None` if llama.cpp has none.
+pub(super) fn architecture_of(family: &str) -> Option<&'static Architecture> {
+    ALL.iter().find(|known| known.families.contains(&family))
 }
 
 /// Converts a configuration to metadata: the inverse of [`configuration`], by the same table. The rotary settings but
@@ -233,10 +455,26 @@ pub(super) fn metadata(
             "num_key_value_heads" | "num_kv_heads" => config.kv_head_count.into(),
             "head_dim" => config.head_size.into(),
             "vocab_size" => config.vocabulary_size.into(),
-            "intermediate_size" | "ffn_hidden_size" | "ffn_dim" => config.ffn_size.into(),
-            "rms_norm_eps" | "layer_norm_eps" | "layer_norm_epsilon" | "_layer_norm_epsilon" => {
-                config.norm_epsilon.into()
+            "intermediate_size" | "ffn_hidden_size" | "ffn_dim" | "n_inner" => {
+                config.ffn_size.into()
             }
+            "rms_norm_eps"
+            | "layer_norm_eps"
+            | "layer_norm_epsilon"
+            | "_layer_norm_epsilon"
+            | "norm_eps"
+            | "norm_epsilon" => config.norm_epsilon.into(),
+            "embedding_multiplier" => config.embedding_scale.into(),
+            // Weights contain them.
+            "residual_multiplier" | "logits_scaling" | "logit_scale" => 1f32.into(),
+            "attn_logit_softcapping" => config.soft_caps.attention.unwrap_or(0.0).into(),
+            "final_logit_softcapping" => config.soft_caps.logits.unwrap_or(0.0).into(),
+            "sliding_window" => match config.attention_windows.iter().flatten().next() {
+                Some(window) => (*window).into(),
+                None => continue,
+            },
+            // Files of llama.cpp's age mean 10,000 if they do not state it.
+            "rope_local_base_freq" => continue,
             "use_parallel_residual" => config.block.is_parallel().into(),
             "rope_theta" | "rotary_emb_base" => match rope {
                 Some(rope) => (rope.theta as f32).into(),
@@ -245,6 +483,11 @@ pub(super) fn metadata(
             other => unreachable!("`{other}` is a key of the table"),
         };
         metadata.push(format!("{prefix}.{key}"), value);
+    }
+    if config.family == "minicpm" {
+        metadata.push(format!("{prefix}.embedding_scale"), config.embedding_scale);
+        metadata.push(format!("{prefix}.residual_scale"), 1f32);
+        metadata.push(format!("{prefix}.logit_scale"), 1f32);
     }
     if let Some(rope) = rope {
         metadata.push(format!("{prefix}.attention.value_length"), config.head_size);
@@ -312,8 +555,30 @@ pub(super) fn configuration(
             config.insert("attention_bias".to_owned(), json!(attention_bias));
             config.insert("mlp_bias".to_owned(), json!(has("blk.0.ffn_up.bias")));
         }
-        "qwen3" | "gemma" => {
+        "qwen3" | "gemma" | "gemma2" | "gemma3" | "olmo2" | "command-r" => {
             config.insert("attention_bias".to_owned(), json!(attention_bias));
+        }
+        "arcee" | "nemotron" | "smollm3" | "granite" | "minicpm" => {
+            config.insert("attention_bias".to_owned(), json!(attention_bias));
+            config.insert("mlp_bias".to_owned(), json!(has("blk.0.ffn_up.bias")));
+        }
+        "stablelm" => {
+            config.insert("use_qkv_bias".to_owned(), json!(attention_bias));
+            config.insert(
+                "qk_layernorm".to_owned(),
+                json!(has("blk.0.attn_q_norm.weight")),
+            );
+            if !has("blk.0.ffn_norm.weight") {
+                config.insert("use_parallel_residual".to_owned(), json!(true));
+            }
+        }
+        "starcoder2" => {
+            config.insert("use_bias".to_owned(), json!(attention_bias));
+        }
+        "starcoder" => {
+            let heads = file.value("starcoder.attention.head_count_kv");
+            let heads = heads.and_then(Value::as_u64).unwrap_or(1);
+            config.insert("multi_query".to_owned(), json!(heads == 1));
         }
         "falcon" => {
             // Falcon 7B and 40B differ in this norm; their fused rows are stored alike in GGUF.
@@ -326,6 +591,7 @@ pub(super) fn configuration(
         }
         _ => {}
     }
+    multipliers(file, architecture, &mut config);
     rotary_settings(file, architecture, &mut config)?;
     if let Some(id) = file
         .value("tokenizer.ggml.eos_token_id")
@@ -334,6 +600,59 @@ pub(super) fn configuration(
         config.insert("eos_token_id".to_owned(), json!(id));
     }
     Ok(Json::Object(config))
+}
+
+/// Converts multipliers that `config.json` states in other terms.
+fn multipliers(file: &GgufFile, architecture: &Architecture, config: &mut Map<String, Json>) {
+    let number = |key: &str| {
+        let value = file.value(&format!("{}.{key}", architecture.name));
+        value
+            .and_then(Value::as_f64)
+            .filter(|number| *number != 0.0)
+    };
+    let size = |key: &str| config.get(key).and_then(Json::as_f64).unwrap_or(1.0);
+    let (hidden, layers) = (size("hidden_size"), size("num_hidden_layers"));
+    let head = match config.get("head_dim").and_then(Json::as_f64) {
+        Some(head) => head,
+        None => hidden / size("num_attention_heads"),
+    };
+    let mut set = |key: &str, value: f64| config.insert(key.to_owned(), json!(value));
+    match architecture.name {
+        // Early files state none of them.
+        "minicpm" => {
+            set("scale_emb", number("embedding_scale").unwrap_or(12.0));
+            let residual = number("residual_scale").map(|scale| scale * layers.sqrt());
+            set("scale_depth", residual.unwrap_or(1.4));
+            let base = number("logit_scale").map(|scale| hidden / scale);
+            set("dim_model_base", base.unwrap_or(256.0));
+        }
+        "granite" => {
+            let scale = number("attention.scale").unwrap_or(1.0 / head.sqrt());
+            set("attention_multiplier", scale);
+        }
+        // The largest models divide scores by another root, which files do not state.
+        "gemma2" | "gemma3" => {
+            let heads = size_of_heads(file, architecture);
+            let largest = if architecture.name == "gemma2" {
+                46.0
+            } else {
+                62.0
+            };
+            let scalar = if layers == largest {
+                hidden / heads
+            } else {
+                head
+            };
+            set("query_pre_attn_scalar", scalar);
+        }
+        _ => {}
+    }
+}
+
+/// Number of query heads.
+fn size_of_heads(file: &GgufFile, architecture: &Architecture) -> f64 {
+    let value = file.value(&format!("{}.attention.head_count", architecture.name));
+    value.and_then(Value::as_f64).unwrap_or(1.0)
 }
 
 /// Checks that every key of the architecture is read: others may change what is computed.
@@ -382,8 +701,11 @@ fn rotary_settings(
     let share = number("rope.dimension_count").map_or(1.0, |rotated| rotated / head_size);
     match architecture.name {
         "gptneox" => drop(config.insert("rotary_pct".to_owned(), json!(share))),
-        "phi2" => drop(config.insert("partial_rotary_factor".to_owned(), json!(share))),
-        _ if share == 1.0 || architecture.name == "opt" => {}
+        "phi2" | "phi3" | "nemotron" | "stablelm" => {
+            config.insert("partial_rotary_factor".to_owned(), json!(share));
+        }
+        "opt" | "gpt2" | "starcoder" => {}
+        _ if share == 1.0 => {}
         _ => {
             let reason = format!("only {share} of each head is rotated");
             return Err(bad(
@@ -394,8 +716,16 @@ fn rotary_settings(
     }
     let kind = value("rope.scaling.type").and_then(Value::as_text);
     let factor = number("rope.scaling.factor").or(number("rope.scale_linear"));
+    let original = || value("rope.scaling.original_context_length").and_then(Value::as_u64);
     let scaling = if file.shape(ROPE_DIVISORS).is_some() {
         json!({ "rope_type": rotary::DIVISORS, "divisors": file.read(ROPE_DIVISORS)? })
+    } else if file.shape(SHORT_DIVISORS).is_some() {
+        json!({
+            "rope_type": "longrope",
+            "short_factor": file.read(SHORT_DIVISORS)?,
+            "attention_factor": number("rope.scaling.attn_factor"),
+            "original_max_position_embeddings": original(),
+        })
     } else {
         match (kind, factor) {
             (Some("none"), _) | (None, None) => return Ok(()),
@@ -404,8 +734,7 @@ fn rotary_settings(
                 "rope_type": kind,
                 "factor": factor,
                 "attention_factor": number("rope.scaling.attn_factor"),
-                "original_max_position_embeddings":
-                    value("rope.scaling.original_context_length").and_then(Value::as_u64),
+                "original_max_position_embeddings": original(),
             }),
         }
     };

@@ -33,7 +33,13 @@ pub use writer::{DataWriter, Dialect, Elements, Metadata, TensorEntry, write_ggu
 
 /// Name suffixes of tensors that are not weights of the model: rotary divisors, which are read with
 /// the configuration, and the predictors of the original PowerInfer.
-pub(crate) const IGNORED: &[&str] = &[configuration::ROPE_DIVISORS, ".fc1.weight", ".fc2.weight"];
+pub(crate) const IGNORED: &[&str] = &[
+    configuration::ROPE_DIVISORS,
+    configuration::SHORT_DIVISORS,
+    configuration::LONG_DIVISORS,
+    ".fc1.weight",
+    ".fc2.weight",
+];
 
 /// Open GGUF file, and the Hugging Face files generated from its metadata.
 #[derive(Debug)]

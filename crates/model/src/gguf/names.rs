@@ -3,7 +3,7 @@
 use crate::{
     Block, LayerWeight, ModelConfig, Weight,
     gguf::{configuration::Architecture, writer::Dialect},
-    source::{Fused, Transform, WeightSource, fused_concatenated},
+    source::{Fused, Rows, Transform, WeightSource, fused_concatenated},
 };
 
 /// Properties of a file that determine its tensor names and transformations.
@@ -15,6 +15,8 @@ pub(crate) struct Layout {
     transposed_down: bool,
     /// Whether queries and keys are stored for interleaved rotary pairs.
     interleaved_rope: bool,
+    /// Whether gate and up are one tensor.
+    fused_gate: bool,
 }
 
 impl Layout {
@@ -24,6 +26,7 @@ impl Layout {
             fused: has("blk.0.attn_qkv.weight"),
             transposed_down: has("blk.0.ffn_down_t.weight"),
             interleaved_rope: architecture.interleaved_rope,
+            fused_gate: architecture.name == "phi3" && !has("blk.0.ffn_gate.weight"),
         }
     }
 
@@ -33,6 +36,7 @@ impl Layout {
             fused: architecture.fused_attention,
             transposed_down: dialect == Dialect::PowerInfer,
             interleaved_rope: architecture.interleaved_rope,
+            fused_gate: architecture.name == "phi3",
         }
     }
 
@@ -44,6 +48,9 @@ impl Layout {
             Weight::ProjectIn => return WeightSource::tensor("project_in.weight"),
             Weight::ProjectOut => return WeightSource::tensor("project_out.weight"),
             Weight::FinalNorm => return WeightSource::tensor("output_norm.weight"),
+            Weight::FinalNormBias if config.family == "cohere" => {
+                return WeightSource::Constant(0.0);
+            }
             Weight::FinalNormBias => return WeightSource::tensor("output_norm.bias"),
             Weight::Head => return WeightSource::tensor("output.weight"),
             Weight::HeadBias => return WeightSource::tensor("output.bias"),
@@ -52,6 +59,16 @@ impl Layout {
         let at = |name: &str| WeightSource::tensor(format!("blk.{layer}.{name}"));
         let projection =
             |projection: Fused, end: &str| self.projection(config, layer, projection, end);
+        let half = |index: usize| WeightSource::Tensor {
+            name: format!("blk.{layer}.ffn_up.weight"),
+            rows: Rows::Strided {
+                first: index * config.ffn_size,
+                length: config.ffn_size,
+                step: config.ffn_size,
+                total: 2 * config.ffn_size,
+            },
+            transform: Transform::None,
+        };
         // In Falcon with two norms, the FFN's is called that of attention.
         let two_norms = config.family == "falcon" && config.block == Block::Parallel;
         match weight {
@@ -59,6 +76,11 @@ impl Layout {
             LayerWeight::AttentionNormBias if two_norms => at("attn_norm_2.bias"),
             LayerWeight::FfnNorm if two_norms => at("attn_norm.weight"),
             LayerWeight::FfnNormBias if two_norms => at("attn_norm.bias"),
+            LayerWeight::AttentionNormBias if config.family == "cohere" => {
+                WeightSource::Constant(0.0)
+            }
+            LayerWeight::Gate if self.fused_gate => half(0),
+            LayerWeight::Up if self.fused_gate => half(1),
             LayerWeight::AttentionNorm => at("attn_norm.weight"),
             LayerWeight::AttentionNormBias => at("attn_norm.bias"),
             LayerWeight::Query => projection(Fused::Query, "weight"),
@@ -73,6 +95,8 @@ impl Layout {
             LayerWeight::KeyNormBias => at("attn_k_norm.bias"),
             LayerWeight::Output => at("attn_output.weight"),
             LayerWeight::OutputBias => at("attn_output.bias"),
+            LayerWeight::AttentionOutputNorm => at("post_attention_norm.weight"),
+            LayerWeight::FfnOutputNorm => at("post_ffw_norm.weight"),
             LayerWeight::FfnNorm => at("ffn_norm.weight"),
             LayerWeight::FfnNormBias => at("ffn_norm.bias"),
             // The first matrix of an FFN without gate is called up.

@@ -11,6 +11,7 @@ struct Case {
     heads: Heads,
     window: Option<usize>,
     slopes: Option<Vec<f32>>,
+    soft_cap: Option<f32>,
     queries: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
@@ -31,6 +32,7 @@ impl Case {
                 let slope = |head| 0.5f32.powi(head as i32 + 1);
                 (0..heads.count).map(slope).collect()
             }),
+            soft_cap: None,
             heads,
             window,
         }
@@ -50,6 +52,7 @@ impl Case {
         let mut cache = LayerCache::new(kv_count, size, format, self.tokens()).unwrap();
         let mask = AttentionMask {
             window: self.window,
+            soft_cap: self.soft_cap,
             slopes: self.slopes.as_deref(),
         };
         let mut out = self.queries.clone();
@@ -91,7 +94,9 @@ impl Case {
             let product: f64 = pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
             let slopes = self.slopes.as_ref();
             let bias = slopes.map_or(0.0, |slopes| alibi_bias(slopes[head], position));
-            (product + f64::from(bias)) / (size as f64).sqrt()
+            let score = (product + f64::from(bias)) / (size as f64).sqrt();
+            let cap = self.soft_cap.map(f64::from);
+            cap.map_or(score, |cap| cap * (score / cap).tanh())
         };
         let scores: Vec<f64> = (first..=token).map(score).collect();
         let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -151,13 +156,14 @@ fn attention_is_that_of_double_precision() {
                 kv_count,
                 size,
             };
-            for (window, with_slopes) in [
-                (None, false),
-                (Some(5), false),
-                (Some(70), true),
-                (None, true),
+            for (window, with_slopes, soft_cap) in [
+                (None, false, None),
+                (Some(5), false, Some(1.5)),
+                (Some(70), true, None),
+                (None, true, Some(20.0)),
             ] {
-                let case = Case::new(heads, window, with_slopes, 100);
+                let mut case = Case::new(heads, window, with_slopes, 100);
+                case.soft_cap = soft_cap;
                 let found = case.run(format, &[40, 1], &threads(1));
                 for token in [0, 1, 31, 32, 39, 40, 76, 99] {
                     case.check(&found, token, allowed(format));
@@ -218,6 +224,7 @@ fn long_contexts_are_as_exact_as_short_ones() {
         }
         let mask = AttentionMask {
             window,
+            soft_cap: None,
             slopes: None,
         };
         let queries = &mut case.queries.clone()[seen * heads.count * heads.size..];

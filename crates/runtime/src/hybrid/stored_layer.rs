@@ -58,10 +58,12 @@ impl LayerSource for StoredLayerSource<'_> {
         let layer = self.layer;
         let head = |index: usize| layer.head_norms.as_ref().map(|norms| &norms[index]);
         let (norm, is_bias): (Option<&StoredNorm>, bool) = match weight {
-            LayerWeight::AttentionNorm => (Some(&layer.attention_norm), false),
-            LayerWeight::AttentionNormBias => (Some(&layer.attention_norm), true),
+            LayerWeight::AttentionNorm => (layer.attention_norm.as_ref(), false),
+            LayerWeight::AttentionNormBias => (layer.attention_norm.as_ref(), true),
             LayerWeight::FfnNorm => (layer.ffn_norm.as_ref(), false),
             LayerWeight::FfnNormBias => (layer.ffn_norm.as_ref(), true),
+            LayerWeight::AttentionOutputNorm => (layer.attention_output_norm.as_ref(), false),
+            LayerWeight::FfnOutputNorm => (layer.ffn_output_norm.as_ref(), false),
             LayerWeight::QueryNorm => (head(0), false),
             LayerWeight::QueryNormBias => (head(0), true),
             LayerWeight::KeyNorm => (head(1), false),

@@ -1,0 +1,75 @@
+//! SmolLM3: Llama in which some layers have no position encoding.
+
+use crate::{
+    ModelConfig, ModelError, Positions,
+    families::{
+        Family, layer_windows,
+        llama::{Defaults, IGNORED, LLAMA_DEFAULTS, biases, llama_like, llama_names},
+    },
+    keys::Keys,
+    rotary::RotaryDefaults,
+};
+
+/// SmolLM3.
+pub(super) const SMOLLM3: Family = Family {
+    name: "smollm3",
+    architectures: &["SmolLM3ForCausalLM"],
+    describe: |keys| {
+        let defaults = Defaults {
+            hidden_size: 2048,
+            layers: 36,
+            heads: 16,
+            kv_heads: Some(4),
+            vocabulary: 128_256,
+            context: 32768,
+            tied: true,
+            rotary: RotaryDefaults {
+                theta: 2e6,
+                ..RotaryDefaults::STANDARD
+            },
+            ..LLAMA_DEFAULTS
+        };
+        let mut config = llama_like(keys, "smollm3", &defaults)?;
+        config.biases = biases(keys)?;
+        let rotated = rotated_layers(keys, config.layer_count)?;
+        if rotated.contains(&false) {
+            config.positions = without_some(&config, &rotated);
+        }
+        let slides = keys.flag("use_sliding_window", false)?;
+        let window = keys.size("sliding_window")?.filter(|_| slides);
+        config.attention_windows = layer_windows(keys, config.layer_count, window, |layer| {
+            window.is_some() && !rotated[layer]
+        })?;
+        Ok(config)
+    },
+    source: |_, weight| llama_names(weight),
+    ignored: IGNORED,
+};
+
+/// Reads which layers have a position encoding: by default all but every fourth.
+fn rotated_layers(keys: &Keys<'_>, layers: usize) -> Result<Vec<bool>, ModelError> {
+    let interval = keys.size_or(&["no_rope_layer_interval"], 4)?;
+    let Some(stated) = keys.list("no_rope_layers")? else {
+        return Ok((1..=layers)
+            .map(|layer| !layer.is_multiple_of(interval))
+            .collect());
+    };
+    let flags: Option<Vec<bool>> = stated
+        .iter()
+        .map(|flag| flag.as_u64().map(|flag| flag != 0))
+        .collect();
+    match flags {
+        Some(flags) if flags.len() == layers => Ok(flags),
+        _ => Err(keys.bad(format!(
+            "`no_rope_layers` is not a list of 0 and 1 for {layers} layers"
+        ))),
+    }
+}
+
+/// The rotary embedding of `config` in the layers that are `rotated`.
+fn without_some(config: &ModelConfig, rotated: &[bool]) -> Positions {
+    Positions::RotaryByLayer {
+        tables: config.rotary_tables().to_vec(),
+        layers: rotated.iter().map(|rotated| rotated.then_some(0)).collect(),
+    }
+}
