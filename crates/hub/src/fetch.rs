@@ -12,7 +12,7 @@ use crate::{
     file_name::FileName,
     hub::Wish,
     remote_file::RemoteFile,
-    selection::{Selection, Weights, shards},
+    selection::{Selection, Weights, gguf_parts, shards},
 };
 
 /// Most names that an error lists.
@@ -42,19 +42,19 @@ impl Fetch<'_> {
                     return Err(self.no_such_file(file, names));
                 }
                 path.push(file.to_path());
-                self.files(vec![file.clone()])?
+                self.files(gguf_parts(self.model, file, names)?)?
             }
             Wish::Model => {
                 let selection = Selection::of(self.model, names)?;
                 let mut wanted = selection.companions;
                 match selection.weights {
-                    Weights::Single(file) => {
-                        wanted.push(file);
+                    Weights::Files(files) => {
+                        wanted.extend(files);
                         self.files(wanted)?
                     }
-                    Weights::Gguf(file) => {
-                        path.push(file.to_path());
-                        self.files(vec![file])?
+                    Weights::Gguf(parts) => {
+                        path.push(parts[0].to_path());
+                        self.files(parts)?
                     }
                     Weights::Sharded(index) => {
                         wanted.push(index.clone());
