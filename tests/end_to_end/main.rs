@@ -28,6 +28,7 @@ mod import;
 mod input_sparsity;
 #[cfg(target_os = "linux")]
 mod memory;
+mod model_files;
 mod pipeline;
 mod place_again;
 mod place_interrupted;
@@ -41,6 +42,8 @@ mod sandbox;
 mod serve;
 mod shards;
 mod simulate;
+#[path = "../support/split_gguf.rs"]
+mod split_gguf;
 mod sweep;
 mod synth;
 #[path = "../support/torch.rs"]

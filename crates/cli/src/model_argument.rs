@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use powerinfer_artifact::ByteSize;
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_hub::{Hub, ModelName, Snapshot};
-use powerinfer_model::{Checkpoint, Files};
+use powerinfer_model::{Checkpoint, Files, gguf_name};
 use powerinfer_text::Tokenizer;
 
 use crate::{output::Output, progress::Bar};
@@ -83,7 +83,7 @@ pub(crate) fn work_folder_of(argument: &str) -> PathBuf {
         (Some(name), _) => work_folder(name.name()), // without the revision
         (None, Some(name)) => {
             let name = name.to_string_lossy();
-            work_folder(name.strip_suffix(".gguf").unwrap_or(&name))
+            work_folder(gguf_name(&name))
         }
         (None, None) => work_folder(argument),
     }
@@ -198,6 +198,10 @@ pub(crate) fn check_model_or_bundle(argument: &str) -> Result<()> {
 /// The tokenizer among `files`.
 pub(crate) fn tokenizer(files: &Files) -> Result<Tokenizer> {
     if let Some(folder) = files.as_folder() {
+        // Git LFS pointers and the pages of failed downloads are refused here.
+        for name in Tokenizer::FILES {
+            files.read(name)?;
+        }
         return Ok(Tokenizer::from_directory(folder)?);
     }
     let read = |name: &str| {

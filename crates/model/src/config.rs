@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Activation, FfnKind, LayerWeight, ModelError, NormKind, Rotary, Weight, families,
+    Activation, FfnKind, LayerWeight, ModelError, NormKind, Rotary, Weight, families, foreign,
     keys::{Keys, MAX_HEAD_SIZE},
 };
 
@@ -141,14 +141,7 @@ impl ModelConfig {
                 source,
             })?;
         let keys = Keys::new(path, &map);
-        if let Some(quantized) = keys.object("quantization_config")? {
-            let method = quantized.text("quant_method")?.unwrap_or("unnamed");
-            return Err(keys.unsupported(
-                "quantization_config",
-                method,
-                "weights in float16, bfloat16 or float32, and GGUF files",
-            ));
-        }
+        foreign::check(&keys, path)?;
         let family = families::of(&keys)?;
         let config = (family.describe)(&keys)?;
         config.validate().map_err(|reason| keys.bad(reason))?;

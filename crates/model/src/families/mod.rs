@@ -68,6 +68,9 @@ pub(crate) fn of(keys: &Keys<'_>) -> Result<&'static Family, ModelError> {
             .any(|name| family.architectures.contains(name))
     });
     found.ok_or_else(|| {
+        if let Some(error) = keys.other_kind(&architectures) {
+            return error;
+        }
         let supported: Vec<&str> = ALL
             .iter()
             .flat_map(|family| family.architectures)
