@@ -104,8 +104,13 @@ fn any_part_of_a_split_gguf_file_is_the_whole_model() {
         for model in paths.iter().map(String::as_str).chain(["m"]) {
             assert!(logits(&sandbox, model) == expected, "{model}");
         }
-        let about = sandbox.run(&["inspect", &paths[1]]).good();
-        about.stdout_contains(&["model        x-q4\n"]);
+        for model in [&paths[1], "m"] {
+            let about = sandbox.run(&["inspect", model]).good();
+            about.stdout_contains(&["model        x-q4\n"]);
+            let unprepared =
+                ["is a model, and there is no bundle of it in `x-q4.powerinfer/bundle`"];
+            sandbox.run(&["run", model]).bad(1, &unprepared);
+        }
     }
 
     let second = part(2);

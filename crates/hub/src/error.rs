@@ -198,6 +198,9 @@ pub enum HubError {
         /// The parts that it lacks.
         missing: Vec<String>,
     },
+    /// The check of the small files refused the model.
+    #[error("{0}")]
+    OfNoUse(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The network is forbidden and the cache is incomplete.
     #[error(
         "`{model}` is not completely in `{cache}`, and `HF_HUB_OFFLINE` forbids the network; unset it, or pull the model where there is one"

@@ -25,7 +25,7 @@ pub(crate) fn cached(cache: &ModelCache, model: &ModelName, wish: Wish<'_>) -> O
             path.push(file.to_path());
             gguf_parts(model, file, &names).ok()?
         }
-        Wish::Model => {
+        Wish::Model(_) => {
             let selection = Selection::of(model, &names).ok()?;
             let mut files = selection.companions;
             match selection.weights {

@@ -11,6 +11,7 @@ use crate::{
     container::Container,
     families, foreign,
     gguf::{self, Layout},
+    quantised,
     source::WeightSource,
 };
 
@@ -317,7 +318,7 @@ impl Checkpoint {
 
     /// Error about quantised weights, if the tensors are those of a quantised checkpoint.
     fn quantisation(&self) -> Option<ModelError> {
-        let method = foreign::quantisation_of_tensors(&self.container.names(), &self.files)?;
+        let method = quantised::of_tensors(&self.container.names(), &self.files)?;
         Some(ModelError::QuantisedWeights {
             path: self.files.folder().to_owned(),
             method: method.to_owned(),

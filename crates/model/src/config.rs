@@ -8,8 +8,9 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Activation, FfnKind, LayerWeight, ModelError, NormKind, Rotary, Weight, families, foreign,
+    Activation, FfnKind, LayerWeight, ModelError, NormKind, Rotary, Weight, families,
     keys::{Keys, MAX_HEAD_SIZE},
+    kinds, quantised,
 };
 
 /// Position encoding.
@@ -141,7 +142,8 @@ impl ModelConfig {
                 source,
             })?;
         let keys = Keys::new(path, &map);
-        foreign::check(&keys, path)?;
+        quantised::check(&keys, path)?;
+        kinds::check(&keys, path)?;
         let family = families::of(&keys)?;
         let config = (family.describe)(&keys)?;
         config.validate().map_err(|reason| keys.bad(reason))?;

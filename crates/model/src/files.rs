@@ -56,20 +56,10 @@ impl Files {
                 path: path.to_owned(),
             });
         }
-        let files = Self::Folder(path.to_owned());
-        let is_weights = |name: &String| {
-            name.starts_with("model") && name.ends_with(".safetensors")
-                || name.starts_with("pytorch_model")
-        };
-        match &gguf_files(path)[..] {
-            [] => Ok(files),
-            _ if files.names().iter().any(is_weights) => Ok(files),
-            [file] => Ok(Self::Gguf(Arc::new(Gguf::open(file)?))),
-            several => Err(ModelError::SeveralGguf {
-                folder: path.to_owned(),
-                files: several.iter().map(|file| file_name(file)).collect(),
-            }),
-        }
+        Ok(match gguf_model(path)? {
+            Some(file) => Self::Gguf(Arc::new(Gguf::open(&file)?)),
+            None => Self::Folder(path.to_owned()),
+        })
     }
 
     /// Renames the set to the name given by the user.
@@ -200,6 +190,33 @@ pub fn gguf_files(folder: &Path) -> Vec<PathBuf> {
         files.retain(|file| !is_encoder(file));
     }
     files
+}
+
+/// Path of the GGUF model in `folder`, if the folder has no other weights.
+///
+/// # Errors
+///
+/// There are several.
+pub fn gguf_model(folder: &Path) -> Result<Option<PathBuf>, ModelError> {
+    let is_weights = |name: &String| {
+        name.starts_with("model") && name.ends_with(".safetensors")
+            || name.starts_with("pytorch_model")
+    };
+    match &gguf_files(folder)[..] {
+        [] => Ok(None),
+        _ if Files::Folder(folder.to_owned())
+            .names()
+            .iter()
+            .any(is_weights) =>
+        {
+            Ok(None)
+        }
+        [file] => Ok(Some(file.clone())),
+        several => Err(ModelError::SeveralGguf {
+            folder: folder.to_owned(),
+            files: several.iter().map(|file| file_name(file)).collect(),
+        }),
+    }
 }
 
 /// Name of the model in a GGUF file called `name`, whole or a part.

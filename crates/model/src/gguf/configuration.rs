@@ -11,7 +11,7 @@ use crate::{
         rope::Rope,
         writer::{Dialect, Metadata},
     },
-    rotary,
+    kinds, rotary,
 };
 
 /// GGUF architecture and its counterpart in `config.json`.
@@ -201,7 +201,7 @@ pub(super) fn architecture(file: &GgufFile) -> Result<&'static Architecture, Mod
     foreign::check_gguf(file, name)?;
     let known = ALL.iter().find(|architecture| architecture.name == name);
     known.ok_or_else(|| {
-        foreign::architecture(name, file.path()).unwrap_or_else(|| ModelError::Unsupported {
+        kinds::architecture(name, file.path()).unwrap_or_else(|| ModelError::Unsupported {
             path: file.path().to_owned(),
             key: "`general.architecture`".to_owned(),
             value: format!("`{name}`"),
