@@ -9,6 +9,8 @@ mod cluster;
 mod command_line;
 #[cfg(target_os = "linux")]
 mod drivers;
+#[path = "../support/edit_checkpoint.rs"]
+mod edit_checkpoint;
 mod evaluation;
 mod export;
 mod families;
@@ -29,6 +31,7 @@ mod input_sparsity;
 #[cfg(target_os = "linux")]
 mod memory;
 mod model_files;
+mod not_models;
 mod pipeline;
 mod place_again;
 mod place_interrupted;
