@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use crate::{
-    hub_server::{Behaviour, COMMIT, HubServer},
+    hub_server::{Behaviour, COMMIT, HubServer, sha256},
     sandbox::{QUICK, Run, Sandbox, assert_contains, copy_folder, golden_model, run_command},
 };
 
@@ -161,4 +161,41 @@ fn a_failed_download_is_an_error_with_a_hint() {
     });
     run(&["pull", "tiny/llama"]).bad(1, &["restricted", "hint: accept its terms", "HF_TOKEN"]);
     assert!(!sandbox.path("hub/models--tiny--llama/refs").exists());
+}
+
+#[test]
+fn an_unsupported_model_is_refused_before_its_weights_are_downloaded() {
+    let sandbox = Sandbox::new();
+    let model = sandbox.copy_model("llama-silu");
+    let config = fs::read_to_string(model.join("config.json")).unwrap();
+    let config = config.replacen(
+        '{',
+        r#"{"quantization_config": {"quant_method": "awq"},"#,
+        1,
+    );
+    fs::write(model.join("config.json"), config).unwrap();
+    let server = HubServer::of_folder("tiny/awq", &model);
+    run(&sandbox, &server.endpoint, &["profile", "tiny/awq"]).bad(
+        1,
+        &["quantised by AWQ", "hint: use the original checkpoint"],
+    );
+    let blob = |file: &str| sha256(&fs::read(model.join(file)).unwrap());
+    assert_eq!(server.bodies(&blob("tokenizer.json")).len(), 1);
+    assert!(server.bodies(&blob("model.safetensors")).is_empty());
+}
+
+#[test]
+fn predictors_are_imported_from_a_model_on_the_hub() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let server = HubServer::of_folder("tiny/silu", &golden_model("llama-silu"));
+    let import = ["train-predictors", "demo", "--import", "tiny/silu"];
+    run(&sandbox, &server.endpoint, &import).bad(
+        1,
+        &[
+            "no predictors of the original PowerInfer at",
+            COMMIT,
+            "`model.layers.0.mlp.predictor.fc1.weight`",
+        ],
+    );
 }

@@ -9,6 +9,8 @@ mod cluster;
 mod command_line;
 #[cfg(target_os = "linux")]
 mod drivers;
+#[path = "../support/edit_checkpoint.rs"]
+mod edit_checkpoint;
 mod evaluation;
 mod export;
 mod families;
@@ -28,6 +30,8 @@ mod import;
 mod input_sparsity;
 #[cfg(target_os = "linux")]
 mod memory;
+mod model_files;
+mod not_models;
 mod pipeline;
 mod place_again;
 mod place_interrupted;
@@ -41,6 +45,8 @@ mod sandbox;
 mod serve;
 mod shards;
 mod simulate;
+#[path = "../support/split_gguf.rs"]
+mod split_gguf;
 mod sweep;
 mod synth;
 #[path = "../support/torch.rs"]

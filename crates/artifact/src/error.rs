@@ -41,6 +41,18 @@ pub enum ArtifactError {
         /// The file.
         path: PathBuf,
     },
+    /// The file is what git keeps in place of a large file.
+    #[error("`{path}` is a Git LFS pointer, not the file itself; run `git lfs pull` in its folder")]
+    LfsPointer {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file is a server's answer to a failed download.
+    #[error("`{path}` is a web page or an error message of a server; download the file again")]
+    WebPage {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file is not in the safetensors format, or is damaged.
     #[error(
         "`{path}` is not a valid safetensors file: {reason}; it may be truncated, fetch or make it again"

@@ -24,6 +24,7 @@ use crate::{
     ArtifactError, ByteSize, Digest,
     digest::DigestBuilder,
     progress::{Interrupted, Progress},
+    stand_in,
 };
 
 /// Does nothing: this system raises no SIGBUS.
@@ -145,8 +146,14 @@ impl FileBytes {
     ///
     /// # Errors
     ///
-    /// [`ArtifactError::Read`].
+    /// [`ArtifactError::Read`], or the file is a Git LFS pointer or the page of a failed download.
     pub fn open(path: &Path) -> Result<Self, ArtifactError> {
+        let bytes = Self::map(path)?;
+        stand_in::refuse(path, &bytes)?;
+        Ok(bytes)
+    }
+
+    fn map(path: &Path) -> Result<Self, ArtifactError> {
         let file = File::open(path).map_err(ArtifactError::read(path))?;
         let metadata = file.metadata().map_err(ArtifactError::read(path))?;
         if metadata.len() == 0 {

@@ -1,12 +1,15 @@
 //! What a person may write for a model or a bundle, and the folder where its artifacts live.
 
-use std::path::{Path, PathBuf};
+use std::{
+    error::Error,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::ByteSize;
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_hub::{Hub, ModelName, Snapshot};
-use powerinfer_model::{Checkpoint, Files};
+use powerinfer_model::{Checkpoint, Files, ModelConfig, gguf_model, gguf_name};
 use powerinfer_text::Tokenizer;
 
 use crate::{output::Output, progress::Bar};
@@ -32,7 +35,8 @@ pub(crate) fn files(model: &str, output: Output) -> Result<Files> {
     }
     match hub_name(model) {
         Some(name) => {
-            let snapshot = Hub::from_environment()?.pull(&name, &Bar::new(output))?;
+            let hub = Hub::from_environment()?;
+            let snapshot = hub.pull_checked(&name, &check_configuration, &Bar::new(output))?;
             if snapshot.files.iter().any(|file| file.fetched) {
                 output.say(describe(&name, &snapshot));
             }
@@ -40,6 +44,15 @@ pub(crate) fn files(model: &str, output: Output) -> Result<Files> {
         }
         None => Ok(Files::open(folder)?),
     }
+}
+
+/// Refuses a model that is not supported before its weights are downloaded.
+fn check_configuration(folder: &Path) -> Result<(), Box<dyn Error + Send + Sync>> {
+    // Opening the model reports a missing file.
+    if let Some(bytes) = Files::Folder(folder.to_owned()).read("config.json")? {
+        ModelConfig::parse(&bytes, &folder.join("config.json"))?;
+    }
+    Ok(())
 }
 
 /// The model on the hub that `argument` means: what is here goes before it.
@@ -79,11 +92,13 @@ pub(crate) fn work_folder(name: &str) -> PathBuf {
 /// The work folder of the model meant by `argument`: of its name, whether that is given as a path or as one on the hub.
 pub(crate) fn work_folder_of(argument: &str) -> PathBuf {
     let given = Path::new(argument);
+    let in_folder = gguf_model(given).ok().flatten();
+    let given = in_folder.as_deref().unwrap_or(given);
     match (hub_name(argument), given.file_name()) {
         (Some(name), _) => work_folder(name.name()), // without the revision
         (None, Some(name)) => {
             let name = name.to_string_lossy();
-            work_folder(name.strip_suffix(".gguf").unwrap_or(&name))
+            work_folder(gguf_name(&name))
         }
         (None, None) => work_folder(argument),
     }
@@ -97,12 +112,16 @@ pub(crate) fn bundle_folder(argument: &str) -> PathBuf {
     [given.clone(), given.join("bundle"), named.clone()]
         .into_iter()
         .find(|folder| Bundle::is_bundle(folder))
-        .unwrap_or_else(
-            || match given.is_dir() && !given.join("config.json").is_file() {
-                true => given,
-                false => named,
-            },
-        )
+        .unwrap_or_else(|| match given.is_dir() && !is_model(&given) {
+            true => given,
+            false => named,
+        })
+}
+
+/// Whether `path` is a file, or a folder with a model.
+fn is_model(path: &Path) -> bool {
+    let has_gguf = || gguf_model(path).is_ok_and(|file| file.is_some());
+    path.is_file() || path.join("config.json").is_file() || has_gguf()
 }
 
 /// Opens the bundle meant by `argument`, as [`bundle_folder`] finds it.
@@ -113,9 +132,7 @@ pub(crate) fn bundle_folder(argument: &str) -> PathBuf {
 pub(crate) fn open_bundle(argument: &str) -> Result<Bundle> {
     let folder = bundle_folder(argument);
     if !Bundle::is_bundle(&folder) {
-        let path = Path::new(argument);
-        let is_file = |name: &str| path.join(name).is_file();
-        if argument == DEMO || path.is_file() || is_file("config.json") {
+        if argument == DEMO || is_model(Path::new(argument)) {
             bail!(
                 "`{argument}` is a model, and there is no bundle of it in `{}`; make one with `powerinfer prepare {argument}`",
                 folder.display()
@@ -198,6 +215,10 @@ pub(crate) fn check_model_or_bundle(argument: &str) -> Result<()> {
 /// The tokenizer among `files`.
 pub(crate) fn tokenizer(files: &Files) -> Result<Tokenizer> {
     if let Some(folder) = files.as_folder() {
+        // Git LFS pointers and the pages of failed downloads are refused here.
+        for name in Tokenizer::FILES {
+            files.read(name)?;
+        }
         return Ok(Tokenizer::from_directory(folder)?);
     }
     let read = |name: &str| {

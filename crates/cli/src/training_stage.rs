@@ -20,6 +20,7 @@ use powerinfer_profile::Profile;
 use powerinfer_tensor::{Format, TensorError};
 
 use crate::{
+    model_argument::{files, model_elsewhere},
     output::{Output, parse_percent, percent},
     progress::Bar,
 };
@@ -57,8 +58,8 @@ pub(crate) struct TrainingArguments {
     /// Steps without progress after which training stops
     #[arg(long, value_name = "N", default_value_t = 60)]
     patience: usize,
-    /// Train nothing, take the original PowerInfer's predictors: a `*.powerinfer.gguf` file, or a
-    /// folder with `model_0.pt`, `model_1.pt`, …
+    /// Train nothing, take the original PowerInfer's predictors: a `*.powerinfer.gguf` file, a folder with
+    /// `model_0.pt`, `model_1.pt`, …, or a model that contains predictors
     #[arg(long, value_name = "PATH")]
     import: Option<PathBuf>,
     /// Format of the predictors' own weights; `f32` keeps imported ones exactly [default: q4_0, with
@@ -136,12 +137,14 @@ impl TrainingArguments {
         })
     }
 
-    /// Where the predictors of `checkpoint` come from; those to be imported are looked for now.
+    /// Where the predictors of `checkpoint`, opened as `model`, come from; those to be imported are looked for now.
     pub(crate) fn recipe(
         &self,
+        model: &str,
         checkpoint: &Checkpoint,
         quant: Format,
         seed: u64,
+        output: Output,
     ) -> Result<Recipe> {
         let config = checkpoint.config();
         let sizes = PredictedSizes {
@@ -149,9 +152,17 @@ impl TrainingArguments {
             hidden: config.hidden_size,
             neurons: config.ffn_size,
         };
+        if self.import.is_none() && checkpoint.has_predictors() {
+            output.say(format!(
+                "`{model}` contains predictors; `--import {model}` uses them instead of training others"
+            ));
+        }
         Ok(match &self.import {
             Some(path) => Recipe::Import(Import {
-                predictors: OriginalPredictors::open(path, sizes)?,
+                predictors: match model_elsewhere(path) {
+                    Some(model) => OriginalPredictors::open(files(model, output)?.folder(), sizes)?,
+                    None => OriginalPredictors::open(path, sizes)?,
+                },
                 targets: self.targets(),
                 weights: self.predictor_quant.unwrap_or(Format::Q8_0),
                 seed,

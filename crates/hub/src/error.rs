@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, Hint, progress::Interrupted};
+use powerinfer_artifact::{ArtifactError, Hint, listed, progress::Interrupted};
 
 /// Why a model could not be downloaded.
 #[derive(Debug, thiserror::Error)]
@@ -169,20 +169,38 @@ pub enum HubError {
     },
     /// The repository has no weights in a supported format.
     #[error(
-        "`{model}` has no weights that can be read; `model.safetensors`, `pytorch_model.bin` or a GGUF file are"
+        "`{model}` has no weights that can be read: {found}; `model.safetensors`, `pytorch_model.bin` and GGUF files can"
     )]
     NoWeights {
         /// The model.
         model: String,
+        /// What it has instead.
+        found: String,
     },
-    /// The repository has several GGUF files and no other weights.
-    #[error("`{model}` holds several GGUF files: {}", files.join(", "))]
+    /// The repository has several GGUF models and no other weights.
+    #[error("`{model}` holds several GGUF models: {}", files.join(", "))]
     SeveralGguf {
         /// The model.
         model: String,
-        /// The files.
+        /// The files, of a split one the first part.
         files: Vec<String>,
     },
+    /// The repository lacks parts of a split file.
+    #[error(
+        "`{model}` has `{file}` without {}; the model cannot be used as it is on the hub",
+        listed(missing)
+    )]
+    MissingParts {
+        /// The model.
+        model: String,
+        /// A part that it has.
+        file: String,
+        /// The parts that it lacks.
+        missing: Vec<String>,
+    },
+    /// The check of the small files refused the model.
+    #[error("{0}")]
+    OfNoUse(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The network is forbidden and the cache is incomplete.
     #[error(
         "`{model}` is not completely in `{cache}`, and `HF_HUB_OFFLINE` forbids the network; unset it, or pull the model where there is one"

@@ -12,7 +12,7 @@ use crate::{
     file_name::FileName,
     hub::Wish,
     remote_file::RemoteFile,
-    selection::{Selection, Weights, shards},
+    selection::{Selection, Weights, gguf_parts, shards},
 };
 
 /// Most names that an error lists.
@@ -42,23 +42,22 @@ impl Fetch<'_> {
                     return Err(self.no_such_file(file, names));
                 }
                 path.push(file.to_path());
-                self.files(vec![file.clone()])?
+                self.files(gguf_parts(self.model, file, names)?)?
             }
-            Wish::Model => {
+            Wish::Model(check) => {
                 let selection = Selection::of(self.model, names)?;
-                let mut wanted = selection.companions;
-                match selection.weights {
-                    Weights::Single(file) => {
-                        wanted.push(file);
-                        self.files(wanted)?
-                    }
-                    Weights::Gguf(file) => {
-                        path.push(file.to_path());
-                        self.files(vec![file])?
+                let mut files = self.files(selection.companions)?;
+                if !files.is_empty() {
+                    check(&folder).map_err(HubError::OfNoUse)?;
+                }
+                let weights = match selection.weights {
+                    Weights::Files(weights) => weights,
+                    Weights::Gguf(parts) => {
+                        path.push(parts[0].to_path());
+                        parts
                     }
                     Weights::Sharded(index) => {
-                        wanted.push(index.clone());
-                        let mut files = self.files(wanted)?;
+                        files.extend(self.files(vec![index.clone()])?);
                         let bytes = FileBytes::open(&folder.join(index.to_path()))?;
                         let shards = shards(self.model, &index, &bytes)?;
                         let absent = |shard: &&FileName| !names.contains(shard.as_str());
@@ -69,10 +68,11 @@ impl Fetch<'_> {
                                 reason: format!("lists `{shard}`, which is not there"),
                             });
                         }
-                        files.extend(self.files(shards)?);
-                        files
+                        shards
                     }
-                }
+                };
+                files.extend(self.files(weights)?);
+                files
             }
         };
         Ok(Snapshot {

@@ -1,6 +1,9 @@
 //! [`Hub`]: a model of the hub as a local folder.
 
-use std::path::PathBuf;
+use std::{
+    error::Error,
+    path::{Path, PathBuf},
+};
 
 use powerinfer_artifact::Progress;
 
@@ -44,11 +47,14 @@ pub struct SnapshotFile {
     pub fetched: bool,
 }
 
+/// Checks the files in a folder, which has no weights yet.
+pub type Check<'a> = dyn Fn(&Path) -> Result<(), Box<dyn Error + Send + Sync>> + 'a;
+
 /// Part of a model to fetch.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(crate) enum Wish<'a> {
-    /// Everything needed to run it.
-    Model,
+    /// Everything needed to run it, if the check of the small files succeeds.
+    Model(&'a Check<'a>),
     /// One file.
     File(&'a FileName),
 }
@@ -78,7 +84,22 @@ impl Hub {
     /// If the hub refuses or lacks the model, the model has no readable weights, a download fails
     /// repeatedly or has the wrong digest, the cache cannot be written, or `progress` interrupts.
     pub fn pull(&self, model: &ModelName, progress: &dyn Progress) -> Result<Snapshot, HubError> {
-        self.pull_wish(model, Wish::Model, progress)
+        self.pull_checked(model, &|_| Ok(()), progress)
+    }
+
+    /// Like [`Self::pull`]; `check` reads the small files in the folder of the commit before the weights are downloaded,
+    /// and refuses those of a model that is of no use.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::pull`], and [`HubError::OfNoUse`] with the error of `check`.
+    pub fn pull_checked(
+        &self,
+        model: &ModelName,
+        check: &Check<'_>,
+        progress: &dyn Progress,
+    ) -> Result<Snapshot, HubError> {
+        self.pull_wish(model, Wish::Model(check), progress)
     }
 
     /// Like [`Self::pull`], for the single file called `file`.
@@ -105,7 +126,7 @@ impl Hub {
         if self.settings.offline {
             let snapshot = cached(&cache, model, wish).ok_or_else(|| HubError::NotCached {
                 model: match wish {
-                    Wish::Model => model.to_string(),
+                    Wish::Model(_) => model.to_string(),
                     Wish::File(file) => format!("{model}/{file}"),
                 },
                 cache: self.settings.cache.clone(),

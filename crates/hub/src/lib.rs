@@ -22,6 +22,6 @@ mod selection;
 mod settings;
 
 pub use error::HubError;
-pub use hub::{Hub, Snapshot, SnapshotFile};
+pub use hub::{Check, Hub, Snapshot, SnapshotFile};
 pub use model_name::ModelName;
 pub use settings::{Settings, Token};

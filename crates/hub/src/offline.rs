@@ -7,7 +7,7 @@ use crate::{
     cache::ModelCache,
     file_name::FileName,
     hub::Wish,
-    selection::{Selection, Weights, shards},
+    selection::{Selection, Weights, gguf_parts, shards},
 };
 
 /// Greatest depth of folders in a snapshot.
@@ -23,18 +23,18 @@ pub(crate) fn cached(cache: &ModelCache, model: &ModelName, wish: Wish<'_>) -> O
     let files = match wish {
         Wish::File(file) => {
             path.push(file.to_path());
-            vec![file.clone()]
+            gguf_parts(model, file, &names).ok()?
         }
-        Wish::Model => {
+        Wish::Model(_) => {
             let selection = Selection::of(model, &names).ok()?;
             let mut files = selection.companions;
             match selection.weights {
-                Weights::Gguf(file) => {
-                    path.push(file.to_path());
-                    files.push(file);
+                Weights::Gguf(parts) => {
+                    path.push(parts[0].to_path());
+                    files.extend(parts);
                 }
                 _ if !names.contains("config.json") => return None,
-                Weights::Single(file) => files.push(file),
+                Weights::Files(shards) => files.extend(shards),
                 Weights::Sharded(index) => {
                     let bytes = fs::read(folder.join(index.to_path())).ok()?;
                     files.extend(shards(model, &index, &bytes).ok()?);

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use powerinfer_artifact::{PartName, listed};
 use serde::Deserialize;
 
 use crate::{HubError, ModelName, file_name::FileName};
@@ -27,12 +28,12 @@ const WEIGHTS: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
 /// Where the weights of a repository are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Weights {
-    /// One file.
-    Single(FileName),
+    /// One file, or all shards of one that have numbers and no index.
+    Files(Vec<FileName>),
     /// The files in this index.
     Sharded(FileName),
-    /// A GGUF file, which holds configuration and tokenizer too.
-    Gguf(FileName),
+    /// A GGUF file, which holds configuration and tokenizer too, or all its parts in order.
+    Gguf(Vec<FileName>),
 }
 
 /// The files to fetch.
@@ -45,7 +46,7 @@ pub(crate) struct Selection {
 }
 
 impl Selection {
-    /// Chooses among the files called `names`: safetensors before pickles before a single GGUF file.
+    /// Chooses among the files called `names`: safetensors before pickles before a single GGUF model.
     pub(crate) fn of(model: &ModelName, names: &BTreeSet<String>) -> Result<Self, HubError> {
         let present = |name: &str| {
             let is_there = names.contains(name);
@@ -56,33 +57,119 @@ impl Selection {
         let companions = companions.into_iter().flatten().collect();
         for single in WEIGHTS {
             let index = format!("{single}.index.json");
-            let weights = match (present(single)?, present(&index)?) {
-                (Some(single), _) => Weights::Single(single),
-                (None, Some(index)) => Weights::Sharded(index),
-                (None, None) => continue,
+            let numbered = names.iter().find(|name| {
+                let part = PartName::parse(name);
+                part.is_some_and(|part| format!("{}.{}", part.stem, part.extension) == single)
+            });
+            let weights = match (present(single)?, present(&index)?, numbered) {
+                (Some(single), ..) => Weights::Files(vec![single]),
+                (None, Some(index), _) => Weights::Sharded(index),
+                (None, None, Some(shard)) => {
+                    Weights::Files(parts(model, &FileName::parse(shard)?, names)?)
+                }
+                (None, None, None) => continue,
             };
             return Ok(Self {
                 companions,
                 weights,
             });
         }
-        let gguf = names.iter().filter(|name| name.ends_with(".gguf"));
-        let gguf: Vec<FileName> = gguf
-            .map(|name| FileName::parse(name))
-            .collect::<Result<_, _>>()?;
-        match &gguf[..] {
+        match &gguf_models(names)?[..] {
             [] => Err(HubError::NoWeights {
                 model: model.to_string(),
+                found: what_there_is(names),
             }),
             [file] => Ok(Self {
                 companions: Vec::new(),
-                weights: Weights::Gguf(file.clone()),
+                weights: Weights::Gguf(parts(model, file, names)?),
             }),
             files => Err(HubError::SeveralGguf {
                 model: model.to_string(),
                 files: files.iter().map(ToString::to_string).collect(),
             }),
         }
+    }
+}
+
+/// The GGUF models among `names`: of a split file the first part that is there, and no encoder of images beside others.
+fn gguf_models(names: &BTreeSet<String>) -> Result<Vec<FileName>, HubError> {
+    let mut models = BTreeSet::new();
+    let gguf = names.iter().filter(|name| name.ends_with(".gguf"));
+    let mut gguf: Vec<&String> = gguf
+        .filter(|name| {
+            let part = PartName::parse(name);
+            models.insert(part.map_or((&name[..], 1), |part| (part.stem, part.count)))
+        })
+        .collect();
+    let is_encoder = |name: &&String| {
+        let file = name.rsplit('/').next().unwrap_or_default();
+        file.starts_with("mmproj")
+    };
+    if !gguf.iter().all(is_encoder) {
+        gguf.retain(|name| !is_encoder(name));
+    }
+    gguf.into_iter().map(|name| FileName::parse(name)).collect()
+}
+
+/// The file called `name`, or all parts if it is one of a split GGUF file.
+pub(crate) fn gguf_parts(
+    model: &ModelName,
+    name: &FileName,
+    names: &BTreeSet<String>,
+) -> Result<Vec<FileName>, HubError> {
+    match name.as_str().ends_with(".gguf") {
+        true => parts(model, name, names),
+        false => Ok(vec![name.clone()]),
+    }
+}
+
+/// The file called `name`, or all parts of the split file that it belongs to.
+fn parts(
+    model: &ModelName,
+    name: &FileName,
+    names: &BTreeSet<String>,
+) -> Result<Vec<FileName>, HubError> {
+    let Some(part) = PartName::parse(name.as_str()) else {
+        return Ok(vec![name.clone()]);
+    };
+    let (parts, missing): (Vec<String>, Vec<String>) =
+        part.all().partition(|part| names.contains(part));
+    if !missing.is_empty() {
+        return Err(HubError::MissingParts {
+            model: model.to_string(),
+            file: name.to_string(),
+            missing,
+        });
+    }
+    parts.iter().map(|part| FileName::parse(part)).collect()
+}
+
+/// What a repository without weights that can be read has instead, for an error.
+fn what_there_is(names: &BTreeSet<String>) -> String {
+    if names.contains("adapter_config.json") {
+        return "it is a LoRA adapter, which must be merged into its base model first".to_owned();
+    }
+    const FORMATS: [&str; 12] = [
+        ".safetensors",
+        ".bin",
+        ".pth",
+        ".pt",
+        ".onnx",
+        ".h5",
+        ".msgpack",
+        ".ot",
+        ".npz",
+        ".nemo",
+        ".tflite",
+        ".mlmodel",
+    ];
+    let is_weights = |name: &&String| {
+        FORMATS.iter().any(|format| name.ends_with(format)) && FileName::parse(name).is_ok()
+    };
+    let found: Vec<String> = names.iter().filter(is_weights).cloned().collect();
+    match found.is_empty() {
+        true => "it has no file of weights".to_owned(),
+        false => format!("it has {}", listed(&found)),
     }
 }
 
@@ -154,27 +241,57 @@ mod tests {
         );
         assert_eq!(
             selection.weights,
-            Weights::Single(file("model.safetensors"))
+            Weights::Files(vec![file("model.safetensors")])
         );
         let weights = |names: &[&str]| select(names).unwrap().weights;
         let index = file("model.safetensors.index.json");
         assert_eq!(weights(&all[4..]), Weights::Sharded(index));
         let pickle = file("pytorch_model.bin");
-        assert_eq!(weights(&all[5..]), Weights::Single(pickle));
+        assert_eq!(weights(&all[6..]), Weights::Files(vec![pickle]));
+        let shard = vec![file(all[5])];
+        assert_eq!(weights(&all[5..]), Weights::Files(shard));
         let index = file("pytorch_model.bin.index.json");
         assert_eq!(weights(&all[7..]), Weights::Sharded(index));
         let gguf = select(&["README.md", "config.json", "a/model.gguf"]).unwrap();
-        assert_eq!(gguf.weights, Weights::Gguf(file("a/model.gguf")));
+        assert_eq!(gguf.weights, Weights::Gguf(vec![file("a/model.gguf")]));
         assert_eq!(gguf.companions, [], "a GGUF file is a whole model");
     }
 
     #[test]
+    fn parts_are_fetched_together() {
+        let parts = ["q8/m-00001-of-00002.gguf", "q8/m-00002-of-00002.gguf"];
+        let both = Weights::Gguf(parts.map(file).to_vec());
+        let with = |name| select(&[parts[0], parts[1], name]);
+        assert_eq!(with("mmproj-m.gguf").unwrap().weights, both);
+        let error = with("m-q4.gguf").unwrap_err().to_string();
+        let each = "several GGUF models: m-q4.gguf, q8/m-00001-of-00002.gguf";
+        assert!(error.contains(each), "{error}");
+        let shards = [
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+        ];
+        let both = Weights::Files(shards.map(file).to_vec());
+        assert_eq!(select(&shards).unwrap().weights, both);
+        for names in [parts, shards] {
+            let error = select(&names[1..]).unwrap_err().to_string();
+            assert!(error.contains(&format!("`{}`", names[0])), "{error}");
+        }
+    }
+
+    #[test]
     fn nothing_ambiguous_or_hostile_is_fetched() {
-        let error = select(&["config.json", "flax_model.msgpack"]).unwrap_err();
-        assert!(matches!(error, HubError::NoWeights { .. }), "{error}");
+        for (file, found) in [
+            ("flax_model.msgpack", "it has `flax_model.msgpack`"),
+            ("adapter_config.json", "LoRA adapter"),
+            ("README.md", "no file of weights"),
+        ] {
+            let error = select(&["config.json", file]).unwrap_err();
+            assert!(matches!(error, HubError::NoWeights { .. }), "{error}");
+            assert!(error.to_string().contains(found), "{error}");
+        }
         let error = select(&["a.gguf", "b.gguf"]).unwrap_err().to_string();
         assert!(
-            error.contains("several GGUF files: a.gguf, b.gguf"),
+            error.contains("several GGUF models: a.gguf, b.gguf"),
             "{error}"
         );
         let error = select(&["a.gguf", "../b.gguf"]).unwrap_err();

@@ -18,7 +18,7 @@ pub enum ImportError {
     },
     /// The path contains no predictors of the original PowerInfer.
     #[error(
-        "there are no predictors of the original PowerInfer at `{path}`: {reason}; give a `*.powerinfer.gguf` file, or a folder with `model_0.pt`, `model_1.pt`, …"
+        "there are no predictors of the original PowerInfer at `{path}`: {reason}; give a `*.powerinfer.gguf` file, a folder with `model_0.pt`, `model_1.pt`, …, or a checkpoint that contains predictors"
     )]
     NoPredictors {
         /// The path given.

@@ -1,16 +1,17 @@
-//! Predictors of the original PowerInfer: two matrices per layer, in a `*.powerinfer.gguf` or in a folder of
-//! `model_0.pt`, `model_1.pt`, ….
+//! Predictors of the original PowerInfer: two matrices per layer, in a `*.powerinfer.gguf`, in a folder of
+//! `model_0.pt`, `model_1.pt`, …, or inside a checkpoint, as TurboSparse's are.
 //!
 //! A neuron is predicted active if `fc2 · relu(fc1 · x)` is at least a threshold; x is the hidden state before
 //! the FFN's norm.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use powerinfer_artifact::{ArtifactError, Digest, mapped_file::FileBytes};
-use powerinfer_model::{ModelError, container::Container, gguf::GgufFile, gguf_files};
+use powerinfer_model::{Files, ModelError, container::Container, gguf::GgufFile, gguf_files};
 use serde_json::Value as Json;
 
 use crate::{ImportError, pickle::Pickles};
@@ -74,6 +75,11 @@ impl OriginalPredictors {
         if !numbers.is_empty() {
             return Self::open_folder(path, &numbers, sizes);
         }
+        if path.join(CONFIG).exists()
+            && let Some(predictors) = Self::open_checkpoint(path, sizes)?
+        {
+            return Ok(predictors);
+        }
         let files = gguf_files(path);
         match &files[..] {
             _ if path.is_file() => Self::open_gguf(path, sizes),
@@ -81,7 +87,7 @@ impl OriginalPredictors {
             _ => Err(ImportError::NoPredictors {
                 path: path.to_owned(),
                 reason: format!(
-                    "it has no `{}`, and {} GGUF files",
+                    "it has no `{}`, no tensor `model.layers.0.mlp.predictor.fc1.weight`, and {} GGUF files",
                     file_name(0),
                     files.len()
                 ),
@@ -96,11 +102,6 @@ impl OriginalPredictors {
         sizes: PredictedSizes,
     ) -> Result<Self, ImportError> {
         check_layers(path, numbers, sizes.layers)?;
-        let threshold = match FileBytes::open(&path.join(CONFIG)) {
-            Ok(bytes) => stated_threshold(&path.join(CONFIG), &bytes)?,
-            Err(_) if !path.join(CONFIG).exists() => DEFAULT_THRESHOLD,
-            Err(error) => return Err(error.into()),
-        };
         let layers = (0..sizes.layers).map(|layer| {
             let file = path.join(file_name(layer));
             let container: Arc<dyn Container> = Arc::new(Pickles::open_file(&file)?);
@@ -112,9 +113,53 @@ impl OriginalPredictors {
         });
         Ok(Self {
             path: path.to_owned(),
-            threshold,
+            threshold: threshold_of_folder(path)?,
             layers: layers.collect::<Result<_, _>>()?,
         })
+    }
+
+    /// Opens the checkpoint in the folder `path`; `None` if it has no predictors.
+    fn open_checkpoint(path: &Path, sizes: PredictedSizes) -> Result<Option<Self>, ImportError> {
+        let files = Files::Folder(path.to_owned());
+        let container: Option<Arc<dyn Container>> = match files.safetensors()? {
+            Some(container) => Some(Arc::from(container)),
+            None => Pickles::open(&files)?.map(|pickles| Arc::new(pickles) as Arc<dyn Container>),
+        };
+        let Some(container) = container else {
+            return Ok(None);
+        };
+        let of_predictors = |name: &String| name.contains(".predictor.");
+        let names: Vec<String> = container
+            .names()
+            .into_iter()
+            .filter(of_predictors)
+            .collect();
+        if names.is_empty() {
+            return Ok(None);
+        }
+        let mut fc1_of_layers = BTreeMap::new();
+        for name in &names {
+            let (_, layer) = name.split_once("layers.").unwrap_or_default();
+            let layer = layer.split_once('.').and_then(|(layer, rest)| {
+                (rest == "mlp.predictor.fc1.weight").then_some(layer.parse::<usize>().ok()?)
+            });
+            fc1_of_layers.extend(layer.map(|layer| (layer, name.clone())));
+        }
+        let numbers: Vec<usize> = fc1_of_layers.keys().copied().collect();
+        check_layers(path, &numbers, sizes.layers)?;
+        let layers = fc1_of_layers
+            .into_values()
+            .map(|fc1| {
+                let fc2 = fc1.replace(".fc1.", ".fc2.");
+                Location::check(Arc::clone(&container), fc1, fc2, sizes)
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        check_unused(path, &names, &used(&layers))?;
+        Ok(Some(Self {
+            path: path.to_owned(),
+            threshold: threshold_of_folder(path)?,
+            layers,
+        }))
     }
 
     /// Opens a GGUF file with predictors next to the weights.
@@ -153,11 +198,7 @@ impl OriginalPredictors {
                 Location::check(Arc::clone(&file) as Arc<dyn Container>, fc1, fc2, sizes)
             })
             .collect::<Result<Vec<_>, _>>()?;
-        let used: Vec<&str> = layers
-            .iter()
-            .flat_map(|found| [&found.fc1[..], &found.fc2[..]])
-            .collect();
-        check_unused(path, &names, &used)?;
+        check_unused(path, &names, &used(&layers))?;
         Ok(Self {
             path: path.to_owned(),
             threshold,
@@ -275,6 +316,14 @@ impl Location {
 
 const CONFIG: &str = "config.json";
 
+/// Names of the matrices in `layers`.
+fn used(layers: &[Location]) -> Vec<&str> {
+    let layers = layers.iter();
+    layers
+        .flat_map(|found| [&found.fc1[..], &found.fc2[..]])
+        .collect()
+}
+
 /// File name of a layer's predictor.
 fn file_name(layer: usize) -> String {
     format!("model_{layer}.pt")
@@ -352,6 +401,16 @@ fn unused_tensor(path: &Path, tensor: &str) -> ImportError {
 fn finite(number: Option<f64>) -> Option<f32> {
     let number = number? as f32;
     number.is_finite().then_some(number)
+}
+
+/// Threshold that the `config.json` in `folder` states; the default if there is none.
+fn threshold_of_folder(folder: &Path) -> Result<f32, ImportError> {
+    let path = folder.join(CONFIG);
+    match FileBytes::open(&path) {
+        Ok(bytes) => stated_threshold(&path, &bytes),
+        Err(_) if !path.exists() => Ok(DEFAULT_THRESHOLD),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Reads the threshold from a predictor folder's `config.json`.

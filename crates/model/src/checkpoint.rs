@@ -2,15 +2,16 @@
 
 use std::{collections::BTreeSet, ops::Range, path::Path, sync::Arc};
 
-use powerinfer_artifact::{ArtifactError, Digest, ModelIdentity, TensorFile};
+use powerinfer_artifact::{ArtifactError, Digest, ModelIdentity};
 use powerinfer_tensor::f16;
 use serde::Deserialize;
 
 use crate::{
     Files, ModelConfig, ModelError, Weight,
-    container::{Container, Safetensors},
-    families,
+    container::Container,
+    families, foreign,
     gguf::{self, Layout},
+    quantised,
     source::WeightSource,
 };
 
@@ -88,21 +89,17 @@ impl Checkpoint {
     ) -> Result<Self, E> {
         if let Some(gguf) = files.gguf() {
             let gguf = Arc::clone(gguf);
+            foreign::check_has_tensors(&gguf)?;
             let naming = Naming::Gguf(gguf.layout());
             return Ok(Self::from_container(files, Box::new(gguf), Some(naming))?);
         }
-        let folder = files.folder().to_owned();
-        let missing = |file: &str| ModelError::MissingFile {
-            folder: folder.clone(),
-            file: file.to_owned(),
-        };
         // Errors in the configuration are reported before errors in the weights.
         let config = files.read("config.json").map_err(ModelError::from)?;
-        let config = config.ok_or_else(|| missing("config.json"))?;
+        let config = config.ok_or_else(|| foreign::without(&files, "config.json"))?;
         ModelConfig::parse(&config, &files.path("config.json"))?;
-        let container: Box<dyn Container> = match open_shards(&files)? {
-            Some(shards) => Box::new(Safetensors { shards }),
-            None => other(&files)?.ok_or_else(|| missing("model.safetensors"))?,
+        let container: Box<dyn Container> = match files.safetensors()? {
+            Some(container) => container,
+            None => other(&files)?.ok_or_else(|| foreign::without(&files, "model.safetensors"))?,
         };
         Ok(Self::from_container(files, container, None)?)
     }
@@ -116,10 +113,7 @@ impl Checkpoint {
     ) -> Result<Self, ModelError> {
         let config_bytes = files
             .read("config.json")?
-            .ok_or_else(|| ModelError::MissingFile {
-                folder: files.folder().to_owned(),
-                file: "config.json".to_owned(),
-            })?;
+            .ok_or_else(|| foreign::without(&files, "config.json"))?;
         let (mut config, ignored_keys) =
             ModelConfig::parse_noting(&config_bytes, &files.path("config.json"))?;
         if let Some(bytes) = files.read("generation_config.json")? {
@@ -149,8 +143,10 @@ impl Checkpoint {
             Naming::Family(_) => family.ignored,
             Naming::Gguf(_) => gguf::IGNORED,
         };
-        checkpoint.check(ignored)?;
-        Ok(checkpoint)
+        match checkpoint.check(ignored) {
+            Ok(()) => Ok(checkpoint),
+            Err(error) => Err(checkpoint.quantisation().unwrap_or(error)),
+        }
     }
 
     /// Returns the model's configuration.
@@ -187,7 +183,7 @@ impl Checkpoint {
     /// The tensor cannot be read, or has a NaN or infinite value.
     pub fn read(&self, weight: Weight) -> Result<Vec<f32>, ModelError> {
         let shape = self.config.shape(weight);
-        let source = self.naming.source(&self.config, weight);
+        let source = self.source(weight);
         let values = match &source {
             WeightSource::Constant(value) => vec![*value; shape.iter().product()],
             WeightSource::Tensor { name, .. } => {
@@ -218,7 +214,7 @@ impl Checkpoint {
     pub fn read_rows(&self, weight: Weight, rows: Range<usize>) -> Result<Vec<f32>, ModelError> {
         let shape = self.config.shape(weight);
         let width: usize = shape.last().copied().unwrap_or(1);
-        let source = self.naming.source(&self.config, weight);
+        let source = self.source(weight);
         match source.row_wise_name() {
             Some(name) if shape.len() > 1 => {
                 let name = self.resolve(name)?;
@@ -244,7 +240,7 @@ impl Checkpoint {
     ///
     /// The tensor is missing, or a scale is NaN or infinite.
     pub fn read_q4_k(&self, weight: Weight, rows: &[u32]) -> Result<Option<Vec<u8>>, ModelError> {
-        let source = self.naming.source(&self.config, weight);
+        let source = self.source(weight);
         let shape = self.config.shape(weight);
         let (WeightSource::Tensor { name, .. }, [count, width]) = (&source, &shape[..]) else {
             return Ok(None);
@@ -326,6 +322,41 @@ impl Checkpoint {
         }
     }
 
+    /// Returns whether the checkpoint contains predictors of the original PowerInfer or of TurboSparse.
+    pub fn has_predictors(&self) -> bool {
+        let is_matrix = |name: &String| {
+            is_of_predictor(name) || name.starts_with("blk.") && name.ends_with(".fc1.weight")
+        };
+        self.container.names().iter().any(is_matrix)
+    }
+
+    /// Source of a weight in this checkpoint: tied embeddings may be stored under the head's name alone, because
+    /// safetensors stores a shared tensor once.
+    fn source(&self, weight: Weight) -> WeightSource {
+        let source = self.naming.source(&self.config, weight);
+        if weight != Weight::Embedding || !self.config.tied_embeddings {
+            return source;
+        }
+        let head = self.naming.source(&self.config, Weight::Head);
+        let is_there = |source: &WeightSource| match source {
+            WeightSource::Tensor { name, .. } => self.resolve(name).is_ok(),
+            WeightSource::Constant(_) => true,
+        };
+        match !is_there(&source) && is_there(&head) {
+            true => head,
+            false => source,
+        }
+    }
+
+    /// Error about quantised weights, if the tensors are those of a quantised checkpoint.
+    fn quantisation(&self) -> Option<ModelError> {
+        let method = quantised::of_tensors(&self.container.names(), &self.files)?;
+        Some(ModelError::QuantisedWeights {
+            path: self.files.folder().to_owned(),
+            method: method.to_owned(),
+        })
+    }
+
     /// Returns the container's name of the tensor that a family calls `name`: checkpoints of a bare decoder
     /// omit the first component, the name of the enclosing model.
     fn resolve(&self, name: &str) -> Result<String, ModelError> {
@@ -345,7 +376,7 @@ impl Checkpoint {
     fn check(&self, ignored: &[&str]) -> Result<(), ModelError> {
         let mut used = BTreeSet::new();
         for weight in self.config.weights() {
-            let source = self.naming.source(&self.config, weight);
+            let source = self.source(weight);
             let WeightSource::Tensor { name, .. } = &source else {
                 continue;
             };
@@ -360,16 +391,20 @@ impl Checkpoint {
                     found,
                 });
             }
+            self.container.check_type(&name)?;
             used.insert(name);
         }
         // With tied embeddings, a stored head duplicates them.
-        if let WeightSource::Tensor { name, .. } = self.naming.source(&self.config, Weight::Head) {
+        if let WeightSource::Tensor { name, .. } = self.source(Weight::Head) {
             used.extend(self.resolve(&name).ok());
         }
         let mut names = self.container.names();
         names.sort();
         let unused = names.into_iter().find(|name| {
-            !used.contains(name) && !ignored.iter().any(|suffix| name.ends_with(suffix))
+            let mut ignored = ignored.iter().chain(LEFTOVERS);
+            !used.contains(name)
+                && !is_of_predictor(name)
+                && !ignored.any(|suffix| name.ends_with(suffix))
         });
         match unused {
             None => Ok(()),
@@ -382,22 +417,26 @@ impl Checkpoint {
     }
 }
 
+/// Name suffixes of tensors in older checkpoints of any family that are no weights: tables, masks, a format's version.
+const LEFTOVERS: &[&str] = &[
+    "rotary_emb.inv_freq",
+    "rotary_emb.cos_cached",
+    "rotary_emb.sin_cached",
+    ".masked_bias",
+    "decoder.version",
+];
+
+/// Returns whether a tensor belongs to a predictor inside a checkpoint, as TurboSparse's have them.
+fn is_of_predictor(name: &str) -> bool {
+    [".predictor.fc1.", ".predictor.fc2."]
+        .iter()
+        .any(|part| name.contains(part))
+}
+
 /// Bytes of a super-block of Q4_K.
 const Q4_K_BYTES: usize = 144;
 /// Weights of a super-block of Q4_K.
 const Q4_K_LENGTH: usize = 256;
-
-/// Opens `model.safetensors`, or its shards; `None` if there is neither.
-fn open_shards(files: &Files) -> Result<Option<Vec<TensorFile>>, ModelError> {
-    let Some(shards) = files.shards("model.safetensors")? else {
-        return Ok(None);
-    };
-    let files = shards
-        .into_iter()
-        .map(|(path, bytes)| Ok(TensorFile::from_bytes(&path, bytes)?))
-        .collect::<Result<_, ModelError>>()?;
-    Ok(Some(files))
-}
 
 /// Fingerprint of a model without reading all of its weights: the configuration, every tensor's name, type
 /// and shape, and samples of its data. A bundle's manifest has the digests of all bytes.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Activation, FfnKind, LayerWeight, ModelError, NormKind, Rotary, Weight, families,
     keys::{Keys, MAX_HEAD_SIZE},
+    kinds, quantised,
 };
 
 /// Position encoding.
@@ -250,14 +251,8 @@ impl ModelConfig {
                 source,
             })?;
         let keys = Keys::new(path, &map);
-        if let Some(quantized) = keys.object("quantization_config")? {
-            let method = quantized.text("quant_method")?.unwrap_or("unnamed");
-            return Err(keys.unsupported(
-                "quantization_config",
-                method,
-                "weights in float16, bfloat16 or float32, and GGUF files",
-            ));
-        }
+        quantised::check(&keys, path)?;
+        kinds::check(&keys, path)?;
         let family = families::of(&keys)?;
         let config = (family.describe)(&keys)?;
         config.validate().map_err(|reason| keys.bad(reason))?;

@@ -5,7 +5,7 @@ use std::{ops::Range, path::PathBuf, sync::Arc};
 use powerinfer_artifact::{Digest, TensorFile, tensor_file::Dtype};
 use powerinfer_tensor::{bf16, f16};
 
-use crate::ModelError;
+use crate::{Files, ModelError};
 
 /// Named tensors that can be read as f32.
 ///
@@ -19,6 +19,13 @@ pub trait Container: std::fmt::Debug + Send + Sync {
 
     /// Returns the file that contains the tensor called `name`.
     fn path(&self, name: &str) -> PathBuf;
+
+    /// Checks that the elements of the tensor called `name` can be read.
+    ///
+    /// # Errors
+    ///
+    /// The tensor does not exist, or its type is not supported.
+    fn check_type(&self, name: &str) -> Result<(), ModelError>;
 
     /// Reads the tensor called `name`, row-major.
     ///
@@ -64,6 +71,10 @@ impl<Inner: Container + ?Sized> Container for Arc<Inner> {
         (**self).path(name)
     }
 
+    fn check_type(&self, name: &str) -> Result<(), ModelError> {
+        (**self).check_type(name)
+    }
+
     fn read(&self, name: &str) -> Result<Vec<f32>, ModelError> {
         (**self).read(name)
     }
@@ -98,8 +109,26 @@ pub fn sampled_digest(kind: &str, bytes: &[u8]) -> Digest {
 
 /// One or more safetensors files.
 #[derive(Debug)]
-pub(crate) struct Safetensors {
-    pub(crate) shards: Vec<TensorFile>,
+struct Safetensors {
+    shards: Vec<TensorFile>,
+}
+
+impl Files {
+    /// Opens `model.safetensors`, or its shards; `None` if there is neither.
+    ///
+    /// # Errors
+    ///
+    /// A file is missing or damaged.
+    pub fn safetensors(&self) -> Result<Option<Box<dyn Container>>, ModelError> {
+        let Some(shards) = self.shards("model.safetensors")? else {
+            return Ok(None);
+        };
+        let shards = shards
+            .into_iter()
+            .map(|(path, bytes)| Ok(TensorFile::from_bytes(&path, bytes)?))
+            .collect::<Result<_, ModelError>>()?;
+        Ok(Some(Box::new(Safetensors { shards })))
+    }
 }
 
 impl Safetensors {
@@ -154,6 +183,12 @@ impl Container for Safetensors {
     fn path(&self, name: &str) -> PathBuf {
         let shard = self.shard(name).or(self.shards.first());
         shard.map_or_else(PathBuf::new, |shard| shard.path().to_owned())
+    }
+
+    fn check_type(&self, name: &str) -> Result<(), ModelError> {
+        let view = self.shard(name).and_then(|shard| shard.find(name));
+        let view = view.ok_or_else(|| self.missing(name))?;
+        self.values(name, view.dtype, &[]).map(drop)
     }
 
     fn read(&self, name: &str) -> Result<Vec<f32>, ModelError> {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::ArtifactError;
+use powerinfer_artifact::{ArtifactError, listed};
 
 /// Error of opening a checkpoint or running a model.
 #[derive(Debug, thiserror::Error)]
@@ -30,15 +30,82 @@ pub enum ModelError {
         /// The file.
         file: String,
     },
-    /// A shard listed in the index is missing.
-    #[error("`{folder}` has no shard `{shard}`, which `{index}` lists; download it again")]
-    MissingShard {
+    /// The path is something else than a model.
+    #[error("`{path}` is {what}, not a model; {remedy}")]
+    NotAModel {
+        /// The file or folder.
+        path: PathBuf,
+        /// What it is.
+        what: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// The folder's weights are in a format of other programs.
+    #[error(
+        "the weights in `{folder}` are in a format of {format}: `{file}`; get the model's safetensors, PyTorch or GGUF files"
+    )]
+    OtherFormat {
+        /// The folder.
+        folder: PathBuf,
+        /// The file of weights.
+        file: String,
+        /// Programs or library of the format.
+        format: &'static str,
+    },
+    /// The folder has several GGUF models.
+    #[error(
+        "`{folder}` has several GGUF models: {}; give the path of one",
+        listed(files)
+    )]
+    SeveralGguf {
+        /// The folder.
+        folder: PathBuf,
+        /// Names of the files, of a split file the first part.
+        files: Vec<String>,
+    },
+    /// A kind of models that is known but not supported.
+    #[error("`{path}`: {kind} are not supported ({cause}); {remedy}")]
+    UnsupportedKind {
+        /// The configuration or GGUF file.
+        path: PathBuf,
+        /// What reveals the kind.
+        cause: String,
+        /// The kind, in the plural.
+        kind: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// The weights are quantised by a method that is not supported.
+    #[error(
+        "`{path}`: the weights are quantised by {method}, which is not supported; use the original checkpoint in bfloat16, float16 or float32, or a GGUF file of the model"
+    )]
+    QuantisedWeights {
+        /// The configuration or folder.
+        path: PathBuf,
+        /// The method.
+        method: String,
+    },
+    /// Shards listed in the index are missing.
+    #[error(
+        "`{folder}` has no {}, which `{index}` lists; download {} again",
+        listed(shards),
+        pronoun(shards)
+    )]
+    MissingShards {
         /// The folder.
         folder: PathBuf,
         /// The index file.
         index: String,
-        /// The shard.
-        shard: String,
+        /// The shards.
+        shards: Vec<String>,
+    },
+    /// Parts of a split file are missing.
+    #[error("{} of the split file `{path}` {} missing in its folder; download {} too", listed(parts), if parts.len() == 1 { "is" } else { "are" }, pronoun(parts))]
+    MissingParts {
+        /// A part that exists.
+        path: PathBuf,
+        /// Names of those that do not.
+        parts: Vec<String>,
     },
     /// A shard name in the index is a path outside the folder.
     #[error(
@@ -119,7 +186,9 @@ pub enum ModelError {
         found: Vec<usize>,
     },
     /// The element type of a tensor is not supported.
-    #[error("tensor `{tensor}` in `{path}` is stored as {found}; supported are F32, F16 and BF16")]
+    #[error(
+        "tensor `{tensor}` in `{path}` is stored as {found}, supported are F32, F16 and BF16; use the original checkpoint, or a GGUF file of the model"
+    )]
     WrongType {
         /// The file.
         path: PathBuf,
@@ -199,6 +268,10 @@ pub enum ModelError {
     /// A file of the checkpoint cannot be read.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
+}
+
+fn pronoun(names: &[String]) -> &'static str {
+    if names.len() == 1 { "it" } else { "them" }
 }
 
 impl ModelError {

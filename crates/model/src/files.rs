@@ -1,12 +1,12 @@
-//! Files of a checkpoint: in a folder, in a GGUF file, or embedded in the program.
+//! Files of a checkpoint: in a folder, in a GGUF file or its parts, or embedded in the program.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use powerinfer_artifact::{ArtifactError, mapped_file::FileBytes};
+use powerinfer_artifact::{ArtifactError, PartName, mapped_file::FileBytes};
 
 use crate::{ModelError, gguf::Gguf};
 
@@ -41,11 +41,12 @@ pub enum Files {
 }
 
 impl Files {
-    /// Opens the files at `path`: a folder, a GGUF file, or a folder that contains only a GGUF file.
+    /// Opens the files at `path`: a folder, a GGUF file or a part of one, or a folder with one GGUF model and no other
+    /// weights.
     ///
     /// # Errors
     ///
-    /// `path` does not exist, or the GGUF file is damaged.
+    /// `path` does not exist, the GGUF file is damaged or lacks parts, or the folder has several GGUF models.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         if path.is_file() {
             return Ok(Self::Gguf(Arc::new(Gguf::open(path)?)));
@@ -55,13 +56,10 @@ impl Files {
                 path: path.to_owned(),
             });
         }
-        let is_plain = ["config.json", "tokenizer.json", "tokenizer_config.json"]
-            .iter()
-            .any(|file| path.join(file).exists());
-        match &gguf_files(path)[..] {
-            [file] if !is_plain => Ok(Self::Gguf(Arc::new(Gguf::open(file)?))),
-            _ => Ok(Self::Folder(path.to_owned())),
-        }
+        Ok(match gguf_model(path)? {
+            Some(file) => Self::Gguf(Arc::new(Gguf::open(&file)?)),
+            None => Self::Folder(path.to_owned()),
+        })
     }
 
     /// Renames the set to the name given by the user.
@@ -115,6 +113,27 @@ impl Files {
         }
     }
 
+    /// Returns the names of all files, sorted; of a GGUF file none.
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = match self {
+            Self::Folder(folder) => folder
+                .read_dir()
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|entry| entry.file_name().to_string_lossy().into_owned())
+                .collect(),
+            Self::Embedded { files, .. } => {
+                files.iter().map(|(name, _)| (*name).to_owned()).collect()
+            }
+            Self::Opened { files, .. } => files.keys().cloned().collect(),
+            Self::Gguf(_) => Vec::new(),
+            Self::Named { files, .. } => files.names(),
+        };
+        names.sort();
+        names
+    }
+
     /// Returns the path of the file called `name`, for messages.
     pub fn path(&self, name: &str) -> PathBuf {
         match self {
@@ -139,22 +158,17 @@ impl Files {
         match self {
             Self::Embedded { name, .. } => (*name).to_owned(),
             Self::Named { name, .. } => name.clone(),
-            Self::Gguf(gguf) => gguf.path().file_stem().map_or_else(
-                || "model".to_owned(),
-                |name| name.to_string_lossy().into_owned(),
-            ),
+            Self::Gguf(gguf) => gguf_name(&file_name(gguf.path())).to_owned(),
             Self::Folder(folder) | Self::Opened { folder, .. } => {
                 let full = folder.canonicalize().unwrap_or_else(|_| folder.clone());
-                full.file_name().map_or_else(
-                    || "model".to_owned(),
-                    |name| name.to_string_lossy().into_owned(),
-                )
+                file_name(&full)
             }
         }
     }
 }
 
-/// Paths of the `.gguf` files in `folder`, sorted; none if it is no folder.
+/// Paths of the GGUF models in `folder`, sorted; none if it is no folder. Of a split file the first part is listed, and
+/// encoders of images beside a model are not.
 pub fn gguf_files(folder: &Path) -> Vec<PathBuf> {
     let entries = folder.read_dir().into_iter().flatten().flatten();
     let mut files: Vec<PathBuf> = entries
@@ -165,5 +179,58 @@ pub fn gguf_files(folder: &Path) -> Vec<PathBuf> {
         })
         .collect();
     files.sort();
+    let mut models = BTreeSet::new();
+    files.retain(|file| {
+        let name = file_name(file);
+        let part = PartName::parse(&name);
+        models.insert(part.map_or((name.clone(), 1), |part| (part.stem.to_owned(), part.count)))
+    });
+    let is_encoder = |file: &PathBuf| file_name(file).starts_with("mmproj");
+    if !files.iter().all(is_encoder) {
+        files.retain(|file| !is_encoder(file));
+    }
     files
+}
+
+/// Path of the GGUF model in `folder`, if the folder has no other weights.
+///
+/// # Errors
+///
+/// There are several.
+pub fn gguf_model(folder: &Path) -> Result<Option<PathBuf>, ModelError> {
+    let is_weights = |name: &String| {
+        name.starts_with("model") && name.ends_with(".safetensors")
+            || name.starts_with("pytorch_model")
+    };
+    match &gguf_files(folder)[..] {
+        [] => Ok(None),
+        _ if Files::Folder(folder.to_owned())
+            .names()
+            .iter()
+            .any(is_weights) =>
+        {
+            Ok(None)
+        }
+        [file] => Ok(Some(file.clone())),
+        several => Err(ModelError::SeveralGguf {
+            folder: folder.to_owned(),
+            files: several.iter().map(|file| file_name(file)).collect(),
+        }),
+    }
+}
+
+/// Name of the model in a GGUF file called `name`, whole or a part.
+pub fn gguf_name(name: &str) -> &str {
+    match PartName::parse(name) {
+        Some(part) if part.extension == "gguf" => part.stem,
+        _ => name.strip_suffix(".gguf").unwrap_or(name),
+    }
+}
+
+fn file_name(path: &Path) -> String {
+    let name = path.file_name();
+    name.map_or_else(
+        || "model".to_owned(),
+        |name| name.to_string_lossy().into_owned(),
+    )
 }

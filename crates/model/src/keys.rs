@@ -8,7 +8,7 @@ use std::{cell::RefCell, collections::BTreeSet, path::Path};
 
 use serde_json::{Map, Value};
 
-use crate::ModelError;
+use crate::{ModelError, kinds};
 
 /// Keys that do not affect the forward pass: provenance, training, and generation settings of older files.
 const HARMLESS: &[&str] = &[
@@ -297,6 +297,12 @@ impl<'a> Keys<'a> {
             path: self.path.to_owned(),
             reason,
         }
+    }
+
+    /// Creates the error of a model whose class in `architectures` is known for another kind than decoders of text.
+    pub(crate) fn other_kind(&self, architectures: &[&str]) -> Option<ModelError> {
+        let mut names = architectures.iter();
+        names.find_map(|name| kinds::class(name, self.path))
     }
 
     /// Creates the error of an unsupported value.

@@ -1,11 +1,11 @@
-//! Weights in a single file, or in shards listed by an index.
+//! Weights in a single file, or in shards listed by an index or numbered in their names.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
 };
 
-use powerinfer_artifact::{ArtifactError, mapped_file::FileBytes};
+use powerinfer_artifact::{ArtifactError, PartName, mapped_file::FileBytes};
 use serde::Deserialize;
 
 use crate::{Files, ModelError};
@@ -17,8 +17,8 @@ struct ShardIndex {
 }
 
 impl Files {
-    /// The file called `single`, or the shards that `<single>.index.json` lists, sorted; none where
-    /// there is neither.
+    /// The file called `single`, or the shards that `<single>.index.json` lists, sorted, or without an index all shards
+    /// that are numbered as such; none if there are no such files.
     ///
     /// # Errors
     ///
@@ -28,38 +28,75 @@ impl Files {
             return Ok(Some(vec![(self.path(single), bytes)]));
         }
         let index = format!("{single}.index.json");
-        let Some(bytes) = self.read(&index)? else {
+        let shards = match self.read(&index)? {
+            Some(bytes) => {
+                let shards = listed_shards(&self.path(&index), &bytes)?;
+                let names = self.names();
+                let missing = shards.iter().filter(|shard| !names.contains(shard));
+                let missing: Vec<String> = missing.cloned().collect();
+                if !missing.is_empty() {
+                    return Err(ModelError::MissingShards {
+                        folder: self.folder().to_owned(),
+                        index,
+                        shards: missing,
+                    });
+                }
+                shards
+            }
+            None => match self.numbered_shards(single)? {
+                Some(shards) => shards,
+                None => return Ok(None),
+            },
+        };
+        let mut opened = Vec::new();
+        for shard in shards {
+            if let Some(bytes) = self.read(&shard)? {
+                opened.push((self.path(&shard), bytes));
+            }
+        }
+        Ok(Some(opened))
+    }
+
+    /// Names of the shards of `single` by their numbers, which say how many there are; none if there are none.
+    fn numbered_shards(&self, single: &str) -> Result<Option<Vec<String>>, ModelError> {
+        let names = self.names();
+        let stem = single.rsplit_once('.');
+        let shard = names.iter().find_map(|name| {
+            let part = PartName::parse(name)?;
+            (Some((part.stem, part.extension)) == stem).then_some((name, part))
+        });
+        let Some((name, shard)) = shard else {
             return Ok(None);
         };
-        let path = self.path(&index);
-        let parsed: ShardIndex =
-            serde_json::from_slice(&bytes).map_err(|source| ArtifactError::NotJson {
-                path: path.clone(),
-                source,
-            })?;
-        let mut names = BTreeSet::new();
-        for (tensor, shard) in parsed.weight_map {
-            if Path::new(&shard).file_name() != Some(shard.as_ref()) {
-                return Err(ModelError::ShardOutside {
-                    path,
-                    tensor,
-                    shard,
-                });
-            }
-            names.insert(shard);
-        }
-        let open = |shard: String| match self.read(&shard)? {
-            Some(bytes) => Ok((self.path(&shard), bytes)),
-            None => Err(ModelError::MissingShard {
-                folder: self.folder().to_owned(),
-                index: index.clone(),
-                shard,
+        let (shards, parts): (Vec<String>, Vec<String>) =
+            shard.all().partition(|shard| names.contains(shard));
+        match parts.is_empty() {
+            true => Ok(Some(shards)),
+            false => Err(ModelError::MissingParts {
+                path: self.path(name),
+                parts,
             }),
-        };
-        names
-            .into_iter()
-            .map(open)
-            .collect::<Result<_, _>>()
-            .map(Some)
+        }
     }
+}
+
+/// Names of the shards in the index at `path`, sorted.
+fn listed_shards(path: &Path, bytes: &[u8]) -> Result<Vec<String>, ModelError> {
+    let parsed: ShardIndex =
+        serde_json::from_slice(bytes).map_err(|source| ArtifactError::NotJson {
+            path: path.to_owned(),
+            source,
+        })?;
+    let mut names = BTreeSet::new();
+    for (tensor, shard) in parsed.weight_map {
+        if Path::new(&shard).file_name() != Some(shard.as_ref()) {
+            return Err(ModelError::ShardOutside {
+                path: path.to_owned(),
+                tensor,
+                shard,
+            });
+        }
+        names.insert(shard);
+    }
+    Ok(names.into_iter().collect())
 }

@@ -63,7 +63,7 @@ fn unsupported_settings_are_refused_by_name() {
         (
             llama,
             json!({ "quantization_config": { "quant_method": "gptq", "bits": 4 } }),
-            "`quantization_config` is `gptq`",
+            "quantised by GPTQ",
         ),
         (
             llama,

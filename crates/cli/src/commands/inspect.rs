@@ -20,7 +20,7 @@ use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_export::GpuIndex;
 use powerinfer_import::open_checkpoint;
 use powerinfer_kernels::Isa;
-use powerinfer_model::{Checkpoint, Files, Weight};
+use powerinfer_model::{Checkpoint, Files, Weight, gguf_model};
 use powerinfer_profile::Profile;
 use powerinfer_report::profile_page;
 use serde_json::{Value, json};
@@ -145,7 +145,7 @@ fn inspect(path: &Path, asked: Asked) -> Result<Report> {
         profile(path, asked)
     } else if inside(predictor_file::FILE) {
         predictors(&path.join(predictor_file::FILE), asked)
-    } else if inside("config.json") {
+    } else if inside("config.json") || gguf_model(path)?.is_some() {
         model(&open_checkpoint(Files::open(path)?)?, asked)
     } else {
         work_folder(path, asked)

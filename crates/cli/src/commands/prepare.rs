@@ -59,7 +59,8 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
     let seed = arguments.seed;
     // Errors that need no profile come before hours of profiling.
     let quant = arguments.budget.quant();
-    let recipe = arguments.training.recipe(&checkpoint, quant, seed)?;
+    let training = &arguments.training;
+    let recipe = training.recipe(&arguments.model, &checkpoint, quant, seed, output)?;
     let options = arguments.budget.options()?;
     options.check(checkpoint.config())?;
 

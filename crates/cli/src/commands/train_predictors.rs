@@ -72,9 +72,13 @@ pub(crate) fn run(arguments: &TrainPredictorsArguments, output: Output) -> Resul
         .out
         .clone()
         .unwrap_or_else(|| folder.join(shard.file_name("predictors")));
-    let recipe = arguments
-        .training
-        .recipe(&checkpoint, arguments.quant, arguments.seed)?;
+    let recipe = arguments.training.recipe(
+        &arguments.model,
+        &checkpoint,
+        arguments.quant,
+        arguments.seed,
+        output,
+    )?;
     let force = arguments.force;
     let predictors = up_to_date(&checkpoint, &profile, &recipe, shard, &out, force, output)?;
     if arguments.json {

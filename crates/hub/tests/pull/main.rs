@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod cache;
+mod published;
 mod refusals;
 mod transfer;
 
@@ -53,7 +54,12 @@ struct TestHub {
 
 impl TestHub {
     fn new(files: BTreeMap<String, Vec<u8>>) -> Self {
-        let server = HubServer::start(MODEL, files);
+        Self::serving(MODEL, files)
+    }
+
+    /// Serves `files` as the model `name`.
+    fn serving(name: &str, files: BTreeMap<String, Vec<u8>>) -> Self {
+        let server = HubServer::start(name, files);
         let cache = tempfile::tempdir().unwrap();
         let mut settings = Settings::new(&server.endpoint, cache.path());
         settings.retry_pause = Duration::from_millis(1);
@@ -88,6 +94,10 @@ impl TestHub {
 
     fn pull_named(&self, text: &str) -> Result<Snapshot, HubError> {
         self.hub().pull(&name(text), &Silent)
+    }
+
+    fn pull_file(&self, file: &str) -> Result<Snapshot, HubError> {
+        self.hub().pull_file(&name(MODEL), file, &Silent)
     }
 
     /// Pulls and fails unless the weights are complete.

@@ -86,6 +86,11 @@ impl Container for Pickles {
         }
     }
 
+    fn check_type(&self, name: &str) -> Result<(), ModelError> {
+        let (file, tensor) = self.expect(name)?;
+        file.check_type(name, tensor)
+    }
+
     fn read(&self, name: &str) -> Result<Vec<f32>, ModelError> {
         let (file, tensor) = self.expect(name)?;
         file.read(name, tensor, None)
@@ -158,6 +163,17 @@ impl PickleFile {
         })
     }
 
+    fn check_type(&self, name: &str, tensor: &StoredTensor) -> Result<(), ModelError> {
+        match tensor.about.element {
+            Element::Other(kind) => Err(ModelError::WrongType {
+                path: self.path.clone(),
+                tensor: name.to_owned(),
+                found: kind.to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Reads a tensor, or a range of its rows.
     fn read(
         &self,
@@ -196,13 +212,7 @@ impl PickleFile {
                 Element::Other(_) => f32::NAN,
             }
         };
-        if let Element::Other(kind) = element {
-            return Err(ModelError::WrongType {
-                path: self.path.clone(),
-                tensor: name.to_owned(),
-                found: kind.to_owned(),
-            });
-        }
+        self.check_type(name, tensor)?;
         let mut values = Vec::with_capacity(shape.iter().product());
         // Count through the indices, the last dimension fastest.
         let mut indices = vec![0usize; shape.len()];

@@ -108,35 +108,18 @@ fn architectures<'a>(keys: &Keys<'a>) -> Vec<&'a str> {
     }
 }
 
-/// Keys that state a number of experts.
-const EXPERT_KEYS: [&str; 5] = [
-    "num_local_experts",
-    "num_experts",
-    "n_routed_experts",
-    "moe_num_primary_experts",
-    "moe_num_experts",
-];
-
 /// Returns the family of a configuration.
 pub(crate) fn of(keys: &Keys<'_>) -> Result<&'static Family, ModelError> {
     let architectures = architectures(keys);
-    for key in EXPERT_KEYS {
-        if let Some(experts) = keys.value(key).and_then(serde_json::Value::as_u64)
-            && experts > 0
-        {
-            return Err(keys.unsupported(
-                key,
-                &experts.to_string(),
-                "dense models; mixture-of-experts models are not supported yet",
-            ));
-        }
-    }
     let found = ALL.into_iter().find(|family| {
         architectures
             .iter()
             .any(|name| family.architectures.contains(name))
     });
     found.ok_or_else(|| {
+        if let Some(error) = keys.other_kind(&architectures) {
+            return error;
+        }
         let supported: Vec<&str> = ALL
             .iter()
             .flat_map(|family| family.architectures)

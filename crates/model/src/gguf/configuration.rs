@@ -5,12 +5,13 @@ use serde_json::{Map, Value as Json, json};
 use crate::{
     ModelConfig, ModelError,
     container::Container,
+    foreign,
     gguf::{
         GgufFile, Value, bad,
         rope::Rope,
         writer::{Dialect, Metadata},
     },
-    rotary,
+    kinds, rotary,
 };
 
 /// GGUF architecture and its counterpart in `config.json`.
@@ -420,15 +421,18 @@ pub(super) fn architecture(file: &GgufFile) -> Result<&'static Architecture, Mod
         .value("general.architecture")
         .and_then(Value::as_text)
         .ok_or_else(|| bad(file, "the key `general.architecture` is missing".to_owned()))?;
+    foreign::check_gguf(file, name)?;
     let known = ALL.iter().find(|architecture| architecture.name == name);
-    known.ok_or_else(|| ModelError::Unsupported {
-        path: file.path().to_owned(),
-        key: "`general.architecture`".to_owned(),
-        value: format!("`{name}`"),
-        supported: format!(
-            "supported: {}",
-            ALL.each_ref().map(|known| known.name).join(", ")
-        ),
+    known.ok_or_else(|| {
+        kinds::architecture(name, file.path()).unwrap_or_else(|| ModelError::Unsupported {
+            path: file.path().to_owned(),
+            key: "`general.architecture`".to_owned(),
+            value: format!("`{name}`"),
+            supported: format!(
+                "supported: {}",
+                ALL.each_ref().map(|known| known.name).join(", ")
+            ),
+        })
     })
 }
 

@@ -11,6 +11,7 @@ use super::{
     dequantise::Encoding,
     value::{Cursor, Value, quoted},
 };
+use crate::foreign::kind_of_file;
 
 /// Parsed content of a file before the tensors' data.
 #[derive(Debug)]
@@ -26,7 +27,9 @@ pub(super) struct Tensor {
     pub(super) encoding: Encoding,
     /// Shape, rows first.
     pub(super) shape: Vec<usize>,
-    /// Byte range within the file, of the size that the shape requires.
+    /// Index of the file's part that has the data.
+    pub(super) part: usize,
+    /// Byte range within the part, of the size that the shape requires.
     pub(super) data: Range<usize>,
 }
 
@@ -34,7 +37,11 @@ impl Contents {
     /// Parses everything before the data; the error describes the problem.
     pub(super) fn read(bytes: &[u8]) -> Result<Self, String> {
         let mut cursor = Cursor::new(bytes);
-        let is_powerinfer = read_magic(&mut cursor)?;
+        let is_powerinfer =
+            read_magic(&mut cursor).map_err(|reason| match kind_of_file(bytes) {
+                Some(kind) => format!("it is {kind}"),
+                None => reason,
+            })?;
         check_version(cursor.u32().map_err(context("the version"))?)?;
         let tensor_count = cursor
             .count(TensorEntry::MIN_BYTES)
@@ -52,6 +59,7 @@ impl Contents {
             let tensor = Tensor {
                 encoding: entry.encoding,
                 shape: entry.shape,
+                part: 0,
                 data,
             };
             tensors.insert(name, tensor);

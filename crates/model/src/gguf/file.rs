@@ -10,6 +10,7 @@ use powerinfer_artifact::{Digest, mapped_file::FileBytes};
 use super::{
     contents::{Contents, Tensor},
     dequantise::Encoding,
+    split::join_parts,
     value::{Value, quoted},
     writer::{Dialect, Metadata},
 };
@@ -18,22 +19,53 @@ use crate::{
     container::{Container, sampled_digest},
 };
 
-/// Open GGUF file, also of the original PowerInfer's variant of the format.
+/// Open GGUF file, also a split one, and of the original PowerInfer's variant of the format.
 #[derive(Debug)]
 pub struct GgufFile {
-    path: PathBuf,
-    bytes: FileBytes,
+    /// The parts of a split file; otherwise there is one.
+    parts: Vec<Part>,
     contents: Contents,
 }
 
+/// File on disk.
+#[derive(Debug)]
+struct Part {
+    path: PathBuf,
+    bytes: FileBytes,
+}
+
 impl GgufFile {
-    /// Opens the file at `path` and checks everything except the tensors' data.
+    /// Opens the file at `path`, or all parts of the split file with this part, and checks everything except the
+    /// tensors' data.
     ///
     /// # Errors
     ///
-    /// Returns [`ModelError::BadGguf`] if the file is damaged or of an unsupported version.
+    /// Returns [`ModelError::BadGguf`] if the file is damaged or of an unsupported version, and
+    /// [`ModelError::MissingParts`].
     pub fn open(path: &Path) -> Result<Self, ModelError> {
+        join_parts(Self::open_part(path)?)
+    }
+
+    /// Opens the file at `path` alone.
+    pub(super) fn open_part(path: &Path) -> Result<Self, ModelError> {
         Self::from_bytes(path, FileBytes::open(path)?)
+    }
+
+    /// Adds the tensors of the next part.
+    pub(super) fn with_part(mut self, part: Self) -> Result<Self, ModelError> {
+        let index = self.parts.len();
+        for (name, mut tensor) in part.contents.tensors {
+            tensor.part = index;
+            if self.contents.tensors.contains_key(&name) {
+                return Err(ModelError::BadGguf {
+                    path: part.parts[0].path.clone(),
+                    reason: format!("tensor {} is in an earlier part too", quoted(&name)),
+                });
+            }
+            self.contents.tensors.insert(name, tensor);
+        }
+        self.parts.extend(part.parts);
+        Ok(self)
     }
 
     /// Parses and checks everything except the tensors' data; `path` is for messages.
@@ -42,11 +74,15 @@ impl GgufFile {
             path: path.to_owned(),
             reason,
         })?;
-        Ok(Self {
-            path: path.to_owned(),
-            bytes,
+        Ok(Self::from_contents(path, bytes, contents))
+    }
+
+    fn from_contents(path: &Path, bytes: FileBytes, contents: Contents) -> Self {
+        let path = path.to_owned();
+        Self {
+            parts: vec![Part { path, bytes }],
             contents,
-        })
+        }
     }
 
     /// A file that is to be written, without data but that of the tensor `divisors`: its metadata and shapes are read
@@ -63,6 +99,7 @@ impl GgufFile {
         let tensor = |shape: &[usize]| Tensor {
             encoding,
             shape: shape.to_vec(),
+            part: 0,
             data: 0..bytes.len(),
         };
         let contents = Contents {
@@ -72,16 +109,12 @@ impl GgufFile {
                 .map(|(name, shape)| (name.clone(), tensor(shape)))
                 .collect(),
         };
-        Self {
-            path: path.to_owned(),
-            bytes: FileBytes::Owned(bytes.into()),
-            contents,
-        }
+        Self::from_contents(path, FileBytes::Owned(bytes.into()), contents)
     }
 
-    /// Returns the path of the file.
+    /// Returns the path of the file, or of its first part.
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        &self.parts[0].path
     }
 
     /// Returns whether the original PowerInfer wrote the file; its files have another magic.
@@ -109,12 +142,12 @@ impl GgufFile {
         let tensor = self.expect(name)?;
         if tensor.encoding.name != "I32" {
             return Err(ModelError::WrongType {
-                path: self.path.clone(),
+                path: Container::path(self, name),
                 tensor: name.to_owned(),
                 found: tensor.encoding.name.to_owned(),
             });
         }
-        let (numbers, _) = self.bytes[tensor.data.clone()].as_chunks::<4>();
+        let (numbers, _) = self.bytes(tensor).as_chunks::<4>();
         Ok(numbers.iter().map(|n| i32::from_le_bytes(*n)).collect())
     }
 
@@ -125,24 +158,30 @@ impl GgufFile {
     /// The tensor is missing.
     pub fn stored(&self, name: &str) -> Result<(&'static str, &[u8]), ModelError> {
         let tensor = self.expect(name)?;
-        Ok((tensor.encoding.name, &self.bytes[tensor.data.clone()]))
+        Ok((tensor.encoding.name, self.bytes(tensor)))
     }
 
-    fn decode(
-        &self,
-        name: &str,
-        encoding: Encoding,
-        data: Range<usize>,
-    ) -> Result<Vec<f32>, ModelError> {
+    /// Stored bytes of a tensor.
+    fn bytes(&self, tensor: &Tensor) -> &[u8] {
+        &self.parts[tensor.part].bytes[tensor.data.clone()]
+    }
+
+    /// Releases the memory of a tensor: models may be larger than memory, and a page fault may map far more than was
+    /// read.
+    fn release(&self, tensor: &Tensor) {
+        self.parts[tensor.part].bytes.release(tensor.data.clone());
+    }
+
+    /// Decodes `bytes`, whole blocks of the tensor called `name`.
+    fn decode(&self, name: &str, encoding: Encoding, bytes: &[u8]) -> Result<Vec<f32>, ModelError> {
         let decode = encoding.decode.ok_or_else(|| ModelError::BadGguf {
-            path: self.path.clone(),
+            path: Container::path(self, name),
             reason: format!(
                 "tensor {} is stored as {}, which is not supported; quantise the model to another type",
                 quoted(name),
                 encoding.name
             ),
         })?;
-        let bytes = &self.bytes[data];
         let mut values = vec![0.0; bytes.len() / encoding.block_bytes * encoding.block_length];
         decode(bytes, &mut values);
         Ok(values)
@@ -151,7 +190,7 @@ impl GgufFile {
     fn expect(&self, name: &str) -> Result<&Tensor, ModelError> {
         let tensor = self.contents.tensors.get(name);
         tensor.ok_or_else(|| ModelError::MissingTensor {
-            path: self.path.clone(),
+            path: self.path().to_owned(),
             tensor: name.to_owned(),
         })
     }
@@ -167,14 +206,24 @@ impl Container for GgufFile {
         Some(tensor.shape.clone())
     }
 
-    fn path(&self, _: &str) -> PathBuf {
-        self.path.clone()
+    fn path(&self, name: &str) -> PathBuf {
+        let part = self
+            .contents
+            .tensors
+            .get(name)
+            .map_or(0, |tensor| tensor.part);
+        self.parts[part].path.clone()
+    }
+
+    fn check_type(&self, name: &str) -> Result<(), ModelError> {
+        let tensor = self.expect(name)?;
+        self.decode(name, tensor.encoding, &[]).map(drop)
     }
 
     fn read(&self, name: &str) -> Result<Vec<f32>, ModelError> {
         let tensor = self.expect(name)?;
-        let values = self.decode(name, tensor.encoding, tensor.data.clone());
-        self.bytes.release(tensor.data.clone()); // models may be larger than memory
+        let values = self.decode(name, tensor.encoding, self.bytes(tensor));
+        self.release(tensor);
         values
     }
 
@@ -182,23 +231,22 @@ impl Container for GgufFile {
         let tensor = self.expect(name)?;
         let count = tensor.shape.first().copied().unwrap_or(1).max(1);
         let row = tensor.data.len() / count;
-        let start = tensor.data.start;
-        let data = start + rows.start * row..start + rows.end * row;
-        let values = self.decode(name, tensor.encoding, data);
-        self.bytes.release(tensor.data.clone());
+        let bytes = &self.bytes(tensor)[rows.start * row..rows.end * row];
+        let values = self.decode(name, tensor.encoding, bytes);
+        self.release(tensor);
         values
     }
 
     fn q4_k(&self, name: &str) -> Option<&[u8]> {
         let tensor = self.contents.tensors.get(name)?;
-        (tensor.encoding.name == "Q4_K").then(|| &self.bytes[tensor.data.clone()])
+        (tensor.encoding.name == "Q4_K").then(|| self.bytes(tensor))
     }
 
     fn digest(&self, name: &str) -> Result<Digest, ModelError> {
         let tensor = self.expect(name)?;
         let kind = format!("{name} {} {:?}", tensor.encoding.name, tensor.shape);
-        let digest = sampled_digest(&kind, &self.bytes[tensor.data.clone()]);
-        self.bytes.release(tensor.data.clone()); // a page fault may map far more than was read
+        let digest = sampled_digest(&kind, self.bytes(tensor));
+        self.release(tensor);
         Ok(digest)
     }
 }

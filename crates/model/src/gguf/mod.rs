@@ -1,4 +1,4 @@
-//! GGUF: a model in one file, with quantised weights, and tokenizer and settings as metadata.
+//! GGUF: a model in one file or several parts, with quantised weights, and tokenizer and settings as metadata.
 //!
 //! The metadata are converted to the files of a Hugging Face folder (`config.json`, `tokenizer.json`, …), so
 //! that all other code knows one layout only.
@@ -10,6 +10,7 @@ mod export;
 mod file;
 mod names;
 mod rope;
+mod split;
 mod tokenizer;
 mod tokenizer_metadata;
 mod value;
@@ -51,7 +52,7 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Opens the GGUF file at `path` and converts its metadata.
+    /// Opens the GGUF file at `path`, or all parts of one, and converts its metadata.
     ///
     /// # Errors
     ///
@@ -80,7 +81,7 @@ impl Gguf {
         })
     }
 
-    /// Returns the path of the file.
+    /// Returns the path of the file, or of its first part.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
@@ -115,8 +116,12 @@ impl Container for Gguf {
         self.file.shape(name)
     }
 
-    fn path(&self, _name: &str) -> PathBuf {
-        self.file.path().to_owned()
+    fn path(&self, name: &str) -> PathBuf {
+        Container::path(&self.file, name)
+    }
+
+    fn check_type(&self, name: &str) -> Result<(), ModelError> {
+        self.file.check_type(name)
     }
 
     fn read(&self, name: &str) -> Result<Vec<f32>, ModelError> {

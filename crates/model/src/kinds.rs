@@ -1,0 +1,213 @@
+//! Kinds of models that are known but not supported, recognised by the names of their classes and architectures.
+
+use std::path::Path;
+
+use crate::{ModelError, keys::Keys};
+
+/// Decoders are run; these are not.
+const GIVE_DECODER: &str = "give a dense decoder that generates text";
+
+/// Checks that a configuration is not that of a mixture of experts.
+pub(crate) fn check(keys: &Keys<'_>, path: &Path) -> Result<(), ModelError> {
+    for key in [
+        "num_local_experts",
+        "num_experts",
+        "n_routed_experts",
+        "moe_num_experts",
+        "moe_num_primary_experts",
+    ] {
+        match keys.value(key) {
+            Some(experts) if experts.as_u64() != Some(0) => {
+                return Err(mixture(path, format!("`{key}` is {experts}")));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Returns the error about a mixture of experts, which `cause` reveals.
+pub(crate) fn mixture(path: &Path, cause: String) -> ModelError {
+    ModelError::UnsupportedKind {
+        path: path.to_owned(),
+        cause,
+        kind: "mixture-of-experts models",
+        remedy: GIVE_DECODER,
+    }
+}
+
+/// Returns the error about the class `name` in `architectures`, if it is known for another kind of models.
+pub(crate) fn class(name: &str, path: &Path) -> Option<ModelError> {
+    let kind = kind_of_class(name)?;
+    Some(ModelError::UnsupportedKind {
+        path: path.to_owned(),
+        cause: format!("`architectures` is `{name}`"),
+        kind,
+        remedy: GIVE_DECODER,
+    })
+}
+
+/// Returns the error about the `general.architecture` called `name`, if it is known for another kind of models.
+pub(crate) fn architecture(name: &str, path: &Path) -> Option<ModelError> {
+    let starts = |known: &[&str]| known.iter().any(|known| name.starts_with(known));
+    let kind = match name {
+        _ if name.contains("moe")
+            || starts(&[
+                "deepseek",
+                "dbrx",
+                "grok",
+                "arctic",
+                "gpt-oss",
+                "llama4",
+                "dots1",
+                "smallthinker",
+                "qwen3next",
+                "minimax",
+            ]) =>
+        {
+            MIXTURES
+        }
+        _ if name.contains("bert") || starts(&["neo-bert", "gemma-embedding"]) => ENCODERS,
+        _ if name.starts_with("t5") => ENCODER_DECODERS,
+        _ if starts(&[
+            "mamba",
+            "rwkv",
+            "jamba",
+            "nemotron_h",
+            "falcon-h1",
+            "plamo2",
+            "lfm2",
+            "granitehybrid",
+            "kimi-linear",
+        ]) =>
+        {
+            RECURRENT
+        }
+        _ if starts(&["llada", "dream", "diffusion"]) => DIFFUSION,
+        _ if name.ends_with("vl") || name.contains("vision") => OF_IMAGES,
+        "whisper" | "wavtokenizer-dec" => OF_SOUND,
+        "flux" | "sd1" | "sd3" | "sdxl" | "wan" | "hunyuan_video" => "models that make images",
+        _ => return None,
+    };
+    Some(ModelError::UnsupportedKind {
+        path: path.to_owned(),
+        cause: format!("`general.architecture` is `{name}`"),
+        kind,
+        remedy: GIVE_DECODER,
+    })
+}
+
+const MIXTURES: &str = "mixture-of-experts models";
+const ENCODERS: &str = "encoders and embedding models";
+const ENCODER_DECODERS: &str = "models of an encoder and a decoder";
+const OF_IMAGES: &str = "models of images and text";
+const OF_SOUND: &str = "models of sound";
+const RECURRENT: &str = "recurrent and state-space models";
+const DIFFUSION: &str = "diffusion models";
+const CLASSIFIERS: &str = "classifiers and reward models";
+
+/// Kind of the models of a class of transformers that is no dense decoder of text, by its name.
+fn kind_of_class(name: &str) -> Option<&'static str> {
+    let lower = name.to_ascii_lowercase();
+    let contains = |parts: &[&str]| parts.iter().any(|part| lower.contains(part));
+    let starts = |parts: &[&str]| parts.iter().any(|part| lower.starts_with(part));
+    let ends = |parts: &[&str]| parts.iter().any(|part| name.ends_with(part));
+    Some(match () {
+        () if contains(&[
+            "mamba",
+            "rwkv",
+            "recurrentgemma",
+            "jamba",
+            "zamba",
+            "bamba",
+            "falconh1",
+            "nemotronh",
+            "hybrid",
+            "lfm2",
+        ]) =>
+        {
+            RECURRENT
+        }
+        () if contains(&[
+            "moe",
+            "mixtral",
+            "dbrx",
+            "grok",
+            "deepseekv",
+            "arctic",
+            "gptoss",
+            "llama4",
+            "dots1",
+            "smallthinker",
+            "qwen3next",
+            "minimaxm",
+            "kimi",
+            "switchtransformers",
+        ]) =>
+        {
+            MIXTURES
+        }
+        () if contains(&[
+            "clip",
+            "llava",
+            "vision",
+            "vl",
+            "idefics",
+            "paligemma",
+            "mllama",
+            "fuyu",
+            "phi3v",
+            "phi4mm",
+            "minicpmv",
+            "minicpmo",
+            "molmo",
+            "florence",
+            "pixtral",
+            "cogvlm",
+            "siglip",
+            "vit",
+        ]) =>
+        {
+            OF_IMAGES
+        }
+        () if contains(&["whisper", "wav2vec", "speech", "audio", "musicgen", "bark"]) => OF_SOUND,
+        () if contains(&["llada", "dream", "diffusion"]) => DIFFUSION,
+        () if starts(&[
+            "t5",
+            "mt5",
+            "umt5",
+            "bart",
+            "mbart",
+            "pegasus",
+            "longt5",
+            "led",
+            "m2m100",
+            "marian",
+            "blenderbot",
+            "prophetnet",
+            "encoderdecoder",
+        ]) =>
+        {
+            ENCODER_DECODERS
+        }
+        () if contains(&["bert", "electra", "deberta", "xlm"])
+            || ends(&["ForMaskedLM", "ForPreTraining"]) =>
+        {
+            ENCODERS
+        }
+        () if ends(&[
+            "Classification",
+            "QuestionAnswering",
+            "RewardModel",
+            "ScoreModel",
+        ]) =>
+        {
+            CLASSIFIERS
+        }
+        () if ends(&["ForConditionalGeneration"]) => OF_IMAGES,
+        () if ends(&["Model"]) && !ends(&["LMHeadModel"]) => {
+            "models without an output head, such as embedding models,"
+        }
+        () => return None,
+    })
+}
