@@ -357,6 +357,17 @@ mod tests {
     }
 
     #[test]
+    fn keys_that_the_class_does_not_read_are_ignored_and_named() {
+        let map = map(r#"{"leftover":1,"softcap":2,"hidden_dropout":0.1}"#);
+        let keys = Keys::new(Path::new("config.json"), &map);
+        let message = keys.finish_as(Some(&["softcap"])).unwrap_err().to_string();
+        assert!(message.contains("`softcap` (2)"), "{message}");
+        keys.number("softcap").unwrap();
+        assert_eq!(keys.finish_as(Some(&["softcap"])).unwrap(), ["leftover"]);
+        assert!(keys.finish_as(None).is_err());
+    }
+
+    #[test]
     fn values_of_the_wrong_type_are_reported_by_key() {
         let map = map(r#"{"a":"x","b":0,"c":99999999999,"d":-1,"e":1.5,"f":[1,"x"],"g":-2.0}"#);
         let keys = Keys::new(Path::new("config.json"), &map);

@@ -399,12 +399,28 @@ mod tests {
     }
 
     #[test]
+    fn long_rope_divides_by_its_short_factors_and_ends_the_context() {
+        let text = r#"{"original_max_position_embeddings":1024,"rope_scaling":{"type":"longrope",
+            "short_factor":[1.0,2.0,4.0,8.0],"long_factor":[1.0,9.0,9.0,9.0]}}"#;
+        let rotary = read(text).unwrap();
+        assert_eq!(rotary.frequencies, [1.0, 0.05, 0.0025, 0.000_125]);
+        // The context is extended by 4: √(1 + ln 4 / ln 1024).
+        assert!((f64::from(rotary.magnitude) - 1.2f64.sqrt()).abs() < 1e-6);
+        let map = serde_json::from_str(text).unwrap();
+        let keys = Keys::new(Path::new("config.json"), &map);
+        assert_eq!(long_rope_context(&keys).unwrap(), Some(1024));
+        let short = text.replace("[1.0,2.0,4.0,8.0]", "[1.0,2.0]");
+        let message = read(&short).unwrap_err().to_string();
+        assert!(
+            message.contains("`short_factor` has 2 numbers"),
+            "{message}"
+        );
+    }
+
+    #[test]
     fn unsupported_and_contradictory_settings_are_refused_by_name() {
         for (text, named) in [
-            (
-                r#"{"rope_scaling":{"type":"dynamic","factor":2.0}}"#,
-                "dynamic",
-            ),
+            (r#"{"rope_scaling":{"type":"mrope","factor":2.0}}"#, "mrope"),
             (r#"{"rope_scaling":{"rope_type":"linear"}}"#, "factor"),
             (
                 r#"{"rope_scaling":{"type":"linear","factor":2.0,"long_factor":[1.0]}}"#,

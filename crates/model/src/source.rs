@@ -382,6 +382,24 @@ mod tests {
             [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
         );
         assert_eq!(transposed.stored_rows(2), None);
+        // Rows of a fused tensor are selected after it is transposed: rows 1 and 2 of three.
+        let fused = WeightSource::Tensor {
+            name: "f".to_owned(),
+            rows: Rows::Strided {
+                first: 1,
+                length: 2,
+                step: 2,
+                total: 3,
+            },
+            transform: Transform::Transposed,
+        };
+        assert_eq!(fused.tensor_shape(&[2, 2]), [2, 3]);
+        assert_eq!(
+            fused.apply(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 2]),
+            [2.0, 5.0, 3.0, 6.0]
+        );
+        let normalised = WeightSource::tensor("e").with(Transform::NormalisedRows { epsilon: 0.0 });
+        assert_eq!(normalised.apply(vec![3.0, -3.0], &[1, 2]), [1.0, -1.0]);
         let norm = WeightSource::tensor("n").with(Transform::AddOne);
         assert_eq!(norm.apply(vec![0.5], &[1]), [1.5]);
     }

@@ -52,12 +52,7 @@ fn unsupported_settings_are_refused_by_name() {
     for (name, changes, named) in [
         (
             llama,
-            json!({ "architectures": ["Starcoder2ForCausalLM"] }),
-            "LlamaForCausalLM",
-        ),
-        (
-            llama,
-            json!({ "architectures": ["Phi3ForCausalLM"] }),
+            json!({ "architectures": ["Phi9ForCausalLM"] }),
             "PhiForCausalLM",
         ),
         (
@@ -67,13 +62,8 @@ fn unsupported_settings_are_refused_by_name() {
         ),
         (
             llama,
-            json!({ "rope_interleaved": true }),
-            "rope_interleaved",
-        ),
-        (
-            llama,
-            json!({ "rope_scaling": { "type": "dynamic", "factor": 2.0 } }),
-            "dynamic",
+            json!({ "rope_scaling": { "type": "mrope", "factor": 2.0 } }),
+            "mrope",
         ),
         (
             llama,
@@ -81,9 +71,14 @@ fn unsupported_settings_are_refused_by_name() {
             "partial_rotary_factor",
         ),
         (
-            "mistralai/Mistral-7B-v0.1",
-            json!({ "attention_bias": true }),
-            "attention_bias",
+            "Qwen/Qwen2-7B",
+            json!({ "rope_interleaved": true, "auto_map": { "AutoConfig": "own.Config" } }),
+            "rope_interleaved",
+        ),
+        (
+            "EleutherAI/pythia-70m",
+            json!({ "classifier_bias": 7, "auto_map": { "AutoConfig": "own.Config" } }),
+            "classifier_bias",
         ),
         (
             "Qwen/Qwen2-7B",
@@ -118,6 +113,23 @@ fn unsupported_settings_are_refused_by_name() {
     ] {
         let message = parse(&published(name, &changes)).unwrap_err().to_string();
         assert!(message.contains(named), "{message}");
+    }
+}
+
+#[test]
+fn keys_that_transformers_does_not_read_change_nothing() {
+    for (name, changes) in [
+        (
+            "meta-llama/Llama-2-7b-hf",
+            json!({ "rope_interleaved": true, "scale_emb": 12, "dim_model_base": 256, "scale_depth": 1.4 }),
+        ),
+        (
+            "mistralai/Mistral-7B-v0.1",
+            json!({ "attention_bias": true }),
+        ),
+    ] {
+        let plain = parse(&published(name, &json!({}))).unwrap();
+        assert_eq!(parse(&published(name, &changes)).unwrap(), plain, "{name}");
     }
 }
 

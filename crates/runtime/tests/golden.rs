@@ -122,7 +122,8 @@ fn greedy_ids_are_exact() {
             );
             assert_eq!(tokens, expected, "{name} {prompt}");
             if prompt == "p17" {
-                golden.assert_close(&logits, &golden.floats("p17.greedy_logits"), &name);
+                let want = golden.floats("p17.greedy_logits"); // of the first tokens
+                golden.assert_close(&logits[..want.len()], &want, &name);
             }
         }
     }
