@@ -22,6 +22,7 @@ const LADDER: &[&str] = &[
     "powerinfer-kernels",
     "powerinfer-gpu",
     "powerinfer-text",
+    "powerinfer-corpus",
     "powerinfer-datasets",
     "powerinfer-reference",
     "powerinfer-synth",
