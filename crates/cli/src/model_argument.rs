@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use powerinfer_artifact::ByteSize;
+use powerinfer_artifact::{ByteSize, shell_quoted};
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_hub::{Hub, ModelName, Snapshot};
 use powerinfer_model::{Checkpoint, Files};
@@ -117,8 +117,9 @@ pub(crate) fn open_bundle(argument: &str) -> Result<Bundle> {
         let is_file = |name: &str| path.join(name).is_file();
         if argument == DEMO || path.is_file() || is_file("config.json") {
             bail!(
-                "`{argument}` is a model, and there is no bundle of it in `{}`; make one with `powerinfer prepare {argument}`",
-                folder.display()
+                "`{argument}` is a model, and there is no bundle of it in `{}`; make one with `powerinfer prepare {}`",
+                folder.display(),
+                shell_quoted(argument)
             );
         }
         bail!(

@@ -24,14 +24,14 @@ pub enum Format {
 /// Endings of text and of source code.
 const TEXT: &[&str] = &[
     "adoc", "asm", "bash", "bat", "bib", "c", "cc", "cfg", "cjs", "clj", "cmake", "cmd", "conf",
-    "cpp", "cs", "css", "cu", "cuh", "cxx", "dart", "diff", "ebnf", "el", "erl", "ex", "exs", "f90",
-    "fs", "glsl", "go", "gradle", "graphql", "groovy", "h", "hh", "hpp", "hrl", "hs", "htm", "html",
-    "hxx", "ini", "java", "jl", "js", "jsx", "kt", "kts", "latex", "less", "lisp", "log", "lua", "m",
-    "markdown", "md", "mdx", "mjs", "ml", "mli", "mm", "nim", "nix", "org", "pas", "patch", "php",
-    "pl", "pm", "proto", "ps1", "py", "pyi", "pyx", "r", "rb", "rkt", "rs", "rst", "s", "sass",
-    "scala", "scm", "scss", "sh", "sol", "sql", "sv", "svelte", "swift", "tcl", "tex", "text", "tf",
-    "toml", "ts", "tsx", "txt", "v", "vb", "vhd", "vim", "vue", "wgsl", "xhtml", "xml", "yaml",
-    "yml", "zig", "zsh",
+    "cpp", "cs", "css", "cu", "cuh", "cxx", "dart", "diff", "ebnf", "el", "erl", "ex", "exs",
+    "f90", "fs", "glsl", "go", "gradle", "graphql", "groovy", "h", "hh", "hpp", "hrl", "hs", "htm",
+    "html", "hxx", "ini", "java", "jl", "js", "jsx", "kt", "kts", "latex", "less", "lisp", "log",
+    "lua", "m", "markdown", "md", "mdx", "mjs", "ml", "mli", "mm", "nim", "nix", "org", "pas",
+    "patch", "php", "pl", "pm", "proto", "ps1", "py", "pyi", "pyx", "r", "rb", "rkt", "rs", "rst",
+    "s", "sass", "scala", "scm", "scss", "sh", "sol", "sql", "sv", "svelte", "swift", "tcl", "tex",
+    "text", "tf", "toml", "ts", "tsx", "txt", "v", "vb", "vhd", "vim", "vue", "wgsl", "xhtml",
+    "xml", "yaml", "yml", "zig", "zsh",
 ];
 
 /// First bytes of formats that are not read, and their names.
@@ -76,7 +76,10 @@ impl Format {
         if let Some((_, kind)) = foreign.find(|(magic, _)| head.starts_with(magic)) {
             return Err(Unusable::Foreign(kind));
         }
-        if head.get(TAR..).is_some_and(|rest| rest.starts_with(b"ustar")) {
+        if head
+            .get(TAR..)
+            .is_some_and(|rest| rest.starts_with(b"ustar"))
+        {
             return Err(Unusable::Foreign("a tar archive"));
         }
         if head.trim_ascii().is_empty() {

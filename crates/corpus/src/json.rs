@@ -32,7 +32,9 @@ pub(crate) fn read_lines(from: impl Read, sink: &mut Sink<'_>) -> Result<(), Sto
     let mut line = Vec::new();
     loop {
         line.clear();
-        let read = (&mut from).take(MAX_RECORD + 1).read_until(b'\n', &mut line)?;
+        let read = (&mut from)
+            .take(MAX_RECORD + 1)
+            .read_until(b'\n', &mut line)?;
         if read == 0 {
             return Ok(());
         }

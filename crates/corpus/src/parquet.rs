@@ -29,10 +29,13 @@ use crate::{
 };
 
 /// Time to read a batch.
-const TIME_LIMIT: Duration = Duration::from_secs(300);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Text after which a batch ends, in bytes.
 const BATCH: usize = 16 << 20;
+
+/// Bytes of a record without its text, roughly.
+const RECORD: usize = 128;
 
 /// Most bytes of a column in a row group.
 const MAX_CHUNK: u64 = 512 << 20;
@@ -106,7 +109,9 @@ fn batch(request: &Request) -> Result<Answer, String> {
     let metadata = read_metadata(&mut file).map_err(|error| error.to_string())?;
     let schema = infer_schema(&metadata).map_err(|error| error.to_string())?;
     let fields = schema.iter_values();
-    let fields: Vec<&Field> = fields.filter(|field| record::is_known(&field.name)).collect();
+    let fields: Vec<&Field> = fields
+        .filter(|field| record::is_known(&field.name))
+        .collect();
     if fields.is_empty() {
         let names = schema.iter_names().map(|name| name.to_string());
         return Ok(Answer::Columns(names.collect()));
@@ -114,17 +119,25 @@ fn batch(request: &Request) -> Result<Answer, String> {
     let Some(rows) = metadata.row_groups.get(group) else {
         return Ok(Answer::Records(Vec::new(), None));
     };
-    let columns = fields.into_iter().map(|field| column(&mut file, rows, field));
+    let columns = fields
+        .into_iter()
+        .map(|field| column(&mut file, rows, field));
     let columns = columns.collect::<Result<Vec<_>, String>>()?;
     let mut records = Vec::new();
     let mut bytes = 0;
-    for index in row..rows.num_rows() {
+    // The number in the metadata may be wrong.
+    let lengths = columns
+        .iter()
+        .map(|(_, arrays)| arrays.iter().map(|array| array.len()).sum());
+    let count = lengths.max().unwrap_or(0usize).min(rows.num_rows());
+    for index in row..count {
         let cells = columns.iter().map(|(name, arrays)| {
             let cell = cell(arrays, index);
             bytes += size(&cell);
             (name.clone(), cell)
         });
         records.push(Value::Object(cells.collect::<Map<_, _>>()));
+        bytes += RECORD;
         if bytes > BATCH {
             let row = index + 1;
             return Ok(Answer::Records(records, Some(Place { group, row })));
@@ -213,6 +226,6 @@ fn size(value: &Value) -> usize {
         Value::String(text) => text.len(),
         Value::Array(items) => items.iter().map(size).sum(),
         Value::Object(fields) => fields.values().map(size).sum(),
-        _ => 1,
+        _ => 0,
     }
 }

@@ -58,7 +58,10 @@ pub(crate) fn document(record: Value) -> Result<Document, Unusable> {
 
 fn of_fields(mut fields: Map<String, Value>) -> Result<Document, Unusable> {
     let keys = || fields.keys().cloned().collect();
-    if let Some(key) = TEXTS.iter().find(|key| fields.get(**key).is_some_and(Value::is_string)) {
+    if let Some(key) = TEXTS
+        .iter()
+        .find(|key| fields.get(**key).is_some_and(Value::is_string))
+    {
         let text = fields.remove(*key);
         return text_document(string(text));
     }
