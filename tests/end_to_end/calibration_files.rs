@@ -102,8 +102,7 @@ fn the_same_documents_are_profiled_from_every_kind_of_file() {
     again[1] = model.to_str().unwrap();
     sandbox.run(&again).good();
     sandbox.run(&again).good().stderr_contains(&[
-        "text: 40 documents of ",
-        "(JSON Lines) in `docs.jsonl`",
+        "text: `docs.jsonl`, 40 documents (JSON Lines), ",
         "up to date",
     ]);
 }
@@ -130,7 +129,13 @@ fn conversations_are_the_same_in_both_conventions_and_from_parquet() {
     assert!(expected[0].as_u64().unwrap() as usize > rendered / 4);
     // The demo has no chat template.
     let run = sandbox.run(&["profile", "demo", "--data", "messages.jsonl"]);
-    run.bad(1, &["no text in `messages.jsonl`", "no chat template"]);
+    run.bad(
+        1,
+        &[
+            "`messages.jsonl` has no usable record: record 1 is a conversation",
+            "no chat template",
+        ],
+    );
 }
 
 #[test]
@@ -163,7 +168,7 @@ fn files_that_cannot_be_read_are_skipped_and_counted() {
         (
             "with-keys",
             b"{\"question\": 1}\n",
-            "`with-keys/b.txt` has no usable record; record 1 has no `text`",
+            "`with-keys/b.txt` has no usable record: record 1 has the keys `question`, but none of `text`",
         ),
     ] {
         sandbox.write(&format!("{folder}/a.txt"), &text);
@@ -185,14 +190,12 @@ fn files_that_cannot_be_read_are_skipped_and_counted() {
     sandbox.profile("none", b"").bad(
         1,
         &[
-            "no text in `none`",
+            "there is no text in `none`",
             "`none/0.bin` is of an unknown kind",
-            "2 more",
+            "and 2 more",
         ],
     );
-    sandbox
-        .profile("-", b"")
-        .bad(1, &["no text in `-`", "is empty"]);
+    sandbox.profile("-", b"").bad(1, &["`-` is empty"]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{
     str::FromStr,
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, anyhow, bail};
 use powerinfer_artifact::counted;
 use powerinfer_corpus::{Corpus, Encoder, EndOfText, STDIN, Skipped};
 use powerinfer_datasets::minipython::{Split, tasks};
@@ -203,6 +203,10 @@ fn read(
     let mut skipped = Vec::new();
     for path in paths {
         let mut corpus = Corpus::read(path, encoder, length, limit)?;
+        skipped.append(&mut corpus.skipped);
+        if corpus.documents.is_empty() {
+            continue;
+        }
         let name = match path.to_str() {
             Some(STDIN) => "standard input".into(),
             _ => path
@@ -210,38 +214,37 @@ fn read(
                 .unwrap_or(path.as_os_str())
                 .to_string_lossy(),
         };
-        say_skipped(&corpus.skipped, output);
-        if corpus.documents.is_empty() {
-            skipped.append(&mut corpus.skipped);
-            continue;
-        }
         let tokens: usize = corpus.documents.iter().map(Vec::len).sum();
         output.say(format!(
-            "text: {} of {} ({}) in `{name}`",
+            "text: `{name}`, {} ({}), {}",
             counted(corpus.documents.len(), "document"),
-            counted(tokens, "token"),
             formats(&corpus).into_keys().collect::<Vec<_>>().join(", "),
+            counted(tokens, "token"),
         ));
         corpora.push((name.into_owned(), corpus));
     }
     if corpora.is_empty() {
-        let paths: Vec<String> = paths
-            .iter()
-            .map(|path| format!("`{}`", path.display()))
-            .collect();
-        let mut reasons: Vec<String> = skipped
-            .iter()
-            .take(LISTED)
-            .map(ToString::to_string)
-            .collect();
-        match skipped.len() {
-            0 => reasons.push("no files".to_owned()),
-            all if all > LISTED => reasons.push(format!("{} more", all - LISTED)),
-            _ => {}
-        }
-        bail!("no text in {}: {}", paths.join(", "), reasons.join("; "));
+        return Err(no_text(paths, &skipped));
     }
+    say_skipped(&skipped, output);
     Ok(corpora)
+}
+
+/// The error that nothing at `paths` can be used.
+fn no_text(paths: &[PathBuf], skipped: &[Skipped]) -> Error {
+    if let [only] = skipped {
+        return anyhow!("{only}");
+    }
+    let paths: Vec<String> = paths
+        .iter()
+        .map(|path| format!("`{}`", path.display()))
+        .collect();
+    let mut lines = vec![format!("there is no text in {}", paths.join(", "))];
+    lines.extend(skipped.iter().take(LISTED).map(ToString::to_string));
+    if skipped.len() > LISTED {
+        lines.push(format!("and {} more", skipped.len() - LISTED));
+    }
+    anyhow!("{}; give other files by `--data`", lines.join("\n  "))
 }
 
 /// Names of formats, and the number of documents in each.

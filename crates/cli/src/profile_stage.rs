@@ -191,7 +191,7 @@ fn sources(profile: &ProfileDocument) -> String {
             false => format!(" ({})", formats.join(", ")),
         };
         text += &format!(
-            "text: {} of {}{formats}, {} profiled\n",
+            "text: `{}`, {}{formats}, {} profiled\n",
             source.name,
             counted(source.documents, "document"),
             counted(source.tokens, "token"),

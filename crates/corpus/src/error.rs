@@ -54,7 +54,7 @@ pub enum Unusable {
     #[error("is of an unknown kind; give it by name if it is text")]
     UnknownKind,
     /// The records have none of the known keys.
-    #[error("has no {}; its keys: {}", record::known_keys(), record::listed(.0))]
+    #[error("has the keys {}, but none of {}", record::listed(.0), record::known_keys())]
     Keys(Vec<String>),
     /// The record is no object.
     #[error("is {0}, not an object or a string")]
@@ -80,7 +80,7 @@ pub enum Unusable {
     #[error("has a record of more than {} MiB", MAX_RECORD >> 20)]
     TooLong,
     /// None of its records can be used.
-    #[error("has no usable record; record {number} {reason}")]
+    #[error("has no usable record: record {number} {reason}")]
     NoRecord {
         /// Number of the first record that cannot be used, from 1.
         number: usize,

@@ -40,7 +40,7 @@ pub(crate) fn listed(keys: &[String]) -> String {
     });
     let mut shown: Vec<String> = shown.collect();
     match keys.len() {
-        0 => return "none".to_owned(),
+        0 => return "(none)".to_owned(),
         all if all > count => shown.push("…".to_owned()),
         _ => {}
     }

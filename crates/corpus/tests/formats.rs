@@ -357,13 +357,13 @@ fn files_that_cannot_be_read_are_skipped_with_the_reason() {
         (
             "keys.jsonl",
             b"{\"instruction\": \"a\", \"output\": \"b\"}\n",
-            "its keys: `instruction`, `output`",
+            "the keys `instruction`, `output`",
         ),
         ("numbers.jsonl", b"1\n2\n", "record 1 is a number"),
         ("cut.json", b"[{\"text\": \"a", "not valid JSON"),
         ("not.json", b"hello", "not valid JSON"),
         ("not.jsonl", b"hello\nyou\n", "not valid JSON"),
-        ("columns.csv", b"a,b\n1,2\n", "its keys: `a`, `b`"),
+        ("columns.csv", b"a,b\n1,2\n", "the keys `a`, `b`"),
         ("no-rows.csv", b"id,text\n", "is empty"),
         ("not.parquet", b"hello", "PAR1"),
         (

@@ -122,6 +122,7 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
     if arguments.json {
         print_json(&json!({
             "bundle": bundle.folder(),
+            "text": profile.document().sources,
             "plan": bundle.plan(),
             "certificate": bundle.certificate(),
         }))?;
