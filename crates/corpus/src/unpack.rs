@@ -67,8 +67,8 @@ impl Content {
         }
         match content.head[..] {
             [0xef, 0xbb, 0xbf, ..] => drop(content.head.drain(..UTF8_MARK.len())),
-            [0xff, 0xfe, ..] => return content.from_utf16(u16::from_le_bytes),
-            [0xfe, 0xff, ..] => return content.from_utf16(u16::from_be_bytes),
+            [0xff, 0xfe, ..] => return content.utf16_decoded(u16::from_le_bytes),
+            [0xfe, 0xff, ..] => return content.utf16_decoded(u16::from_be_bytes),
             _ => {}
         }
         Ok(content)
@@ -91,7 +91,7 @@ impl Content {
         Cursor::new(self.head).chain(self.rest)
     }
 
-    fn from_utf16(self, unit: fn([u8; 2]) -> u16) -> io::Result<Self> {
+    fn utf16_decoded(self, unit: fn([u8; 2]) -> u16) -> io::Result<Self> {
         let name = self.name.clone();
         let mut bytes = Vec::new();
         Limited::new(self.reader(), MAX_RECORD).read_to_end(&mut bytes)?;
