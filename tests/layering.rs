@@ -63,6 +63,7 @@ const HEAVY: &[&str] = &[
     "microlp",
     "monty",
     "powerinfer-import",
+    "powerinfer-corpus",
     "zip",
     "ureq",
 ];
