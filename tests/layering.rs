@@ -22,6 +22,7 @@ const LADDER: &[&str] = &[
     "powerinfer-kernels",
     "powerinfer-gpu",
     "powerinfer-text",
+    "powerinfer-corpus",
     "powerinfer-datasets",
     "powerinfer-reference",
     "powerinfer-synth",
@@ -62,6 +63,7 @@ const HEAVY: &[&str] = &[
     "microlp",
     "monty",
     "powerinfer-import",
+    "powerinfer-corpus",
     "zip",
     "ureq",
 ];

@@ -137,6 +137,9 @@ fn data_of_another_shape_is_refused_with_line_and_field() {
     line("humaneval").bad(1, &["line 1", "not UTF-8"]);
     fs::write(sandbox.path("data.jsonl"), [0x1f, 0x8b, 1, 2, 3]).unwrap();
     line("humaneval").bad(1, &["cannot read"]);
+    // The byte-order mark is not part of the first line.
+    write("\u{feff}[1]\n");
+    line("humaneval").bad(1, &["line 1", "a list, not an object"]);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 mod bad_input;
 mod bench;
 mod cache_keys;
+mod calibration_files;
 mod changed_files;
 mod cluster;
 mod command_line;

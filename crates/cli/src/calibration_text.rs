@@ -1,19 +1,20 @@
 //! Calibration text: files a person gives, or the demo's own calibration tasks.
 
 use std::{
-    fs::File,
-    io::Read,
+    collections::BTreeMap,
     path::{Path, PathBuf},
     str::FromStr,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Error, Result, anyhow, bail};
+use powerinfer_artifact::counted;
+use powerinfer_corpus::{Corpus, Encoder, EndOfText, STDIN, Skipped};
 use powerinfer_datasets::minipython::{Split, tasks};
 use powerinfer_model::{Files, ModelConfig};
 use powerinfer_profile::{Amount, Calibration, RESERVED, Source};
-use powerinfer_text::{SpecialTokens, Tokenizer};
+use powerinfer_text::Tokenizer;
 
-use crate::model_argument::DEMO;
+use crate::{model_argument::DEMO, output::Output};
 
 /// Longest calibration sequence.
 const SEQUENCE: usize = 512;
@@ -21,17 +22,18 @@ const SEQUENCE: usize = 512;
 /// Most tokens taken where the amount is `auto`.
 const AUTO_LIMIT: usize = 131_072;
 
-/// A token is longer than this many bytes so rarely that no more text is read for one.
-const BYTES_PER_TOKEN: usize = 16;
+/// Most skipped files that are listed one by one.
+const LISTED: usize = 5;
 
 /// Which text to use, and how much.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Calibration text")]
 pub(crate) struct CalibrationArguments {
-    /// Text file, or folder of text files, to calibrate on; given several times, each is a source of its own in the
-    /// report, and sources are interleaved in sequences of at most 512 tokens [default for `demo`: its own
-    /// calibration tasks]
-    #[arg(long, value_name = "FILE|DIR")]
+    /// Text to calibrate on: a file, a folder with its subfolders, or `-` for stdin. Text, source code, JSON, JSON Lines, CSV
+    /// and Parquet, also with gzip or zstd; records have `text`, `content`, `messages`, `conversations`, or `prompt` with
+    /// `completion`. Given several times, each is a source of its own in the report, and sources are interleaved in sequences
+    /// of at most 512 tokens [default for `demo`: its own calibration tasks]
+    #[arg(long, value_name = "FILE|DIR|-")]
     pub(crate) data: Vec<PathBuf>,
     /// Calibration tokens; `auto` reads until `--settled` holds and there are enough samples for training, 131072
     /// at most
@@ -99,8 +101,9 @@ pub(crate) fn calibration(
     config: &ModelConfig,
     tokenizer: &Tokenizer,
     seed: u64,
+    output: Output,
 ) -> Result<Calibration> {
-    let encode = |text: &str| document(tokenizer, config, text);
+    let encoder = encoder(tokenizer, config, EndOfText::Add);
     let length = SEQUENCE.min(config.context_length);
     let limit = arguments.limit();
     // Held-out text is read in addition to the profiled text.
@@ -114,16 +117,17 @@ pub(crate) fn calibration(
         }
         vec![Source {
             name: "calibration tasks of the demo".to_owned(),
-            documents: demo_tasks(Split::Calibration, seed, wanted, &encode)?,
+            formats: BTreeMap::new(),
+            documents: demo_tasks(Split::Calibration, seed, wanted, &encoder)?,
         }]
     } else {
-        let sources = arguments.data.iter().map(|path| {
-            let documents = documents(path, length, wanted, &encode)?;
-            let name = path.file_name().unwrap_or(path.as_os_str());
-            let name = name.to_string_lossy().into_owned();
-            Ok(Source { name, documents })
-        });
-        sources.collect::<Result<_>>()?
+        let corpora = read(&arguments.data, &encoder, length, wanted, output)?;
+        let source = |(name, corpus): (String, Corpus)| Source {
+            name,
+            formats: formats(&corpus),
+            documents: corpus.documents,
+        };
+        corpora.into_iter().map(source).collect()
     };
     Ok(Calibration::new(sources, length, limit)?)
 }
@@ -136,19 +140,20 @@ pub(crate) fn texts(
     config: &ModelConfig,
     tokenizer: &Tokenizer,
     limit: usize,
+    output: Output,
 ) -> Result<Vec<Vec<u32>>> {
-    let whole = |text: &str| document(tokenizer, config, text);
-    let part = |text: &str| encode(tokenizer, config, text);
-    let mut texts = Vec::new();
-    if paths.is_empty() {
+    let mut texts: Vec<Vec<u32>> = if paths.is_empty() {
         if !is_demo {
             bail!("no text to judge by; give text that the profile has not seen: `--data FILE`");
         }
-        texts = demo_tasks(Split::HeldOut, 1, limit, &whole)?;
-    }
-    for path in paths {
-        texts.extend(documents(path, limit, limit, &part)?);
-    }
+        let encoder = encoder(tokenizer, config, EndOfText::Add);
+        demo_tasks(Split::HeldOut, 1, limit, &encoder)?
+    } else {
+        let encoder = encoder(tokenizer, config, EndOfText::Omit);
+        let corpora = read(paths, &encoder, limit, limit, output)?;
+        let documents = corpora.into_iter().map(|(_, corpus)| corpus.documents);
+        documents.flatten().collect()
+    };
     let mut left = limit;
     for text in &mut texts {
         text.truncate(left);
@@ -158,24 +163,12 @@ pub(crate) fn texts(
     Ok(texts)
 }
 
-/// Token ids of `text`, with what the tokenizer puts before it.
-fn encode(tokenizer: &Tokenizer, config: &ModelConfig, text: &str) -> Result<Vec<u32>> {
-    let ids = tokenizer.encode(text, SpecialTokens::Add)?;
-    let outside = |token: &&u32| **token as usize >= config.vocabulary_size;
-    if let Some(token) = ids.iter().find(outside) {
-        bail!(
-            "the tokenizer gives token {token}, the model has {} tokens; they do not belong together",
-            config.vocabulary_size
-        );
+fn encoder<'a>(tokenizer: &'a Tokenizer, config: &ModelConfig, end: EndOfText) -> Encoder<'a> {
+    Encoder {
+        tokenizer,
+        vocabulary_size: config.vocabulary_size,
+        end,
     }
-    Ok(ids)
-}
-
-/// The same with the end of text after it.
-fn document(tokenizer: &Tokenizer, config: &ModelConfig, text: &str) -> Result<Vec<u32>> {
-    let mut ids = encode(tokenizer, config, text)?;
-    ids.extend(tokenizer.eos().map(|end| end.id));
-    Ok(ids)
 }
 
 /// Tasks of the demo, until there are `limit` tokens of them.
@@ -183,7 +176,7 @@ fn demo_tasks(
     split: Split,
     seed: u64,
     limit: usize,
-    encode: &dyn Fn(&str) -> Result<Vec<u32>>,
+    encoder: &Encoder<'_>,
 ) -> Result<Vec<Vec<u32>>> {
     let mut documents = Vec::new();
     let mut count = 0;
@@ -191,101 +184,106 @@ fn demo_tasks(
         if count >= limit {
             break;
         }
-        let ids = encode(&task.text())?;
+        let ids = encoder.text(&task.text())?;
         count += ids.len();
         documents.push(ids);
     }
     Ok(documents)
 }
 
-/// The tokens of the documents at `path`: of each as many, and as many of them, as `limit` tokens
-/// in sequences of `length` could need.
-fn documents(
-    path: &Path,
+/// Names and documents of those of `paths` that have any; reports what was read and what was skipped.
+fn read(
+    paths: &[PathBuf],
+    encoder: &Encoder<'_>,
     length: usize,
     limit: usize,
-    encode: &dyn Fn(&str) -> Result<Vec<u32>>,
-) -> Result<Vec<Vec<u32>>> {
-    let mut documents: Vec<Vec<u32>> = Vec::new();
-    let mut sequences = 0;
-    for file in text_files(path)? {
-        if sequences >= limit {
-            break;
+    output: Output,
+) -> Result<Vec<(String, Corpus)>> {
+    let mut corpora = Vec::new();
+    let mut skipped = Vec::new();
+    for path in paths {
+        let mut corpus = Corpus::read(path, encoder, length, limit)?;
+        skipped.append(&mut corpus.skipped);
+        if corpus.documents.is_empty() {
+            continue;
         }
-        let most = limit.saturating_mul(BYTES_PER_TOKEN);
-        let text = read_text(&file, most)?;
-        if text.trim().is_empty() {
-            bail!("`{}` is empty; give a file with text", file.display());
-        }
-        let mut ids = encode(&text)?;
-        ids.truncate(limit);
-        // Documents are interleaved, so once each gives one full sequence, more documents are not read.
-        sequences += ids.len().min(length);
-        documents.push(ids);
+        let name = match path.to_str() {
+            Some(STDIN) => "standard input".into(),
+            _ => path
+                .file_name()
+                .unwrap_or(path.as_os_str())
+                .to_string_lossy(),
+        };
+        let tokens: usize = corpus.documents.iter().map(Vec::len).sum();
+        output.say(format!(
+            "text: `{name}`, {} ({}), {}",
+            counted(corpus.documents.len(), "document"),
+            formats(&corpus).into_keys().collect::<Vec<_>>().join(", "),
+            counted(tokens, "token"),
+        ));
+        corpora.push((name.into_owned(), corpus));
     }
-    Ok(documents)
+    if corpora.is_empty() {
+        return Err(no_text(paths, &skipped));
+    }
+    say_skipped(&skipped, output);
+    Ok(corpora)
 }
 
-/// The first `most` bytes of the text file at `path`, or all of it where it is shorter.
-fn read_text(path: &Path, most: usize) -> Result<String> {
-    let context = || format!("cannot read `{}`", path.display());
-    let mut bytes = Vec::new();
-    let file = File::open(path).with_context(context)?;
-    let read = file.take(most as u64).read_to_end(&mut bytes);
-    let read = read.with_context(context)?;
-    match String::from_utf8(bytes) {
-        Ok(text) => Ok(text),
-        // A character at the end may have been cut.
-        Err(error) if read == most && error.utf8_error().error_len().is_none() => {
-            let valid = error.utf8_error().valid_up_to();
-            let mut bytes = error.into_bytes();
-            bytes.truncate(valid);
-            Ok(String::from_utf8(bytes).expect("this much is valid"))
-        }
-        Err(_) => bail!(
-            "`{}` is not UTF-8 text; convert it, or leave it out",
-            path.display()
-        ),
+/// The error that nothing at `paths` can be used.
+fn no_text(paths: &[PathBuf], skipped: &[Skipped]) -> Error {
+    if let [only] = skipped {
+        return anyhow!("{only}");
     }
+    let paths: Vec<String> = paths
+        .iter()
+        .map(|path| format!("`{}`", path.display()))
+        .collect();
+    let mut lines = vec![format!("there is no text in {}", paths.join(", "))];
+    lines.extend(skipped.iter().take(LISTED).map(ToString::to_string));
+    if skipped.len() > LISTED {
+        lines.push(format!("and {} more", skipped.len() - LISTED));
+    }
+    anyhow!("{}; give other files by `--data`", lines.join("\n  "))
 }
 
-/// The file at `path`, or the text files in the folder there, sorted.
-fn text_files(path: &Path) -> Result<Vec<PathBuf>> {
-    const ENDINGS: [&str; 6] = ["txt", "md", "py", "rs", "json", "jsonl"];
-    if !path.is_dir() {
-        return Ok(vec![path.to_owned()]);
+/// Names of formats, and the number of documents in each.
+fn formats(corpus: &Corpus) -> BTreeMap<String, u64> {
+    let formats = corpus.formats.iter();
+    formats
+        .map(|(format, count)| (format.name().to_owned(), *count as u64))
+        .collect()
+}
+
+/// Reports files and records that were not used; the rest of a long list with `--verbose`.
+fn say_skipped(skipped: &[Skipped], output: Output) {
+    let shown = match output.verbose {
+        true => skipped.len(),
+        false => LISTED,
+    };
+    for one in skipped.iter().take(shown) {
+        output.say(format!("skipped: {one}"));
     }
-    let entries =
-        std::fs::read_dir(path).with_context(|| format!("cannot read `{}`", path.display()))?;
-    let mut files = Vec::new();
-    for entry in entries {
-        let file = entry
-            .with_context(|| format!("cannot read `{}`", path.display()))?
-            .path();
-        let ending = file
-            .extension()
-            .map(|ending| ending.to_string_lossy().to_lowercase());
-        if file.is_file() && ending.is_some_and(|ending| ENDINGS.contains(&&*ending)) {
-            files.push(file);
-        }
+    if skipped.len() > 1 {
+        let files = skipped.iter().filter(|one| one.records.is_none()).count();
+        output.say(format!(
+            "{} skipped entirely, {} in part{}",
+            counted(files, "file"),
+            skipped.len() - files,
+            match skipped.len() > shown {
+                true => "; `-v` lists all",
+                false => "",
+            }
+        ));
     }
-    if files.is_empty() {
-        bail!(
-            "`{}` has no text files ({}); give files by name",
-            path.display(),
-            ENDINGS.join(", ")
-        );
-    }
-    files.sort();
-    Ok(files)
 }
 
 /// Reports paths that do not exist before any work begins.
 pub(crate) fn check_paths(paths: &[PathBuf]) -> Result<()> {
     for path in paths {
-        if !Path::exists(path) {
+        if path != Path::new(STDIN) && !path.exists() {
             bail!(
-                "`{}` does not exist; `--data` takes text files or folders of them",
+                "`{}` does not exist; `--data` takes files, folders, or `-` for stdin",
                 path.display()
             );
         }

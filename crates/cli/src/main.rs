@@ -139,6 +139,7 @@ fn help(path: &[String]) -> Result<()> {
 fn main() -> ExitCode {
     if worker::work_as_worker(&[
         human_eval::WORK,
+        powerinfer_corpus::PARQUET_WORK,
         powerinfer_profile::TABLE_WORK,
         powerinfer_text::TEMPLATE_WORK,
     ]) {

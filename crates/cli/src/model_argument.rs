@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use powerinfer_artifact::ByteSize;
+use powerinfer_artifact::{ByteSize, shell_quoted};
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_hub::{Hub, ModelName, Snapshot};
 use powerinfer_model::{Checkpoint, Files, ModelConfig, gguf_model, gguf_name};
@@ -134,8 +134,9 @@ pub(crate) fn open_bundle(argument: &str) -> Result<Bundle> {
     if !Bundle::is_bundle(&folder) {
         if argument == DEMO || is_model(Path::new(argument)) {
             bail!(
-                "`{argument}` is a model, and there is no bundle of it in `{}`; make one with `powerinfer prepare {argument}`",
-                folder.display()
+                "`{argument}` is a model, and there is no bundle of it in `{}`; make one with `powerinfer prepare {}`",
+                folder.display(),
+                shell_quoted(argument)
             );
         }
         bail!(

@@ -170,7 +170,7 @@ pub(crate) fn report(profile: &ProfileDocument) -> String {
         profile.mean(|layer| layer.half_overlap),
         &[],
     );
-    let mut text = table.to_string();
+    let mut text = table.to_string() + "\n" + &sources(profile);
     let shares = profile.locality();
     let known: Vec<String> = LOCALITY_WINDOWS
         .iter()
@@ -186,6 +186,25 @@ pub(crate) fn report(profile: &ProfileDocument) -> String {
     if profile.sources.len() > 1 {
         text += "\noverlap of the most frequently active 20 % between sources\n";
         text += &overlap(profile);
+    }
+    text
+}
+
+/// What was read of each source, and how much of it was profiled.
+fn sources(profile: &ProfileDocument) -> String {
+    let mut text = String::new();
+    for source in &profile.sources {
+        let formats: Vec<&str> = source.formats.keys().map(String::as_str).collect();
+        let formats = match formats.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", formats.join(", ")),
+        };
+        text += &format!(
+            "text: `{}`, {}{formats}, {} profiled\n",
+            source.name,
+            counted(source.documents, "document"),
+            counted(source.tokens, "token"),
+        );
     }
     text
 }

@@ -2,9 +2,9 @@
 
 use std::{fmt::Write, path::Path};
 
-use powerinfer_artifact::ModelIdentity;
+use powerinfer_artifact::{ModelIdentity, shell_quoted};
 
-use crate::{ClusterError, Preparation, Stage, jobs::Scripts, stages::quoted};
+use crate::{ClusterError, Preparation, Stage, jobs::Scripts};
 
 /// Writes the stages of `preparation` of `model` as array jobs, and `submit.sh`, into `folder`.
 ///
@@ -40,7 +40,7 @@ fn head(stage: &Stage, folder: &Path) -> String {
         needs.cores,
         needs.memory_limit() >> 20,
         needs.minutes_limit(),
-        quoted(&log.to_string_lossy()),
+        shell_quoted(&log.to_string_lossy()),
     );
     text
 }

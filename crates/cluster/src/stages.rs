@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use powerinfer_artifact::Shard;
+use powerinfer_artifact::{Shard, shell_quoted};
 
 use crate::{Needs, Workload};
 
@@ -92,15 +92,6 @@ pub struct Stage {
     commands: Vec<String>,
 }
 
-/// `text` as one word of a shell.
-pub(crate) fn quoted(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,%+@".contains(c);
-    match !text.is_empty() && text.chars().all(is_plain) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
-    }
-}
-
 impl Preparation {
     /// The stages, each of which follows the one before it.
     pub fn stages(&self) -> Vec<Stage> {
@@ -118,9 +109,9 @@ impl Preparation {
             certify,
         } = self.shards;
         let [of_profile, of_train, of_place, of_prepare] = &self.options;
-        let work = |name: &str| quoted(&format!("{}/{name}", self.work));
+        let work = |name: &str| shell_quoted(&format!("{}/{name}", self.work));
         let made = |options: &[String]| {
-            let given = options.iter().map(|option| quoted(option));
+            let given = options.iter().map(|option| shell_quoted(option));
             given.collect::<Vec<_>>().join(" ")
         };
         let (profiled, trained) = (work("profile"), work("predictors"));
@@ -130,7 +121,7 @@ impl Preparation {
             work("bundle")
         );
         let command = |name: &str, rest: &str| {
-            let (program, model) = (quoted(&self.program), quoted(&self.model));
+            let (program, model) = (shell_quoted(&self.program), shell_quoted(&self.model));
             format!("run {program} {name} {model} {rest}")
         };
         let (tasks, commands) = match kind {
@@ -168,7 +159,7 @@ impl Preparation {
                     let certificate = work("bundle/certificate.json");
                     commands.push(format!("[ -e {certificate} ] || {merge}"));
                 }
-                let rest = format!("{} --out {}", made(of_prepare), quoted(&self.work));
+                let rest = format!("{} --out {}", made(of_prepare), shell_quoted(&self.work));
                 commands.push(command("prepare", &rest));
                 (1, commands)
             }
@@ -183,11 +174,11 @@ impl Preparation {
 
     /// The command that merges the shards of `name` in the work folder, if there are several.
     fn merge(&self, name: &str, count: usize) -> Option<String> {
-        let work = |name: &str| quoted(&format!("{}/{name}", self.work));
+        let work = |name: &str| shell_quoted(&format!("{}/{name}", self.work));
         let shards = (1..=count).map(|index| work(&Shard { index, count }.file_name(name)));
         let shards: Vec<String> = shards.collect();
         (count > 1).then(|| {
-            let (program, out) = (quoted(&self.program), work(name));
+            let (program, out) = (shell_quoted(&self.program), work(name));
             format!("run {program} merge {} --out {out}", shards.join(" "))
         })
     }
@@ -206,9 +197,9 @@ impl Stage {
     pub(crate) fn script(&self, head: &str, folder: &str, directory: &str) -> String {
         let mut text = format!("#!/usr/bin/env bash\n{head}set -euo pipefail\n");
         let name = self.kind.name();
-        let _ = writeln!(text, "stage={name} folder={}", quoted(folder));
+        let _ = writeln!(text, "stage={name} folder={}", shell_quoted(folder));
         text += ". \"$folder/run.sh\"\n";
-        let _ = writeln!(text, "cd {}", quoted(directory));
+        let _ = writeln!(text, "cd {}", shell_quoted(directory));
         for command in &self.commands {
             text += command;
             text.push('\n');
@@ -241,21 +232,3 @@ run() {
   [ "$code" = 0 ] || exit "$code"
 }
 "#;
-
-#[cfg(test)]
-mod tests {
-    use std::process::Command;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn a_quoted_word_is_read_back_by_a_shell(text in "[^\0]{0,20}") {
-            let line = format!("printf %s {}", quoted(&text));
-            let printed = Command::new("bash").args(["-c", &line]).output().unwrap();
-            prop_assert_eq!(printed.stdout, text.as_bytes());
-        }
-    }
-}

@@ -1,17 +1,12 @@
-//! JSON-lines files, plain or compressed with gzip.
+//! JSON-lines files, plain or compressed.
 
-use std::{
-    fs::File,
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use flate2::read::MultiGzDecoder;
 use serde_json::Value;
 
 use crate::EvalError;
 
-/// Size limit of a data file in bytes, before and after decompression.
+/// Size limit of a data file in bytes, after decompression.
 const LARGEST: u64 = 1 << 30;
 
 /// A line of a data file.
@@ -105,23 +100,8 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Row>, EvalError> {
         source,
     };
     // Bounded: `path` may name a device, or decompress to more than the memory holds.
-    let read = |from: &mut dyn Read| {
-        let mut bytes = Vec::new();
-        from.take(LARGEST + 1)
-            .read_to_end(&mut bytes)
-            .map_err(unreadable)?;
-        match bytes.len() as u64 > LARGEST {
-            true => Err(unreadable(std::io::Error::other(
-                "it has more than a gibibyte",
-            ))),
-            false => Ok(bytes),
-        }
-    };
-    let mut unpacked = read(&mut File::open(path).map_err(unreadable)?)?;
-    if unpacked.starts_with(&[0x1f, 0x8b]) {
-        unpacked = read(&mut MultiGzDecoder::new(&unpacked[..]))?;
-    }
-    parse(path, &unpacked)
+    let bytes = powerinfer_corpus::unpacked(path, LARGEST).map_err(unreadable)?;
+    parse(path, &bytes)
 }
 
 /// Rows of `bytes`, the content of the file at `path`.

@@ -27,7 +27,7 @@ pub mod sweep;
 pub use again::{for_this_machine, place_again, rewrite};
 pub use error::PlannerError;
 pub use pins::{Part, Pin};
-pub use placement::{Placement, certify_bundle, certify_shard, plan};
+pub use placement::{Placement, certify_bundle, certify_shard, check_reserved, plan};
 pub use request::{PlanOptions, Request, Vram, default_hardware, read_hardware};
 pub use search::windows;
 pub use solver::Scratch;

@@ -171,6 +171,23 @@ pub fn certify_bundle(
     certify_on(bundle, &texts, options.perplexity_budget(), progress)
 }
 
+/// Advises more text, before hours of work, if the `reserved` texts of a profile are too short for a certificate.
+pub fn check_reserved(reserved: &[Vec<u32>], progress: &dyn Progress) {
+    let halves = certify::split(reserved, usize::MAX);
+    let tokens = halves.iter().map(|texts| search::scored(texts)).min();
+    if tokens < Some(certify::FEWEST) {
+        advise_more(tokens.unwrap_or(0), progress);
+    }
+}
+
+fn advise_more(tokens: usize, progress: &dyn Progress) {
+    let line = format!(
+        "there is no certificate: {tokens} held-out tokens are left for it, at least {} are needed",
+        certify::FEWEST
+    );
+    progress.advise(&line, Hint::MoreHeldOutText);
+}
+
 /// Certifies `bundle` on `texts`, or advises more text if there is too little.
 fn certify_on(
     bundle: Bundle,
@@ -180,11 +197,7 @@ fn certify_on(
 ) -> Result<Bundle, PlannerError> {
     let tokens = search::scored(texts);
     if tokens < certify::FEWEST {
-        let line = format!(
-            "there is no certificate: {tokens} held-out tokens are left for it, at least {} are needed",
-            certify::FEWEST
-        );
-        progress.advise(&line, Hint::MoreHeldOutText);
+        advise_more(tokens, progress);
         return Ok(bundle);
     }
     let measurement = Measurement::new(&bundle, texts);

@@ -23,5 +23,5 @@ mod verdict;
 pub use calibrate::Targets;
 pub use error::PredictorError;
 pub use import::Import;
-pub use make::{Recipe, is_current, make, merge};
+pub use make::{FEWEST_SAMPLES, Recipe, is_current, make, merge};
 pub use train::{Settings, Sizing};

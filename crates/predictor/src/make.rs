@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Smallest number of training samples, and of held-out samples.
-pub(crate) const FEWEST_SAMPLES: usize = 16;
+pub const FEWEST_SAMPLES: usize = 16;
 
 /// Source of the predictors.
 #[derive(Debug)]

@@ -1,13 +1,16 @@
 //! Calibration text as token sequences with source and part.
 
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range};
 
 use powerinfer_artifact::{Digest, Shard};
 
-use crate::ProfileError;
+use crate::{ProfileError, SourceSummary};
 
 /// Every `HELD_OUT_EVERY`-th sequence belongs to the held-out part.
 const HELD_OUT_EVERY: usize = 5;
+
+/// Fewest tokens of the held-out part.
+const FEWEST: usize = 2;
 
 /// Most tokens of the reserved texts, which are not profiled.
 pub const RESERVED: usize = 16_384;
@@ -45,6 +48,8 @@ impl Part {
 pub struct Source {
     /// Name for reports.
     pub name: String,
+    /// Number of documents in each format of a file.
+    pub formats: BTreeMap<String, u64>,
     /// Token ids of each document.
     pub documents: Vec<Vec<u32>>,
 }
@@ -65,7 +70,7 @@ pub struct Sequence {
 /// Calibration sequences from one or several sources.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Calibration {
-    sources: Vec<String>,
+    sources: Vec<SourceSummary>,
     sequences: Vec<Sequence>,
     reserved: Vec<Vec<u32>>,
 }
@@ -81,27 +86,46 @@ impl Calibration {
     ///
     /// There are no tokens, or too few for a held-out part.
     pub fn new(sources: Vec<Source>, length: usize, tokens: usize) -> Result<Self, ProfileError> {
-        let names = sources.iter().map(|source| source.name.clone()).collect();
-        let calibration = Self::cut(&sources, names, length, tokens);
+        let calibration = Self::cut(&sources, length, tokens);
         match calibration.sequences.len() {
             0 => Err(ProfileError::NoTokens),
             few if few < HELD_OUT_EVERY => {
                 // A single long text is split into shorter sequences.
                 let total = calibration.tokens();
-                if total < 2 * HELD_OUT_EVERY {
+                if total < FEWEST * HELD_OUT_EVERY {
                     return Err(ProfileError::TooShort {
-                        sequences: few,
-                        needed: HELD_OUT_EVERY,
+                        tokens: total,
+                        held_out: total / HELD_OUT_EVERY,
+                        needed: FEWEST,
+                        total: FEWEST * HELD_OUT_EVERY,
                     });
                 }
-                let shorter = total / HELD_OUT_EVERY;
-                Ok(Self::cut(&sources, calibration.sources, shorter, tokens))
+                Ok(Self::cut(&sources, total / HELD_OUT_EVERY, tokens))
             }
             _ => Ok(calibration),
         }
     }
 
-    fn cut(sources: &[Source], names: Vec<String>, length: usize, tokens: usize) -> Self {
+    /// Checks that each part has at least `needed` tokens.
+    ///
+    /// # Errors
+    ///
+    /// The text is too short.
+    pub fn check_parts(&self, needed: usize) -> Result<(), ProfileError> {
+        let [training, held_out] =
+            Part::ALL.map(|part| self.part_tokens(part, 0..self.sequences.len()));
+        match training.min(held_out) >= needed {
+            true => Ok(()),
+            false => Err(ProfileError::TooShort {
+                tokens: training + held_out,
+                held_out,
+                needed,
+                total: needed * HELD_OUT_EVERY,
+            }),
+        }
+    }
+
+    fn cut(sources: &[Source], length: usize, tokens: usize) -> Self {
         let mut queues: Vec<_> = sources
             .iter()
             .map(|source| pieces(source, length))
@@ -148,8 +172,14 @@ impl Calibration {
                 reserved.extend((!text.is_empty()).then(|| text.to_vec()));
             }
         }
+        let summary = |source: &Source| SourceSummary {
+            name: source.name.clone(),
+            documents: source.documents.len() as u64,
+            formats: source.formats.clone(),
+            tokens: 0,
+        };
         Self {
-            sources: names,
+            sources: sources.iter().map(summary).collect(),
             sequences,
             reserved,
         }
@@ -160,8 +190,8 @@ impl Calibration {
         &self.reserved
     }
 
-    /// Names of the sources.
-    pub fn sources(&self) -> &[String] {
+    /// The sources; their tokens are counted in a profile.
+    pub fn sources(&self) -> &[SourceSummary] {
         &self.sources
     }
 
@@ -233,7 +263,7 @@ impl Calibration {
             numbers.flat_map(u32::to_le_bytes).collect()
         });
         let parts: Vec<_> = parts.chain(reserved).collect();
-        let names = self.sources.iter().map(String::as_bytes);
+        let names = self.sources.iter().map(|source| source.name.as_bytes());
         Digest::of_parts(names.chain(parts.iter().map(Vec::as_slice)))
     }
 }
@@ -268,6 +298,7 @@ mod tests {
     fn source(name: &str, documents: Vec<Vec<u32>>) -> Source {
         Source {
             name: name.to_owned(),
+            formats: BTreeMap::new(),
             documents,
         }
     }

@@ -18,16 +18,20 @@ pub enum ProfileError {
     /// The calibration text has no tokens.
     #[error("the calibration text has no tokens")]
     NoTokens,
-    /// The calibration text is too short for a held-out part.
+    /// The calibration text is too short.
     #[error(
-        "the calibration text has {}; at least {needed} are needed for a held-out part",
-        counted(sequences, "sequence")
+        "the calibration text has {}, of which {held_out} are held out; at least {needed} must be, so about {total} are needed",
+        counted(tokens, "token")
     )]
     TooShort {
-        /// Sequences of the text.
-        sequences: usize,
-        /// Sequences needed.
+        /// Tokens of the text.
+        tokens: usize,
+        /// Tokens of the held-out part.
+        held_out: usize,
+        /// Tokens that must be held out.
         needed: usize,
+        /// Tokens of a text of which so many are held out.
+        total: usize,
     },
     /// A shard has no sequences.
     #[error(

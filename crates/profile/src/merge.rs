@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use powerinfer_artifact::{Digest, Header, Shard, write::PartialFolder};
 
 use crate::{
-    LayerActivity, Profile, ProfileDocument, ProfileError, Settings, Traces,
+    LayerActivity, Profile, ProfileDocument, ProfileError, Settings, SourceSummary, Traces,
     profile::{self, CALIBRATION, SHARD, Subject, TRACE_TOKENS},
     traces,
 };
@@ -40,10 +40,9 @@ pub fn merge(profiles: &[Profile], out: &Path) -> Result<Profile, ProfileError> 
     }
     let texts = texts(profiles)?;
     check_disjoint(&texts)?;
-    let sources: Vec<String> = texts
+    let sources: Vec<SourceSummary> = texts
         .iter()
-        .flat_map(|text| &text.profiles[0].document().sources)
-        .map(|source| source.name.clone())
+        .flat_map(|text| text.profiles[0].document().sources.clone())
         .collect();
 
     let body = first.document();

@@ -110,6 +110,12 @@ impl LayerSummary {
 pub struct SourceSummary {
     /// Name for reports.
     pub name: String,
+    /// Number of documents that were read.
+    #[serde(default)]
+    pub documents: u64,
+    /// Number of documents in each format of a file.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub formats: BTreeMap<String, u64>,
     /// Number of profiled tokens.
     pub tokens: u64,
 }
@@ -158,7 +164,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) has_exact_zeros: bool,
     /// Tokens of the training and of the held-out part.
     pub(crate) part_tokens: [u64; 2],
-    pub(crate) sources: &'a [String],
+    pub(crate) sources: &'a [SourceSummary],
 }
 
 impl ProfileDocument {
@@ -175,9 +181,9 @@ impl ProfileDocument {
             sources: sources
                 .iter()
                 .enumerate()
-                .map(|(source, name)| SourceSummary {
-                    name: name.clone(),
+                .map(|(source, summary)| SourceSummary {
                     tokens: tokens(&|activity| activity.sources[source].tokens),
+                    ..summary.clone()
                 })
                 .collect(),
             source_overlap: source_overlap(sources.len(), activities),

@@ -33,6 +33,7 @@ fn calibration(checkpoint: &Checkpoint, length: usize) -> Calibration {
     };
     let source = |name: &str, documents| Source {
         name: name.to_owned(),
+        formats: Default::default(),
         documents,
     };
     let sources = vec![

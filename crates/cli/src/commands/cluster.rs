@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf, absolute};
 
 use anyhow::{Context, Result, bail};
 use clap::{ArgAction, ArgMatches, Command, CommandFactory, parser::ValueSource};
-use powerinfer_artifact::{ByteSize, ModelIdentity, counted, hardware::Hardware};
+use powerinfer_artifact::{ByteSize, ModelIdentity, counted, hardware::Hardware, shell_quoted};
 use powerinfer_cluster::{
     Preparation, Rates, Shards, Stage, Volume, Workload, submit, write_kubernetes, write_slurm,
 };
+use powerinfer_corpus::STDIN;
 use powerinfer_model::ModelConfig;
 use powerinfer_planner::{certify, machine::this_machine, read_hardware};
 use powerinfer_pool::usable_cores;
@@ -338,12 +339,15 @@ fn slurm<Arguments: CommandFactory>(arguments: &SlurmArguments, output: Output) 
     if !arguments.submit {
         output.say(format!(
             "submit them: `{}`",
-            folder.join("submit.sh").display()
+            shell_quoted(&folder.join("submit.sh").to_string_lossy())
         ));
         return Ok(());
     }
     submit(&written, &folder, &arguments.sbatch, &Bar::new(output))?;
-    output.say(format!("ready: `powerinfer run {}`", preparation.work));
+    output.say(format!(
+        "ready: `powerinfer run {}`",
+        shell_quoted(&preparation.work)
+    ));
     Ok(())
 }
 
@@ -364,7 +368,7 @@ fn kubernetes<Arguments: CommandFactory>(
     say_written(&written, &folder, output)?;
     output.say(format!(
         "run them: `{}`",
-        folder.join("submit.sh").display()
+        shell_quoted(&folder.join("submit.sh").to_string_lossy())
     ));
     Ok(())
 }
@@ -388,6 +392,14 @@ impl StageArguments {
         output: Output,
     ) -> Result<(Preparation, ModelIdentity, PathBuf)> {
         check_paths(&self.calibration.data)?;
+        if self
+            .calibration
+            .data
+            .iter()
+            .any(|path| path == Path::new(STDIN))
+        {
+            bail!("jobs cannot read the stdin of this command; give files or folders by `--data`");
+        }
         let checkpoint = model_argument::open_checkpoint(&self.model, output)?;
         let config = checkpoint.config();
         let options = self.budget.options()?;

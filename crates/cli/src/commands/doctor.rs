@@ -6,6 +6,7 @@ use anyhow::Result;
 use powerinfer_artifact::{
     ByteSize, counted,
     hardware::{Cpu, Gpu, Hardware},
+    shell_quoted,
 };
 use powerinfer_kernels::Isa;
 use powerinfer_planner::machine::{Thoroughness, keep, measure};
@@ -65,7 +66,7 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
         hardware.write(path)?;
         output.say(format!(
             "written; `powerinfer place --hardware {}` plans for this machine",
-            path.display()
+            shell_quoted(&path.to_string_lossy())
         ));
     }
     let isa = Isa::detect()?;

@@ -14,6 +14,7 @@ use powerinfer_artifact::{
     plan::Plan,
     predictor_file::{self, PredictorFile},
     prompt_cache::{self, PromptCacheFile},
+    shell_quoted,
     write::write_file,
 };
 use powerinfer_bundle::{Bundle, IntegrityCheck};
@@ -89,7 +90,7 @@ pub(crate) fn run(arguments: &InspectArguments, output: Output) -> Result<()> {
             if made.is_dir() {
                 output.say(format!(
                     "this is the model; `powerinfer inspect {}` describes what was made of it",
-                    made.display()
+                    shell_quoted(&made.to_string_lossy())
                 ));
             }
             model(&model_argument::open_checkpoint(name, output)?, asked)?

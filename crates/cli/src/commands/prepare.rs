@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use powerinfer_artifact::Shard;
+use powerinfer_artifact::{Shard, shell_quoted};
 use powerinfer_model::Checkpoint;
-use powerinfer_planner::{Request, Scratch, certify_bundle, plan};
+use powerinfer_planner::{Request, Scratch, certify_bundle, check_reserved, plan};
+use powerinfer_predictor::FEWEST_SAMPLES;
 use powerinfer_profile::Profile;
 use serde_json::json;
 
@@ -64,7 +65,12 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
     let options = arguments.budget.options()?;
     options.check(checkpoint.config())?;
 
-    let profile = arguments.profile(&checkpoint, &folder.join("profile"), output)?;
+    let profile = arguments.profile(
+        &checkpoint,
+        &folder.join("profile"),
+        options.certifies(),
+        output,
+    )?;
     let out = folder.join("predictors");
     let predictors = training_stage::up_to_date(
         &checkpoint,
@@ -110,10 +116,14 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         }
     };
     say_certificate(&bundle, output);
-    output.say(format!("ready: `powerinfer run {}`", folder.display()));
+    output.say(format!(
+        "ready: `powerinfer run {}`",
+        shell_quoted(&folder.to_string_lossy())
+    ));
     if arguments.json {
         print_json(&json!({
             "bundle": bundle.folder(),
+            "text": profile.document().sources,
             "plan": bundle.plan(),
             "certificate": bundle.certificate(),
         }))?;
@@ -123,7 +133,13 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
 
 impl PrepareArguments {
     /// The profile in `out`: up to date with the text given, or as it is if none is given.
-    fn profile(&self, checkpoint: &Checkpoint, out: &Path, output: Output) -> Result<Profile> {
+    fn profile(
+        &self,
+        checkpoint: &Checkpoint,
+        out: &Path,
+        certifies: bool,
+        output: Output,
+    ) -> Result<Profile> {
         let files = checkpoint.files();
         if self.calibration.data.is_empty() && files.name() != DEMO {
             let kept = Profile::open(out);
@@ -139,8 +155,13 @@ impl PrepareArguments {
         }
         let tokenizer = model_argument::tokenizer(files)?;
         let arguments = &self.calibration;
-        let calibration =
-            calibration(arguments, files, checkpoint.config(), &tokenizer, self.seed)?;
+        let config = checkpoint.config();
+        let calibration = calibration(arguments, files, config, &tokenizer, self.seed, output)?;
+        // Too little text is an error before hours of profiling.
+        calibration.check_parts(FEWEST_SAMPLES)?;
+        if certifies {
+            check_reserved(calibration.reserved(), &Bar::new(output));
+        }
         let settings = (self.tracing).settings(arguments.amount(), Shard::WHOLE, self.seed);
         (self.tracing).up_to_date(checkpoint, &calibration, settings, out, false, output)
     }

@@ -62,6 +62,7 @@ pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
         checkpoint.config(),
         &tokenizer,
         arguments.seed,
+        output,
     )?;
     let settings = arguments.tracing.settings(amount, shard, arguments.seed);
     let force = arguments.force;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use powerinfer_artifact::{ByteSize, counted, progress::Interrupted};
+use powerinfer_artifact::{ByteSize, counted, progress::Interrupted, shell_quoted};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_model::{Files, LanguageModel};
 use powerinfer_runtime::{
@@ -328,7 +328,7 @@ fn check_prompt(arguments: &RunArguments, model: &Runtime, tokens: usize) -> Res
     let instead = match tokens <= longest {
         true => format!(
             "shorten it, or place the bundle again: `powerinfer place {} --context {needed}`",
-            model.bundle().folder().display()
+            shell_quoted(&model.bundle().folder().to_string_lossy())
         ),
         false => format!("shorten it, the model supports a context of {longest} tokens at most"),
     };

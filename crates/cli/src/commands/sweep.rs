@@ -75,7 +75,7 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
     let bundle = open_bundle(&arguments.model)?;
     let folder = bundle.folder().to_owned();
     let tokenizer = model_argument::tokenizer(&bundle.files())?;
-    let items = items(measures, &bundle, &tokenizer)?;
+    let items = items(measures, &bundle, &tokenizer, output)?;
     let grid = &arguments.grid;
     let plans_gpu = grid.hot_threshold.is_empty() && grid.vram.iter().any(|size| size.0 > 0);
     let hardware = match &grid.hardware {
@@ -232,6 +232,7 @@ fn items(
     measures: &MeasureArguments,
     bundle: &Bundle,
     tokenizer: &Tokenizer,
+    output: Output,
 ) -> Result<SweepItems> {
     check_paths(&measures.data)?;
     let mut problems = match &measures.humaneval {
@@ -248,6 +249,7 @@ fn items(
             bundle.config(),
             tokenizer,
             measures.tokens,
+            output,
         )?,
     };
     let texts = leading_tokens(&texts, measures.tokens);

@@ -35,9 +35,9 @@ pub(crate) struct PruneArguments {
     /// Bundle, a folder with a bundle in it, or the name of a model prepared here
     #[arg(default_value = DEMO)]
     bundle: String,
-    /// Text file, or folder of text files, that the profile has not seen [default: for `demo` tasks it was not trained on,
-    /// else the text of the bundle's certificate]
-    #[arg(long, value_name = "FILE|DIR")]
+    /// Text that the profile has not seen, in any format that `profile --data` reads [default: for `demo` tasks it was not
+    /// trained on, else the text of the bundle's certificate]
+    #[arg(long, value_name = "FILE|DIR|-")]
     data: Vec<PathBuf>,
     /// Tokens to read, at most
     #[arg(long, value_name = "N", default_value_t = 4096)]
@@ -114,6 +114,7 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
             bundle.config(),
             &tokenizer,
             arguments.tokens,
+            output,
         )?,
     };
     let total: usize = texts.iter().map(|text| text.len().saturating_sub(1)).sum();

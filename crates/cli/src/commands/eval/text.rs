@@ -40,10 +40,10 @@ use crate::{
 pub(crate) struct TextArguments {
     #[command(flatten)]
     subject: SubjectArguments,
-    /// Text file, or folder of text files; may be given several times. Give text that the profile
+    /// Text, in any format that `profile --data` reads; may be given several times. Give text that the profile
     /// has not seen [default: for `demo` tasks it was not trained on, else the text of the bundle's
     /// certificate]
-    #[arg(long, value_name = "FILE|DIR")]
+    #[arg(long, value_name = "FILE|DIR|-")]
     data: Vec<PathBuf>,
     /// Tokens to read, at most
     #[arg(long, value_name = "N", default_value_t = 16_384)]
@@ -183,6 +183,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
             config,
             tokenizer,
             arguments.tokens,
+            output,
         )?,
     };
     arguments.bos.apply(&mut texts, tokenizer)?;

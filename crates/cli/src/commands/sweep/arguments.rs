@@ -46,9 +46,9 @@ pub(super) struct GridArguments {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Measures")]
 pub(super) struct MeasureArguments {
-    /// Text file, or folder of text files, that the profile has not seen [default: for `demo` tasks it was not
+    /// Text that the profile has not seen, in any format that `profile --data` reads [default: for `demo` tasks it was not
     /// trained on, else the text of the bundle's certificate]
-    #[arg(long, value_name = "FILE|DIR")]
+    #[arg(long, value_name = "FILE|DIR|-")]
     pub(super) data: Vec<PathBuf>,
     /// Tokens to score, at most
     #[arg(long, value_name = "N", default_value_t = 8192)]

@@ -1,0 +1,26 @@
+//! Reads documents from the files that people have: text, source code, Markdown, JSON, JSON Lines, CSV and Parquet, plain or
+//! compressed, one by one or in folders.
+//!
+//! ```text
+//! path ──▶ files ──unpack──▶ bytes ──Format──▶ records ──▶ documents ──Encoder──▶ token ids
+//!            └──────────────────┴────────────────┴──▶ skipped, with the reason
+//! ```
+
+mod corpus;
+mod csv;
+mod encoder;
+mod error;
+mod files;
+mod format;
+mod json;
+mod parquet;
+mod record;
+mod sink;
+mod unpack;
+
+pub use corpus::{Corpus, STDIN};
+pub use encoder::{Document, Encoder, EndOfText};
+pub use error::{CorpusError, Skipped, Unusable};
+pub use format::Format;
+pub use parquet::WORK as PARQUET_WORK;
+pub use unpack::unpacked;
