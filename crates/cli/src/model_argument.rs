@@ -20,7 +20,14 @@ pub(crate) const DEMO: &str = "demo";
 /// Opens the checkpoint called `model`: a folder, a GGUF file, `org/name` on the hub, or the word
 /// `demo`.
 pub(crate) fn open_checkpoint(model: &str, output: Output) -> Result<Checkpoint> {
-    Ok(powerinfer_import::open_checkpoint(files(model, output)?)?)
+    let checkpoint = powerinfer_import::open_checkpoint(files(model, output)?)?;
+    if !checkpoint.ignored_keys().is_empty() {
+        output.detail(format!(
+            "`config.json`: ignored as transformers ignores them: {}",
+            checkpoint.ignored_keys().join(", ")
+        ));
+    }
+    Ok(checkpoint)
 }
 
 /// The files of the model called `model`; they are fetched if they are on the hub alone.
