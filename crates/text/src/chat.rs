@@ -13,7 +13,8 @@ use powerinfer_guard::worker::{KeptWorker, Work};
 use serde::{Deserialize, Serialize};
 
 use crate::TextError;
-use crate::python_json::to_json;
+use crate::python_filters;
+use crate::python_syntax::for_minijinja;
 use crate::settings::TemplateSource;
 
 /// Instructions that a template may execute, against loops without end; a message takes some tens.
@@ -136,13 +137,16 @@ pub const WORK: Work = ("render", |request| {
 static WORKER: KeptWorker = KeptWorker::new(WORK);
 
 fn rendered(request: &Request<'_>) -> Result<String, Failure> {
-    let source = without_generation_blocks(&request.source);
+    let source = for_minijinja(&request.source);
     let environment = environment();
     let template = environment
         .template_from_named_str("chat_template", &source)
         .map_err(|error| Failure::Syntax(error.to_string()))?;
     let conversation = context! {
         messages => Serde(&request.messages),
+        // Transformers passes these too: templates test whether they are none.
+        tools => (),
+        documents => (),
         add_generation_prompt => request.add_generation_prompt,
         ..Serde(&request.variables),
     };
@@ -181,8 +185,7 @@ fn environment() -> Environment<'static> {
     environment.set_syntax(syntax);
     environment.set_fuel(Some(FUEL));
     environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.add_filter("tojson", to_json);
+    python_filters::add(&mut environment);
     environment.add_function(
         "raise_exception",
         |reason: String| -> Result<Value, Error> {
@@ -200,31 +203,6 @@ fn environment() -> Environment<'static> {
 fn format_time(time: DateTime<Utc>, pattern: &str) -> String {
     time.format_with_items(StrftimeItems::new_lenient(pattern))
         .to_string()
-}
-
-/// Replaces `{% generation %}` blocks, an extension that marks training targets, by plain scopes.
-fn without_generation_blocks(source: &str) -> String {
-    let mut plain = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start);
-        plain.push_str(before);
-        let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
-        let (tag, after) = tag.split_at(end);
-        let word = tag
-            .trim_start_matches("{%")
-            .trim_end_matches("%}")
-            .trim_matches(['-', '+'])
-            .trim();
-        match word {
-            "generation" => plain.push_str(&tag.replace("generation", "with")),
-            "endgeneration" => plain.push_str(&tag.replace("endgeneration", "endwith")),
-            _ => plain.push_str(tag),
-        }
-        rest = after;
-    }
-    plain.push_str(rest);
-    plain
 }
 
 #[cfg(test)]
