@@ -39,6 +39,7 @@ mod readme;
 mod real;
 mod sandbox;
 mod serve;
+mod settings;
 mod shards;
 mod simulate;
 mod sweep;

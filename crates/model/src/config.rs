@@ -135,10 +135,12 @@ impl ModelConfig {
     ///
     /// The file is not JSON, contradicts itself, or describes a model that is not supported.
     pub fn parse(bytes: &[u8], path: &Path) -> Result<Self, ModelError> {
-        let map: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(bytes)
-            .map_err(|source| powerinfer_artifact::ArtifactError::NotJson {
-                path: path.to_owned(),
-                source,
+        let map: serde_json::Map<String, serde_json::Value> =
+            powerinfer_artifact::json::from_slice(bytes).map_err(|source| {
+                powerinfer_artifact::ArtifactError::NotJson {
+                    path: path.to_owned(),
+                    source,
+                }
             })?;
         let keys = Keys::new(path, &map);
         if let Some(quantized) = keys.object("quantization_config")? {

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use powerinfer_artifact::{ArtifactError, mapped_file::FileBytes};
+use powerinfer_artifact::{ArtifactError, json, mapped_file::FileBytes};
 use serde::Deserialize;
 
 use crate::{Files, ModelError};
@@ -33,7 +33,7 @@ impl Files {
         };
         let path = self.path(&index);
         let parsed: ShardIndex =
-            serde_json::from_slice(&bytes).map_err(|source| ArtifactError::NotJson {
+            json::from_slice(&bytes).map_err(|source| ArtifactError::NotJson {
                 path: path.clone(),
                 source,
             })?;

@@ -71,17 +71,33 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// The template cannot be parsed, calls `raise_exception`, or fails, or the process that renders it does.
-    #[expect(clippy::missing_panics_doc, reason = "texts are plain JSON")]
+    /// The template calls `raise_exception` or fails, or the process that renders it does.
     pub fn render(
         &self,
         messages: &[Message],
         prompt: GenerationPrompt,
     ) -> Result<String, TextError> {
+        self.ask(Some(messages), prompt)
+    }
+
+    /// Checks that the template can be parsed.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::TemplateSyntax`], or the process that parses it fails.
+    pub(crate) fn check(&self) -> Result<(), TextError> {
+        self.ask(None, GenerationPrompt::Omit).map(|_| ())
+    }
+
+    fn ask(
+        &self,
+        messages: Option<&[Message]>,
+        prompt: GenerationPrompt,
+    ) -> Result<String, TextError> {
         let request = Request {
             source: Cow::Borrowed(&self.source),
             variables: Cow::Borrowed(&self.variables),
-            messages: Cow::Borrowed(messages),
+            messages: messages.map(Cow::Borrowed),
             add_generation_prompt: prompt == GenerationPrompt::Add,
         };
         let origin = self.origin.clone();
@@ -111,7 +127,8 @@ impl ChatTemplate {
 struct Request<'a> {
     source: Cow<'a, str>,
     variables: Cow<'a, BTreeMap<String, String>>,
-    messages: Cow<'a, [Message]>,
+    /// `None` if the template is only parsed.
+    messages: Option<Cow<'a, [Message]>>,
     add_generation_prompt: bool,
 }
 
@@ -142,8 +159,11 @@ fn rendered(request: &Request<'_>) -> Result<String, Failure> {
     let template = environment
         .template_from_named_str("chat_template", &source)
         .map_err(|error| Failure::Syntax(error.to_string()))?;
+    let Some(messages) = &request.messages else {
+        return Ok(String::new());
+    };
     let conversation = context! {
-        messages => Serde(&request.messages),
+        messages => Serde(messages),
         // Transformers passes these too: templates test whether they are none.
         tools => (),
         documents => (),

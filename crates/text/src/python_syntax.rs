@@ -46,7 +46,10 @@ pub(crate) fn for_minijinja(source: &str) -> String {
             break;
         };
         let (tag, after) = tag.split_at(end);
-        let word = tag.trim_matches(['{', '%', '}', '-', '+']).trim();
+        let word = match tag.starts_with("{%") {
+            true => tag.trim_matches(['{', '%', '}', '-', '+']).trim(),
+            false => "",
+        };
         rest = after;
         match word {
             _ if tag.starts_with("{#") => out.push_str(tag),
@@ -244,6 +247,7 @@ mod tests {
             "100 % of {a} {{ '%' }}{{ \"%}}\" }} {% if a %}{#- a % b #}",
             "{% raw +%}{{ a % b }}{% generation %}{%- endraw %}{% raw -%}{% endraw %}",
             "{{ a[1:2] }}{{ a[:] }}{{ {'a': 1, 'b': 2} }}{{ '\\'%' ~ x }}",
+            "{{ raw }}{{ generation }}{{ 1 }}",
             "{{ a",
             "{% if 'a",
             "{{-}}",

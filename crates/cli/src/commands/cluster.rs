@@ -388,7 +388,7 @@ impl StageArguments {
         output: Output,
     ) -> Result<(Preparation, ModelIdentity, PathBuf)> {
         check_paths(&self.calibration.data)?;
-        let checkpoint = model_argument::open_checkpoint(&self.model, output)?;
+        let (checkpoint, _) = model_argument::open_model(&self.model, output)?;
         let config = checkpoint.config();
         let options = self.budget.options()?;
         options.check(config)?;

@@ -7,6 +7,7 @@ use powerinfer_artifact::Shard;
 use powerinfer_model::Checkpoint;
 use powerinfer_planner::{Request, Scratch, certify_bundle, plan};
 use powerinfer_profile::Profile;
+use powerinfer_text::Tokenizer;
 use serde_json::json;
 
 use crate::{
@@ -49,7 +50,7 @@ pub(crate) struct PrepareArguments {
 
 pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
     check_paths(&arguments.calibration.data)?;
-    let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
+    let (checkpoint, tokenizer) = model_argument::open_model(&arguments.model, output)?;
     let name = checkpoint.identity().name.clone();
     let folder = arguments
         .out
@@ -63,7 +64,7 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
     let options = arguments.budget.options()?;
     options.check(checkpoint.config())?;
 
-    let profile = arguments.profile(&checkpoint, &folder.join("profile"), output)?;
+    let profile = arguments.profile(&checkpoint, &tokenizer, &folder.join("profile"), output)?;
     let out = folder.join("predictors");
     let predictors = training_stage::up_to_date(
         &checkpoint,
@@ -122,7 +123,13 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
 
 impl PrepareArguments {
     /// The profile in `out`: up to date with the text given, or as it is if none is given.
-    fn profile(&self, checkpoint: &Checkpoint, out: &Path, output: Output) -> Result<Profile> {
+    fn profile(
+        &self,
+        checkpoint: &Checkpoint,
+        tokenizer: &Tokenizer,
+        out: &Path,
+        output: Output,
+    ) -> Result<Profile> {
         let files = checkpoint.files();
         if self.calibration.data.is_empty() && files.name() != DEMO {
             let kept = Profile::open(out);
@@ -136,10 +143,8 @@ impl PrepareArguments {
                 return Ok(profile);
             }
         }
-        let tokenizer = model_argument::tokenizer(files)?;
         let arguments = &self.calibration;
-        let calibration =
-            calibration(arguments, files, checkpoint.config(), &tokenizer, self.seed)?;
+        let calibration = calibration(arguments, files, checkpoint.config(), tokenizer, self.seed)?;
         let settings = (self.tracing).settings(arguments.amount(), Shard::WHOLE, self.seed);
         (self.tracing).up_to_date(checkpoint, &calibration, settings, out, false, output)
     }

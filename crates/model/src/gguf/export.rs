@@ -103,7 +103,7 @@ impl Export {
         let config = &without_windows(config, &mut notes);
         let path = files.path("config.json");
         let stated: Option<Json> = match files.read("config.json")? {
-            Some(bytes) => serde_json::from_slice(&bytes).ok(),
+            Some(bytes) => powerinfer_artifact::json::from_slice(&bytes).ok(),
             None => None, // bundles have none
         };
         let rope = match &config.positions {
