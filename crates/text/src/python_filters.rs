@@ -149,11 +149,11 @@ fn indent(
         if index > 0 {
             indented.push('\n');
         }
-        if if index == 0 {
-            first
-        } else {
-            blank || !line.is_empty()
-        } {
+        let has_margin = match index {
+            0 => first,
+            _ => blank || !line.is_empty(),
+        };
+        if has_margin {
             indented.push_str(&margin);
         }
         indented.push_str(line);
