@@ -44,6 +44,7 @@ mod readme;
 mod real;
 mod sandbox;
 mod serve;
+mod settings;
 mod shards;
 mod simulate;
 #[path = "../support/split_gguf.rs"]

@@ -5,6 +5,7 @@ mod bombs;
 mod chat;
 #[cfg(target_os = "linux")]
 mod held;
+mod parameters;
 mod requests;
 mod robustness;
 

@@ -13,6 +13,7 @@ mod error;
 pub mod hardware;
 pub mod header;
 mod hint;
+pub mod json;
 pub mod mapped_file;
 pub mod matrix_planes;
 mod part_name;

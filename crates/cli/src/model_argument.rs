@@ -10,6 +10,7 @@ use powerinfer_artifact::{ByteSize, shell_quoted};
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_hub::{Hub, ModelName, Snapshot};
 use powerinfer_model::{Checkpoint, Files, ModelConfig, gguf_model, gguf_name};
+use powerinfer_runtime::SamplingSettings;
 use powerinfer_text::Tokenizer;
 
 use crate::{output::Output, progress::Bar};
@@ -28,6 +29,18 @@ pub(crate) fn open_checkpoint(model: &str, output: Output) -> Result<Checkpoint>
         ));
     }
     Ok(checkpoint)
+}
+
+/// Opens the checkpoint called `model` and its tokenizer, to make artifacts for `run` and `serve`.
+///
+/// # Errors
+///
+/// One of them cannot be opened, or the model has settings that `run` would refuse.
+pub(crate) fn open_model(model: &str, output: Output) -> Result<(Checkpoint, Tokenizer)> {
+    let checkpoint = open_checkpoint(model, output)?;
+    SamplingSettings::of_model(checkpoint.files())?;
+    let tokenizer = tokenizer(checkpoint.files())?;
+    Ok((checkpoint, tokenizer))
 }
 
 /// The files of the model called `model`; they are fetched if they are on the hub alone.

@@ -190,8 +190,8 @@ pub(crate) fn shards(
         index: index.to_string(),
         reason,
     };
-    let parsed: ShardIndex =
-        serde_json::from_slice(bytes).map_err(|error| bad(format!("is no index: {error}")))?;
+    let parsed: ShardIndex = powerinfer_artifact::json::from_slice(bytes)
+        .map_err(|error| bad(format!("is no index: {error}")))?;
     let names: BTreeSet<String> = parsed.weight_map.into_values().collect();
     if names.is_empty() {
         return Err(bad("lists no shards".to_owned()));

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use powerinfer_artifact::{ArtifactError, Digest, mapped_file::FileBytes};
+use powerinfer_artifact::{ArtifactError, Digest, json, mapped_file::FileBytes};
 use powerinfer_model::{Files, ModelError, container::Container, gguf::GgufFile, gguf_files};
 use serde_json::Value as Json;
 
@@ -416,7 +416,7 @@ fn threshold_of_folder(folder: &Path) -> Result<f32, ImportError> {
 /// Reads the threshold from a predictor folder's `config.json`.
 fn stated_threshold(path: &Path, bytes: &[u8]) -> Result<f32, ImportError> {
     const KEY: &str = "sparse_threshold";
-    let config: Json = serde_json::from_slice(bytes).map_err(|source| ArtifactError::NotJson {
+    let config: Json = json::from_slice(bytes).map_err(|source| ArtifactError::NotJson {
         path: path.to_owned(),
         source,
     })?;

@@ -2,12 +2,11 @@
 
 use std::{collections::BTreeSet, ops::Range, path::Path, sync::Arc};
 
-use powerinfer_artifact::{ArtifactError, Digest, ModelIdentity};
+use powerinfer_artifact::{Digest, ModelIdentity};
 use powerinfer_tensor::f16;
-use serde::Deserialize;
 
 use crate::{
-    Files, ModelConfig, ModelError, Weight,
+    Files, GenerationConfig, ModelConfig, ModelError, Weight,
     container::Container,
     families, foreign,
     gguf::{self, Layout},
@@ -42,20 +41,6 @@ impl Naming {
             Self::Gguf(layout) => layout.source(config, weight),
         }
     }
-}
-
-/// A token id, or a list of them.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum OneOrMany {
-    One(u32),
-    Many(Vec<u32>),
-}
-
-/// The keys of `generation_config.json` that are used.
-#[derive(Deserialize)]
-struct GenerationConfig {
-    eos_token_id: Option<OneOrMany>,
 }
 
 impl Checkpoint {
@@ -116,15 +101,8 @@ impl Checkpoint {
             .ok_or_else(|| foreign::without(&files, "config.json"))?;
         let (mut config, ignored_keys) =
             ModelConfig::parse_noting(&config_bytes, &files.path("config.json"))?;
-        if let Some(bytes) = files.read("generation_config.json")? {
-            let path = files.path("generation_config.json");
-            let generation: GenerationConfig = serde_json::from_slice(&bytes)
-                .map_err(|source| ArtifactError::NotJson { path, source })?;
-            match generation.eos_token_id {
-                Some(OneOrMany::One(token)) => config.end_of_text = vec![token],
-                Some(OneOrMany::Many(tokens)) => config.end_of_text = tokens,
-                None => {}
-            }
+        if let Some(tokens) = GenerationConfig::read(&files)?.end_of_text {
+            config.end_of_text = tokens;
         }
         let family = families::named(&config.family).expect("a configuration names its family");
         let identity = ModelIdentity {

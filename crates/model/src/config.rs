@@ -245,10 +245,12 @@ impl ModelConfig {
         bytes: &[u8],
         path: &Path,
     ) -> Result<(Self, Vec<String>), ModelError> {
-        let map: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(bytes)
-            .map_err(|source| powerinfer_artifact::ArtifactError::NotJson {
-                path: path.to_owned(),
-                source,
+        let map: serde_json::Map<String, serde_json::Value> =
+            powerinfer_artifact::json::from_slice(bytes).map_err(|source| {
+                powerinfer_artifact::ArtifactError::NotJson {
+                    path: path.to_owned(),
+                    source,
+                }
             })?;
         let keys = Keys::new(path, &map);
         quantised::check(&keys, path)?;

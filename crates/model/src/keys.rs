@@ -324,7 +324,7 @@ impl<'a> Keys<'a> {
 }
 
 /// Formats a value for a message, truncated to 60 characters.
-fn truncated(value: &Value) -> String {
+pub(crate) fn truncated(value: &Value) -> String {
     const LONGEST: usize = 60;
     let text = value.to_string();
     match text.char_indices().nth(LONGEST) {

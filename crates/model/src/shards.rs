@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use powerinfer_artifact::{ArtifactError, PartName, mapped_file::FileBytes};
+use powerinfer_artifact::{ArtifactError, PartName, json, mapped_file::FileBytes};
 use serde::Deserialize;
 
 use crate::{Files, ModelError};
@@ -83,7 +83,7 @@ impl Files {
 /// Names of the shards in the index at `path`, sorted.
 fn listed_shards(path: &Path, bytes: &[u8]) -> Result<Vec<String>, ModelError> {
     let parsed: ShardIndex =
-        serde_json::from_slice(bytes).map_err(|source| ArtifactError::NotJson {
+        json::from_slice(bytes).map_err(|source| ArtifactError::NotJson {
             path: path.to_owned(),
             source,
         })?;

@@ -2,9 +2,8 @@
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
-use powerinfer_artifact::{ArtifactError, random::Random};
-use powerinfer_model::{Files, greedy_token};
-use serde::Deserialize;
+use powerinfer_artifact::random::Random;
+use powerinfer_model::{Files, GenerationConfig, ModelError, greedy_token};
 
 use crate::RuntimeError;
 
@@ -33,48 +32,32 @@ pub struct SamplingSettings {
     pub seed: u64,
 }
 
-/// Sampling in a model's `generation_config.json`.
-#[derive(Debug, Default, Deserialize)]
-struct GenerationConfig {
-    do_sample: Option<bool>,
-    temperature: Option<f32>,
-    top_k: Option<usize>,
-    top_p: Option<f32>,
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
-}
-
 impl SamplingSettings {
     /// The settings of a model's `generation_config.json` where it says to sample; else greedy.
     ///
     /// # Errors
     ///
-    /// Fails where the file cannot be read or parsed.
-    pub fn of_model(files: &Files) -> Result<Self, ArtifactError> {
-        const FILE: &str = "generation_config.json";
-        let config: GenerationConfig = match files.read(FILE)? {
-            None => GenerationConfig::default(),
-            Some(bytes) => serde_json::from_slice(&bytes).map_err(|source| {
-                let path = files.path(FILE);
-                ArtifactError::NotJson { path, source }
-            })?,
-        };
+    /// The file cannot be read or parsed, or a setting in it is out of range.
+    pub fn of_model(files: &Files) -> Result<Self, ModelError> {
+        let config = GenerationConfig::read(files)?;
         let none = Self::default();
-        let repeat_penalty = config.repetition_penalty.unwrap_or(none.repeat_penalty);
-        if !config.do_sample.unwrap_or(false) {
-            return Ok(Self {
-                repeat_penalty,
-                ..none
-            });
-        }
-        Ok(Self {
-            temperature: config.temperature.unwrap_or(1.0),
-            top_k: config.top_k.unwrap_or(none.top_k),
-            top_p: config.top_p.unwrap_or(none.top_p),
-            min_p: config.min_p.unwrap_or(none.min_p),
-            repeat_penalty,
+        let mut settings = Self {
+            repeat_penalty: config.repetition_penalty.unwrap_or(none.repeat_penalty),
             ..none
-        })
+        };
+        if config.samples.unwrap_or(false) {
+            settings.temperature = config.temperature.unwrap_or(1.0);
+            settings.top_k = config.top_k.unwrap_or(settings.top_k);
+            settings.top_p = config.top_p.unwrap_or(settings.top_p);
+            settings.min_p = config.min_p.unwrap_or(settings.min_p);
+        }
+        match Sampler::new(settings.clone()) {
+            Ok(_) => Ok(settings),
+            Err(error) => Err(ModelError::BadConfig {
+                path: files.path(GenerationConfig::FILE),
+                reason: error.to_string(),
+            }),
+        }
     }
 
     /// Whether the logits are changed before a token is chosen.

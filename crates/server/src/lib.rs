@@ -125,10 +125,10 @@ pub enum ServerError {
     /// The thread that runs the model has panicked.
     #[error("the thread that runs the model has failed; this is a bug, please report it")]
     Engine,
-    /// The model's settings of sampling cannot be read.
+    /// The model's sampling settings cannot be read or are invalid.
     #[error(transparent)]
-    Sampling(#[from] powerinfer_artifact::ArtifactError),
-    /// The model's settings of sampling are invalid.
+    Sampling(#[from] powerinfer_model::ModelError),
+    /// There is no memory for the KV cache.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
 }
@@ -195,7 +195,6 @@ impl Server {
         listener.set_nonblocking(true).map_err(listen)?;
         let batches = model.decode_batch_size() > 1;
         let sampling = SamplingSettings::of_model(&model.bundle().files())?;
-        powerinfer_runtime::Sampler::new(sampling.clone())?;
         let context = model.context_limit();
         let context = settings.context.map_or(context, |limit| limit.min(context));
         let capacity = Capacity::of(&model, context, settings.parallel)?;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use powerinfer_artifact::ArtifactError;
+use powerinfer_artifact::{ArtifactError, json};
 use powerinfer_model::ModelConfig;
 use serde_json::{Map, Value, json};
 
@@ -102,7 +102,7 @@ impl Shape {
             None if folder.is_dir() => {
                 let path = folder.join("config.json");
                 let bytes = std::fs::read(&path).map_err(ArtifactError::read(&path))?;
-                serde_json::from_slice(&bytes)
+                json::from_slice(&bytes)
                     .map_err(|source| ArtifactError::NotJson { path, source })?
             }
             None => Value::Null,

@@ -13,7 +13,8 @@ use powerinfer_guard::worker::{KeptWorker, Work};
 use serde::{Deserialize, Serialize};
 
 use crate::TextError;
-use crate::python_json::to_json;
+use crate::python_filters;
+use crate::python_syntax::for_minijinja;
 use crate::settings::TemplateSource;
 
 /// Instructions that a template may execute, against loops without end; a message takes some tens.
@@ -70,17 +71,33 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// The template cannot be parsed, calls `raise_exception`, or fails, or the process that renders it does.
-    #[expect(clippy::missing_panics_doc, reason = "texts are plain JSON")]
+    /// The template calls `raise_exception` or fails, or the process that renders it does.
     pub fn render(
         &self,
         messages: &[Message],
         prompt: GenerationPrompt,
     ) -> Result<String, TextError> {
+        self.ask(Some(messages), prompt)
+    }
+
+    /// Checks that the template can be parsed.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::TemplateSyntax`], or the process that parses it fails.
+    pub(crate) fn check(&self) -> Result<(), TextError> {
+        self.ask(None, GenerationPrompt::Omit).map(|_| ())
+    }
+
+    fn ask(
+        &self,
+        messages: Option<&[Message]>,
+        prompt: GenerationPrompt,
+    ) -> Result<String, TextError> {
         let request = Request {
             source: Cow::Borrowed(&self.source),
             variables: Cow::Borrowed(&self.variables),
-            messages: Cow::Borrowed(messages),
+            messages: messages.map(Cow::Borrowed),
             add_generation_prompt: prompt == GenerationPrompt::Add,
         };
         let origin = self.origin.clone();
@@ -110,7 +127,8 @@ impl ChatTemplate {
 struct Request<'a> {
     source: Cow<'a, str>,
     variables: Cow<'a, BTreeMap<String, String>>,
-    messages: Cow<'a, [Message]>,
+    /// `None` if the template is only parsed.
+    messages: Option<Cow<'a, [Message]>>,
     add_generation_prompt: bool,
 }
 
@@ -136,13 +154,19 @@ pub const WORK: Work = ("render", |request| {
 static WORKER: KeptWorker = KeptWorker::new(WORK);
 
 fn rendered(request: &Request<'_>) -> Result<String, Failure> {
-    let source = without_generation_blocks(&request.source);
+    let source = for_minijinja(&request.source);
     let environment = environment();
     let template = environment
         .template_from_named_str("chat_template", &source)
         .map_err(|error| Failure::Syntax(error.to_string()))?;
+    let Some(messages) = &request.messages else {
+        return Ok(String::new());
+    };
     let conversation = context! {
-        messages => Serde(&request.messages),
+        messages => Serde(messages),
+        // Transformers passes these too: templates test whether they are none.
+        tools => (),
+        documents => (),
         add_generation_prompt => request.add_generation_prompt,
         ..Serde(&request.variables),
     };
@@ -181,8 +205,7 @@ fn environment() -> Environment<'static> {
     environment.set_syntax(syntax);
     environment.set_fuel(Some(FUEL));
     environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.add_filter("tojson", to_json);
+    python_filters::add(&mut environment);
     environment.add_function(
         "raise_exception",
         |reason: String| -> Result<Value, Error> {
@@ -200,31 +223,6 @@ fn environment() -> Environment<'static> {
 fn format_time(time: DateTime<Utc>, pattern: &str) -> String {
     time.format_with_items(StrftimeItems::new_lenient(pattern))
         .to_string()
-}
-
-/// Replaces `{% generation %}` blocks, an extension that marks training targets, by plain scopes.
-fn without_generation_blocks(source: &str) -> String {
-    let mut plain = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start);
-        plain.push_str(before);
-        let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
-        let (tag, after) = tag.split_at(end);
-        let word = tag
-            .trim_start_matches("{%")
-            .trim_end_matches("%}")
-            .trim_matches(['-', '+'])
-            .trim();
-        match word {
-            "generation" => plain.push_str(&tag.replace("generation", "with")),
-            "endgeneration" => plain.push_str(&tag.replace("endgeneration", "endwith")),
-            _ => plain.push_str(tag),
-        }
-        rest = after;
-    }
-    plain.push_str(rest);
-    plain
 }
 
 #[cfg(test)]

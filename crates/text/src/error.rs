@@ -44,14 +44,34 @@ pub enum TextError {
         source: std::str::Utf8Error,
     },
 
-    /// A settings file is not JSON of the expected structure.
-    #[error("`{path}` is not valid JSON of the expected structure; fetch it again")]
+    /// A settings file is not JSON.
+    #[error("`{path}` is not valid JSON; fetch it again")]
     BadJson {
         /// The file.
         path: PathBuf,
         /// Parse error with line and column.
         source: serde_json::Error,
     },
+
+    /// A settings file contains another JSON value than an object.
+    #[error("`{path}` is not a JSON object; fetch it again")]
+    NotAnObject {
+        /// The file.
+        path: PathBuf,
+    },
+
+    /// A chat template is not a text, nor are several of them named.
+    #[error(
+        "`{path}` sets `chat_template` to neither a template nor a list of templates with `name` and `template`; fetch the file again"
+    )]
+    BadTemplateEntry {
+        /// The settings file.
+        path: PathBuf,
+    },
+
+    /// `generation_config.json` cannot be used.
+    #[error(transparent)]
+    Generation(#[from] powerinfer_model::ModelError),
 
     /// `tokenizer.json` is invalid or uses unsupported features.
     #[error("`{path}` does not describe a tokenizer; it is damaged or newer than this program")]
@@ -108,7 +128,7 @@ pub enum TextError {
 
     /// The chat template is not valid Jinja, or uses unsupported extensions.
     #[error(
-        "chat template `{origin}` cannot be parsed; repair it, or prompt without a template: {reason}"
+        "chat template `{origin}` cannot be parsed; repair it, or remove it to prompt without one: {reason}"
     )]
     TemplateSyntax {
         /// File (and name) of the template.

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use powerinfer_model::GenerationConfig;
+use serde_json::{Map, Value};
 
 use crate::TextError;
 
@@ -47,17 +47,18 @@ impl Settings {
         let mut settings = Self::default();
 
         // Later files override: `tokenizer_config.json` is the one that users edit.
-        if let Some(map) = read_json::<TokenMap>(directory, "special_tokens_map.json", read)? {
-            settings.set_special_tokens(map, &directory.join("special_tokens_map.json"));
-        }
-        if let Some(config) =
-            read_json::<TokenizerConfig>(directory, "tokenizer_config.json", read)?
-        {
-            let path = directory.join("tokenizer_config.json");
-            settings.chat_template = config
-                .chat_template
-                .and_then(|template| template.into_default(&path));
-            settings.set_special_tokens(config.tokens, &path);
+        for name in ["special_tokens_map.json", "tokenizer_config.json"] {
+            let Some(map) = read_object(directory, name, read)? else {
+                continue;
+            };
+            let path = directory.join(name);
+            let template = map
+                .get("chat_template")
+                .filter(|_| name == "tokenizer_config.json");
+            if let Some(template) = template {
+                settings.chat_template = template_of(template, &path)?;
+            }
+            settings.set_special_tokens(&map, &path);
         }
         if let Some(bytes) = read("chat_template.jinja")? {
             let path = directory.join("chat_template.jinja");
@@ -66,20 +67,25 @@ impl Settings {
                 origin: path.display().to_string(),
             });
         }
-        if let Some(config) =
-            read_json::<GenerationConfig>(directory, "generation_config.json", read)?
-        {
-            settings.bos_id = config.bos_token_id;
-            settings.eos_ids = config.eos_token_id.map(Ids::into_vec).unwrap_or_default();
+        if let Some(bytes) = read(GenerationConfig::FILE)? {
+            let path = directory.join(GenerationConfig::FILE);
+            let config = GenerationConfig::parse(&bytes, &path)?;
+            settings.bos_id = config.bos_token;
+            settings.eos_ids = config.end_of_text.unwrap_or_default();
         }
         Ok(settings)
     }
 
-    fn set_special_tokens(&mut self, tokens: TokenMap, path: &Path) {
-        for (key, entry) in tokens {
-            // Only keys that end in `_token` name a token.
-            if let (true, Some(text)) = (key.ends_with("_token"), entry.into_text()) {
-                self.special_tokens.insert(key, (text, path.to_owned()));
+    fn set_special_tokens(&mut self, map: &Map<String, Value>, path: &Path) {
+        for (key, value) in map {
+            // Only keys that end in `_token` name a token, as text or as an object with options; an empty text names none.
+            let text = value.get("content").unwrap_or(value).as_str();
+            if let (true, Some(text)) = (
+                key.ends_with("_token"),
+                text.filter(|text| !text.is_empty()),
+            ) {
+                self.special_tokens
+                    .insert(key.clone(), (text.to_owned(), path.to_owned()));
             }
         }
     }
@@ -94,102 +100,63 @@ pub(crate) fn text_of<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a str, TextE
     Ok(text.strip_prefix('\u{feff}').unwrap_or(text))
 }
 
-fn read_json<T: DeserializeOwned>(
+/// Reads a JSON object; `None` if the file does not exist.
+fn read_object(
     directory: &Path,
     name: &str,
     read: &ReadFile<'_>,
-) -> Result<Option<T>, TextError> {
+) -> Result<Option<Map<String, Value>>, TextError> {
     let Some(bytes) = read(name)? else {
         return Ok(None);
     };
     let path = directory.join(name);
     let text = text_of(&bytes, &path)?;
-    serde_json::from_str(text)
-        .map(Some)
-        .map_err(|source| TextError::BadJson { path, source })
-}
-
-type TokenMap = BTreeMap<String, TokenEntry>;
-
-/// A token is a string, or an object with matching options; other values are not tokens.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum TokenEntry {
-    Text(String),
-    Added { content: String },
-    Other(serde::de::IgnoredAny),
-}
-
-impl TokenEntry {
-    fn into_text(self) -> Option<String> {
-        match self {
-            Self::Text(text) | Self::Added { content: text } => Some(text),
-            Self::Other(_) => None,
-        }
+    match serde_json::from_str(text) {
+        Ok(Value::Object(map)) => Ok(Some(map)),
+        Ok(_) => Err(TextError::NotAnObject { path }),
+        Err(source) => Err(TextError::BadJson { path, source }),
     }
 }
 
-#[derive(Deserialize)]
-struct TokenizerConfig {
-    #[serde(default)]
-    chat_template: Option<TemplateEntry>,
-    #[serde(flatten)]
-    tokens: TokenMap,
-}
-
-/// One template, or several by name; `default` is used for plain conversations.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum TemplateEntry {
-    One(String),
-    Named(Vec<NamedTemplate>),
-}
-
-#[derive(Deserialize)]
-struct NamedTemplate {
-    name: String,
-    template: String,
-}
-
-impl TemplateEntry {
-    fn into_default(self, path: &Path) -> Option<TemplateSource> {
-        let path = path.display();
-        match self {
-            Self::One(source) => Some(TemplateSource {
-                origin: format!("{path} (chat_template)"),
-                source,
-            }),
-            Self::Named(templates) => templates
-                .into_iter()
-                .find(|template| template.name == "default")
-                .map(|template| TemplateSource {
-                    origin: format!("{path} (chat_template `default`)"),
-                    source: template.template,
-                }),
+/// The chat template in `value`: one, or several by name, of which `default` is used for plain conversations.
+fn template_of(value: &Value, path: &Path) -> Result<Option<TemplateSource>, TextError> {
+    let bad = || TextError::BadTemplateEntry {
+        path: path.to_owned(),
+    };
+    let (name, source) = match value {
+        Value::Null => return Ok(None),
+        Value::String(source) => ("", Some(source.as_str())),
+        Value::Object(templates) => ("default", text_in(templates.get("default"), bad)?),
+        Value::Array(templates) => {
+            let named = |template: &&Value| template["name"] == "default";
+            let found = templates.iter().find(named);
+            if !templates
+                .iter()
+                .all(|template| template["name"].is_string())
+            {
+                return Err(bad());
+            }
+            (
+                "default",
+                text_in(found.map(|template| &template["template"]), bad)?,
+            )
         }
-    }
+        _ => return Err(bad()),
+    };
+    let name = match name {
+        "" => String::new(),
+        name => format!(" `{name}`"),
+    };
+    let source = source.filter(|source| !source.is_empty());
+    Ok(source.map(|source| TemplateSource {
+        origin: format!("{} (chat_template{name})", path.display()),
+        source: source.to_owned(),
+    }))
 }
 
-#[derive(Deserialize)]
-struct GenerationConfig {
-    #[serde(default)]
-    bos_token_id: Option<u32>,
-    #[serde(default)]
-    eos_token_id: Option<Ids>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Ids {
-    One(u32),
-    Many(Vec<u32>),
-}
-
-impl Ids {
-    fn into_vec(self) -> Vec<u32> {
-        match self {
-            Self::One(id) => vec![id],
-            Self::Many(ids) => ids,
-        }
-    }
+/// The text of a value that may be absent.
+fn text_in(value: Option<&Value>, bad: impl Fn() -> TextError) -> Result<Option<&str>, TextError> {
+    value
+        .map(|value| value.as_str().ok_or_else(bad))
+        .transpose()
 }

@@ -132,6 +132,8 @@ impl Tokenizer {
 
         let chat_template = settings.chat_template;
         let chat_template = chat_template.map(|template| ChatTemplate::new(template, variables));
+        // Found before hours of work on the model.
+        chat_template.as_ref().map_or(Ok(()), ChatTemplate::check)?;
         Ok(Self {
             control_tokens: control_tokens(&inner, &stop_ids, chat_template.as_ref()),
             inner,

@@ -111,16 +111,16 @@ fn invalid_files_are_reported_by_name() {
     ] {
         let message_text = failure(&[(file, "{\"bos_token\": ")]);
         assert!(
-            message_text.starts_with(&format!("`{file}` is not valid JSON")),
+            message_text.starts_with(&format!("`{file}` is not")) && message_text.contains("JSON"),
             "{message_text}"
         );
     }
     let message_text = failure(&[("tokenizer_config.json", r#"{"chat_template": 7}"#)]);
     assert!(
-        message_text
-            .starts_with("`tokenizer_config.json` is not valid JSON of the expected structure"),
+        message_text.starts_with("`tokenizer_config.json` sets `chat_template` to neither"),
         "{message_text}"
     );
+    assert!(failure(&[("special_tokens_map.json", "[]")]).contains("is not a JSON object"));
 }
 
 #[test]
@@ -151,6 +151,23 @@ fn special_tokens_are_read_from_text_object_or_id() {
     assert_eq!(tokenizer.bos().unwrap().text, "<s>");
     assert_eq!(tokenizer.eos().unwrap().text, "</s>");
     assert_eq!(tokenizer.stop_ids(), [1]);
+}
+
+#[test]
+fn an_empty_text_names_no_special_token() {
+    let empty = r#"{"bos_token": "", "eos_token": {"content": ""}, "unk_token": ""}"#;
+    let tokenizer = tokenizer_with(&[("tokenizer_config.json", empty)]).unwrap();
+    assert_eq!((tokenizer.bos(), tokenizer.eos()), (None, None));
+    let ids = (
+        "generation_config.json",
+        r#"{"bos_token_id": [0], "eos_token_id": 1.0}"#,
+    );
+    let tokenizer = tokenizer_with(&[("tokenizer_config.json", empty), ids]).unwrap();
+    assert_eq!(tokenizer.bos().unwrap().text, "<s>");
+    assert_eq!(tokenizer.eos().unwrap().text, "</s>");
+    let map = ("special_tokens_map.json", r#"{"bos_token": "two"}"#);
+    let tokenizer = tokenizer_with(&[map, ("tokenizer_config.json", empty)]).unwrap();
+    assert_eq!(tokenizer.bos().unwrap().text, "two");
 }
 
 #[test]
@@ -198,6 +215,17 @@ fn the_default_of_several_chat_templates_is_used() {
     let named = r#"{"chat_template": [{"name": "rag", "template": "no"},
                                       {"name": "default", "template": "yes"}]}"#;
     assert_eq!(render(&[("tokenizer_config.json", named)]).unwrap(), "yes");
+    let map = r#"{"chat_template": {"rag": "no", "default": "yes"}}"#;
+    assert_eq!(render(&[("tokenizer_config.json", map)]).unwrap(), "yes");
+    for wrong in [
+        "[7]",
+        r#"[{"name": "default"}]"#,
+        r#"{"default": 7}"#,
+        "true",
+    ] {
+        let wrong = format!("{{\"chat_template\": {wrong}}}");
+        assert!(failure(&[("tokenizer_config.json", &wrong)]).contains("`chat_template`"));
+    }
     let other = named.replace("default", "tool_use");
     let tokenizer = tokenizer_with(&[("tokenizer_config.json", &other)]).unwrap();
     assert!(tokenizer.chat_template().is_none());
@@ -232,7 +260,7 @@ fn generation_blocks_render_their_content() {
 
 #[test]
 fn template_errors_name_the_file_and_the_reason() {
-    let message_text = message(&render_template("{% for %}").unwrap_err());
+    let message_text = failure(&[("chat_template.jinja", "{% for %}")]);
     assert!(
         message_text.starts_with("chat template `chat_template.jinja` cannot be parsed"),
         "{message_text}"
@@ -252,7 +280,7 @@ fn template_errors_name_the_file_and_the_reason() {
     );
 
     let config = ("tokenizer_config.json", r#"{"chat_template": "{% if %}"}"#);
-    let message_text = message(&render(&[config]).unwrap_err());
+    let message_text = failure(&[config]);
     assert!(
         message_text.starts_with("chat template `tokenizer_config.json (chat_template)`"),
         "{message_text}"

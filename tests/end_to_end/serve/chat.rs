@@ -94,7 +94,7 @@ fn the_template_process_survives_an_upgrade_and_is_replaced() {
         .filter_map(|(name, value)| Some((name, value?)));
     command.envs(variables);
     let server = Server::start_command(sandbox, command);
-    // The upgrade: another file at the same place, before the process is first needed.
+    // The upgrade: another file at the same place.
     fs::remove_file(&program).unwrap();
     fs::write(&program, "not a program").unwrap();
     assert_eq!(say(&server, "user", "x").status, 200);
@@ -128,4 +128,35 @@ fn failures_of_the_template_process_are_not_the_clients() {
     assert_eq!(failed.status, 503, "{}", failed.body);
     assert!(failed.body.contains("its process ended"), "{}", failed.body);
     assert_eq!(say(&server, "user", "x").status, 200);
+}
+
+#[test]
+fn empty_calls_and_nulls_in_messages_ask_for_nothing() {
+    // What transformers does for conversations without tools.
+    let template = "{% if tools is not none or messages[1].tool_calls is defined %}{{ raise_exception('tools') }}{% endif %}\
+                    {{ '%s' % messages[0].content.removeprefix('x') }}";
+    let server = serve(chat_model(Some(template)), &[]);
+    let send = |message: Value| {
+        let messages = json!([{ "role": "user", "content": "xa" }, message, { "role": "user", "content": "b" }]);
+        server.post(
+            "/v1/chat/completions",
+            &json!({ "messages": messages, "max_tokens": 1, "tools": [] }),
+        )
+    };
+    for asks in [json!([]), json!(null), json!({}), json!(false), json!("")] {
+        let message = json!({ "role": "assistant", "content": "x", "tool_calls": asks, "function_call": asks, "images": asks, "name": null });
+        let answer = send(message);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+    for (key, value) in [
+        ("tool_calls", json!([{}])),
+        ("function_call", json!({ "name": "f" })),
+        ("images", json!(["x"])),
+    ] {
+        let mut message = json!({ "role": "assistant", "content": "x" });
+        message[key] = value;
+        let answer = send(message);
+        assert_eq!(answer.error(), (400, "invalid_value".to_owned()));
+        assert!(answer.body.contains("only text is"), "{}", answer.body);
+    }
 }

@@ -400,7 +400,7 @@ impl StageArguments {
         {
             bail!("jobs cannot read the stdin of this command; give files or folders by `--data`");
         }
-        let checkpoint = model_argument::open_checkpoint(&self.model, output)?;
+        let (checkpoint, _) = model_argument::open_model(&self.model, output)?;
         let config = checkpoint.config();
         let options = self.budget.options()?;
         options.check(config)?;

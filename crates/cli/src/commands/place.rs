@@ -80,7 +80,7 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
         return again(&folder, arguments, output);
     }
     model_argument::check_model_or_bundle(&arguments.model)?;
-    let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
+    let (checkpoint, _) = model_argument::open_model(&arguments.model, output)?;
     let folder = model_argument::work_folder(&checkpoint.identity().name);
     let profile = Profile::open(
         &arguments

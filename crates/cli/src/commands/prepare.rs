@@ -8,6 +8,7 @@ use powerinfer_model::Checkpoint;
 use powerinfer_planner::{Request, Scratch, certify_bundle, check_reserved, plan};
 use powerinfer_predictor::FEWEST_SAMPLES;
 use powerinfer_profile::Profile;
+use powerinfer_text::Tokenizer;
 use serde_json::json;
 
 use crate::{
@@ -50,7 +51,7 @@ pub(crate) struct PrepareArguments {
 
 pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
     check_paths(&arguments.calibration.data)?;
-    let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
+    let (checkpoint, tokenizer) = model_argument::open_model(&arguments.model, output)?;
     let name = checkpoint.identity().name.clone();
     let folder = arguments
         .out
@@ -67,6 +68,7 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
 
     let profile = arguments.profile(
         &checkpoint,
+        &tokenizer,
         &folder.join("profile"),
         options.certifies(),
         output,
@@ -136,6 +138,7 @@ impl PrepareArguments {
     fn profile(
         &self,
         checkpoint: &Checkpoint,
+        tokenizer: &Tokenizer,
         out: &Path,
         certifies: bool,
         output: Output,
@@ -153,10 +156,9 @@ impl PrepareArguments {
                 return Ok(profile);
             }
         }
-        let tokenizer = model_argument::tokenizer(files)?;
         let arguments = &self.calibration;
         let config = checkpoint.config();
-        let calibration = calibration(arguments, files, config, &tokenizer, self.seed, output)?;
+        let calibration = calibration(arguments, files, config, tokenizer, self.seed, output)?;
         // Too little text is an error before hours of profiling.
         calibration.check_parts(FEWEST_SAMPLES)?;
         if certifies {

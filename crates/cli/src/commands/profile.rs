@@ -51,11 +51,10 @@ pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
     if shard != Shard::WHOLE && amount != Amount::Everything {
         bail!("a shard cannot see when all of them together have enough; give `--tokens N`");
     }
-    let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
+    let (checkpoint, tokenizer) = model_argument::open_model(&arguments.model, output)?;
     let out = arguments.out.clone().unwrap_or_else(|| {
         model_argument::work_folder(&checkpoint.identity().name).join(shard.file_name("profile"))
     });
-    let tokenizer = model_argument::tokenizer(checkpoint.files())?;
     let calibration = calibration(
         &arguments.calibration,
         checkpoint.files(),

@@ -32,13 +32,14 @@ use crate::{
 /// Bundle, prompt and sampling.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  powerinfer run demo\n  powerinfer run ./my-model.powerinfer --prompt 'Once upon a time' --temperature 0.8\n  cat prompt.txt | powerinfer run demo"
+    after_help = "Examples:\n  powerinfer run demo\n  powerinfer run ./my-model.powerinfer --prompt 'Once upon a time' --temperature 0.8\n  cat prompt.txt | powerinfer run demo\n  cat article.txt | powerinfer run ./my-model.powerinfer --prompt 'Summary:'"
 )]
 pub(crate) struct RunArguments {
     /// Bundle, a folder with a bundle in it, or the name of a model prepared here
     #[arg(default_value = DEMO)]
     bundle: String,
-    /// Text to continue [default: stdin; for `demo` without any, an example]
+    /// Text to continue [default: stdin; for `demo` without any, an example]. If stdin has text too, that comes first, then a
+    /// blank line and this text
     #[arg(short, long, value_name = "TEXT")]
     prompt: Option<String>,
     /// Chat, with line editing and history on a terminal; a line that ends in `\` continues on the next line, `/help`
@@ -222,26 +223,21 @@ enum Prompt {
     Interactive,
 }
 
-/// `--prompt`, or what stdin holds, or an example where neither is there.
+/// What stdin holds and `--prompt`, or an example if there is neither.
 fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
     if arguments.interactive {
         return Ok(Prompt::Interactive);
     }
-    if let Some(prompt) = &arguments.prompt {
-        return Ok(Prompt::Text(prompt.clone()));
-    }
-    if !std::io::stdin().is_terminal() {
-        let mut bytes = Vec::new();
-        while_waiting(|| std::io::stdin().read_to_end(&mut bytes))
-            .context("cannot read the prompt from stdin")?;
-        let Ok(text) = String::from_utf8(bytes) else {
-            bail!("stdin is not UTF-8 text; convert it first");
-        };
-        // A text file ends in a newline that is not part of the prompt.
-        let text = text.strip_suffix('\n').unwrap_or(&text);
-        if !text.is_empty() {
-            return Ok(Prompt::Text(text.to_owned()));
-        }
+    let piped = match std::io::stdin().is_terminal() {
+        true => String::new(),
+        false => piped_text()?,
+    };
+    match &arguments.prompt {
+        Some(prompt) if piped.is_empty() => return Ok(Prompt::Text(prompt.clone())),
+        // In the order of `ollama run`.
+        Some(prompt) => return Ok(Prompt::Text(format!("{piped}\n\n{prompt}"))),
+        None if !piped.is_empty() => return Ok(Prompt::Text(piped)),
+        None => {}
     }
     if is_demo {
         let task = distinct_tasks(Split::HeldOut, 1, 1)?.remove(0);
@@ -251,6 +247,20 @@ fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
         return Ok(Prompt::Interactive);
     }
     bail!("there is no prompt; give one with `--prompt TEXT` or on stdin")
+}
+
+/// The text on stdin. A byte-order mark and the last line's end are no part of it.
+fn piped_text() -> Result<String> {
+    let mut bytes = Vec::new();
+    while_waiting(|| std::io::stdin().read_to_end(&mut bytes))
+        .context("cannot read the prompt from stdin")?;
+    let Ok(text) = String::from_utf8(bytes) else {
+        bail!("stdin is not UTF-8 text; convert it first");
+    };
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+    let line = text.strip_suffix('\n');
+    let line = line.map(|line| line.strip_suffix('\r').unwrap_or(line));
+    Ok(line.unwrap_or(text).to_owned())
 }
 
 /// Generates text until a stop condition holds or Ctrl-C, and passes it to `write` piece by piece.

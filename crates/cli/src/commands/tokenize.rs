@@ -3,6 +3,7 @@
 use std::io::Read;
 
 use anyhow::{Context, Result, bail};
+use powerinfer_artifact::json;
 use powerinfer_text::{SpecialText, SpecialTokens};
 
 use crate::{model_argument, output::Output, progress::while_waiting};
@@ -35,7 +36,7 @@ pub(crate) fn run(arguments: &TokenizeArguments, output: Output) -> Result<()> {
         bail!("stdin is not UTF-8 text; convert it first");
     };
     if arguments.decode {
-        let ids: Vec<u32> = serde_json::from_str(&text)
+        let ids: Vec<u32> = json::from_slice(text.as_bytes())
             .context("stdin is not a JSON array of token ids, such as `[1, 2, 3]`")?;
         let special = if arguments.keep_special {
             SpecialText::Keep

@@ -58,7 +58,7 @@ pub(crate) struct TrainPredictorsArguments {
 }
 
 pub(crate) fn run(arguments: &TrainPredictorsArguments, output: Output) -> Result<()> {
-    let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
+    let (checkpoint, _) = model_argument::open_model(&arguments.model, output)?;
     let folder = model_argument::work_folder(&checkpoint.identity().name);
     let profile = Profile::open(
         &arguments

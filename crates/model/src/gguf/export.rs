@@ -118,7 +118,7 @@ impl Export {
         };
         let path = files.path("config.json");
         let stated: Option<Json> = match files.read("config.json")? {
-            Some(bytes) => serde_json::from_slice(&bytes).ok(),
+            Some(bytes) => powerinfer_artifact::json::from_slice(&bytes).ok(),
             None => None, // bundles have none
         };
         let rope = config.rotary_tables().first();

@@ -35,7 +35,7 @@ pub(super) fn describe(
     let path = files.path("tokenizer.json");
     let read = |name: &str| -> Result<Json, ModelError> {
         let bytes = files.read(name)?;
-        let json = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let json = bytes.and_then(|bytes| powerinfer_artifact::json::from_slice(&bytes).ok());
         Ok(json.unwrap_or(Json::Null))
     };
     let bad = |reason: String| ModelError::TokenizerNotInGguf {

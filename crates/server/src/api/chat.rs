@@ -10,7 +10,7 @@ use axum::{
 use powerinfer_text::Message;
 use serde::{
     Deserialize, Deserializer,
-    de::{self, IgnoredAny, SeqAccess, Visitor},
+    de::{self, SeqAccess, Visitor},
 };
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ use super::{
     error::ApiError,
     events::{activity_json, stream_chunks},
     logprobs::chat_logprobs,
-    parameters::Parameters,
+    parameters::{Asks, Parameters},
 };
 use crate::{
     Service,
@@ -49,9 +49,12 @@ const UNSUPPORTED: &[&str] = &[
 pub(crate) struct MessageParameter {
     role: Role,
     content: Option<Content>,
-    tool_calls: Option<IgnoredAny>,
-    function_call: Option<IgnoredAny>,
-    images: Option<Vec<IgnoredAny>>,
+    #[serde(default)]
+    tool_calls: Asks,
+    #[serde(default)]
+    function_call: Asks,
+    #[serde(default)]
+    images: Asks,
 }
 
 /// The author of a message. Other roles are refused: templates write roles outside contents, so a role could contain special
@@ -128,10 +131,10 @@ impl MessageParameter {
     /// The message, which must be text.
     pub(crate) fn into_message(self) -> Result<Message, ApiError> {
         let invalid = |message: &str| Err(ApiError::invalid_value("messages", message));
-        if self.tool_calls.is_some() || self.function_call.is_some() {
+        if self.tool_calls.0 || self.function_call.0 {
             return invalid("calls of tools are not supported, only text is");
         }
-        if self.images.is_some_and(|images| !images.is_empty()) {
+        if self.images.0 {
             return invalid("images are not supported, only text is");
         }
         match self.content {
@@ -178,7 +181,7 @@ fn prepare(
     let messages = messages.into_iter().map(MessageParameter::into_message);
     let messages = messages.collect::<Result<Vec<_>, _>>()?;
     let scored = parameters.take("logprobs")?.unwrap_or(false);
-    let top_logprobs = parameters.take_within("top_logprobs", 0..=MAX_LOGPROBS)?;
+    let top_logprobs = parameters.take_count("top_logprobs", 0..=MAX_LOGPROBS)?;
     if top_logprobs.is_some() && !scored {
         return Err(ApiError::invalid_value(
             "top_logprobs",
@@ -187,11 +190,10 @@ fn prepare(
     }
     let stream = Streaming::take(&mut parameters)?;
     let mut request = service.take_text_request(&mut parameters)?;
-    request.texts_each = parameters.take_within("n", 1..=MAX_TEXTS)?.unwrap_or(1);
-    let older = parameters.take_within("max_tokens", 1..=usize::MAX)?;
-    request.max_tokens = parameters
-        .take_within("max_completion_tokens", 1..=usize::MAX)?
-        .or(older);
+    request.texts_each = parameters.take_count("n", 1..=MAX_TEXTS)?.unwrap_or(1);
+    let older = parameters.take_limit("max_tokens", 1)?;
+    let limit = parameters.take_limit("max_completion_tokens", 1)?;
+    request.max_tokens = limit.or(older).flatten();
     request.top_logprobs = scored.then_some(top_logprobs.unwrap_or(0));
     parameters.finish()?;
     request.prompts = vec![service.encode_chat(&messages)?.into()];

@@ -75,10 +75,10 @@ fn prepare(
     service.take_model(&mut parameters)?;
     let prompts: Prompts = parameters.take("prompt")?.unwrap_or_default();
     let echo = parameters.take("echo")?.unwrap_or(false);
-    let logprobs = parameters.take_within("logprobs", 0..=MAX_LOGPROBS)?;
-    let texts_each = parameters.take_within("n", 1..=MAX_TEXTS)?.unwrap_or(1);
+    let logprobs = parameters.take_count("logprobs", 0..=MAX_LOGPROBS)?;
+    let texts_each = parameters.take_count("n", 1..=MAX_TEXTS)?.unwrap_or(1);
     let best_of = parameters
-        .take_within("best_of", texts_each..=MAX_TEXTS)?
+        .take_count("best_of", texts_each..=MAX_TEXTS)?
         .unwrap_or(texts_each);
     let stream = Streaming::take(&mut parameters)?;
     if stream.is_on && best_of > texts_each {
@@ -88,9 +88,10 @@ fn prepare(
         ));
     }
     let mut request = service.take_text_request(&mut parameters)?;
-    let max_tokens = parameters.take("max_tokens")?.unwrap_or(DEFAULT_TOKENS);
+    let max_tokens = parameters.take_limit("max_tokens", 0)?;
+    let max_tokens = max_tokens.unwrap_or(Some(DEFAULT_TOKENS));
     // Echoed prompts alone are scored without a token.
-    if max_tokens == 0 && !echo {
+    if max_tokens == Some(0) && !echo {
         return Err(ApiError::invalid_value(
             "max_tokens",
             "it is 0, which `echo` alone makes sense of",
@@ -99,7 +100,7 @@ fn prepare(
     parameters.refuse(&["suffix"])?;
     parameters.finish()?;
     request.texts_each = best_of;
-    request.max_tokens = Some(max_tokens);
+    request.max_tokens = max_tokens;
     // The best texts are chosen by their log probabilities.
     request.top_logprobs = logprobs.or((best_of > texts_each).then_some(0));
     request.prompt_logprobs = logprobs.filter(|_| echo);

@@ -8,6 +8,7 @@ mod events;
 mod logprobs;
 mod ollama;
 mod parameters;
+mod plain_words;
 mod prompts;
 mod request;
 mod status;

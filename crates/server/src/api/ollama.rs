@@ -186,7 +186,7 @@ fn text_request(service: &Service, mut parameters: Parameters) -> Result<TextReq
     options.ignore(OF_LOADING);
     let mut request = service.take_text_request(&mut options)?;
     // −1 and −2 are as many as there is room for.
-    let most = options.take::<i64>("num_predict")?;
+    let most = options.take_whole("num_predict", i64::MIN..=i64::MAX)?;
     request.max_tokens = most
         .and_then(|most| usize::try_from(most).ok())
         .filter(|most| *most > 0);

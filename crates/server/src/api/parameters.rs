@@ -1,12 +1,16 @@
 //! The parameters of a request: each is taken by name, and what is left is unknown.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt, ops::RangeInclusive};
 
+use powerinfer_artifact::json;
 use powerinfer_runtime::SamplingSettings;
-use serde::de::DeserializeOwned;
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, DeserializeOwned, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
 use serde_json::value::RawValue;
 
-use super::error::ApiError;
+use super::{error::ApiError, plain_words};
 
 /// Parameters of OpenAI's APIs that change nothing of what is generated.
 const WITHOUT_EFFECT: &[&str] = &[
@@ -36,7 +40,7 @@ pub(crate) struct Parameters(BTreeMap<String, Box<RawValue>>);
 impl Parameters {
     /// Parses the body of a request.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        serde_json::from_slice(body).map_err(|error| match error.is_data() {
+        json::from_slice(body).map_err(|error| match error.is_data() {
             true => ApiError::invalid("the body is not a JSON object"),
             false => ApiError::invalid(format!("the body is not JSON: {error}")),
         })
@@ -66,19 +70,15 @@ impl Parameters {
             let message = format!("it has {} bytes, and may have {most}", json.len());
             return Err(ApiError::invalid_value(name, message));
         }
-        serde_json::from_str(json).map_err(|error| {
-            // The position is relative to the value.
-            let error = error.to_string();
-            let message = error.split(" at line ").next().unwrap_or(&error);
-            ApiError::invalid_value(name, message)
-        })
+        serde_json::from_str(json)
+            .map_err(|error| ApiError::invalid_value(name, plain_words::of(&error)))
     }
 
     /// Takes the parameter `name`, which must lie in a range.
     pub(crate) fn take_within<T: DeserializeOwned + PartialOrd + std::fmt::Display>(
         &mut self,
         name: &str,
-        range: std::ops::RangeInclusive<T>,
+        range: RangeInclusive<T>,
     ) -> Result<Option<T>, ApiError> {
         let value = self.take(name)?;
         match value {
@@ -94,20 +94,52 @@ impl Parameters {
         }
     }
 
-    /// Refuses parameters of OpenAI's API that are not supported; `null`, `false`, `none`,
-    /// `auto` and empty lists ask for nothing.
+    /// Takes the whole number `name`, which must lie in a range; it may be written as `50.0`.
+    pub(crate) fn take_whole(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<i64>,
+    ) -> Result<Option<i64>, ApiError> {
+        let value = self.take_within(name, Whole(*range.start())..=Whole(*range.end()))?;
+        Ok(value.map(|Whole(value)| value))
+    }
+
+    /// Takes the count `name`, which must lie in a range.
+    pub(crate) fn take_count(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<usize>,
+    ) -> Result<Option<usize>, ApiError> {
+        let range = *range.start() as i64..=*range.end() as i64;
+        let count = self.take_whole(name, range)?;
+        Ok(count.and_then(|count| usize::try_from(count).ok()))
+    }
+
+    /// Takes a number of tokens, at least `least`; the inner `None`, written as −1, is as many as there is room for.
+    pub(crate) fn take_limit(
+        &mut self,
+        name: &str,
+        least: i64,
+    ) -> Result<Option<Option<usize>>, ApiError> {
+        let limit = self.take(name)?;
+        match limit {
+            None => Ok(None),
+            Some(Whole(-1)) => Ok(Some(None)),
+            Some(Whole(limit)) if limit >= least => Ok(Some(usize::try_from(limit).ok())),
+            Some(limit) => {
+                let message = format!(
+                    "{limit} is neither {least} or more, nor -1 for as many tokens as there is room for"
+                );
+                Err(ApiError::invalid_value(name, message))
+            }
+        }
+    }
+
+    /// Refuses parameters of OpenAI's API that are not supported; values that [ask for nothing](Asks), `none` and
+    /// `auto` are accepted.
     pub(crate) fn refuse(&mut self, names: &[&str]) -> Result<(), ApiError> {
         for name in names {
-            let asks = self.0.remove(*name).is_some_and(|value| {
-                let is_empty_list = |list: &str| {
-                    list.strip_suffix(']')
-                        .is_some_and(|list| list.trim().is_empty())
-                };
-                match value.get() {
-                    "null" | "false" | "\"\"" | "\"none\"" | "\"auto\"" => false,
-                    value => !value.strip_prefix('[').is_some_and(is_empty_list),
-                }
-            });
+            let Asks(asks) = self.take(name)?.unwrap_or_default();
             if asks {
                 return Err(ApiError::unsupported(name));
             }
@@ -115,10 +147,11 @@ impl Parameters {
         Ok(())
     }
 
-    /// Refuses what has not been taken.
+    /// Refuses what has not been taken, except nulls.
     pub(crate) fn finish(mut self) -> Result<(), ApiError> {
-        self.0
-            .retain(|name, _| !WITHOUT_EFFECT.contains(&name.as_str()));
+        self.0.retain(|name, value| {
+            value.get() != "null" && !WITHOUT_EFFECT.contains(&name.as_str())
+        });
         match self.0.keys().next() {
             Some(name) => Err(ApiError::unknown(name)),
             None => Ok(()),
@@ -140,7 +173,7 @@ impl Parameters {
         let temperature = self.take_within("temperature", 0.0..=2.0)?;
         let top_p: Option<f32> = self.take_within("top_p", 0.0..=1.0)?;
         // vLLM's −1 is all tokens.
-        let top_k = self.take_within::<i64>("top_k", -1..=i64::from(u32::MAX))?;
+        let top_k = self.take_whole("top_k", -1..=i64::from(u32::MAX))?;
         let llama_penalty = self.take_within("repeat_penalty", 0.01..=10.0)?;
         let penalty = self.take_within("repetition_penalty", 0.01..=10.0)?;
         let biases: Option<BTreeMap<String, f32>> =
@@ -173,28 +206,136 @@ impl Parameters {
                 .unwrap_or_default(),
             logit_bias,
             // Negative seeds are seeds too.
-            seed: self.take::<i64>("seed")?.unwrap_or(0) as u64,
+            seed: self.take_whole("seed", i64::MIN..=i64::MAX)?.unwrap_or(0) as u64,
             ..model.clone()
         })
     }
 }
 
-/// One value or a list of them.
-#[derive(Debug, serde::Deserialize)]
-#[serde(untagged)]
-pub(crate) enum OneOrMany<T> {
-    /// One value.
-    One(T),
-    /// A list.
-    Many(Vec<T>),
+/// A whole number.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+struct Whole(i64);
+
+impl fmt::Display for Whole {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
 }
 
-impl<T> OneOrMany<T> {
-    /// The values.
-    pub(crate) fn into_vec(self) -> Vec<T> {
-        match self {
-            Self::One(value) => vec![value],
-            Self::Many(values) => values,
+impl<'de> Deserialize<'de> for Whole {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct WholeVisitor;
+        impl Visitor<'_> for WholeVisitor {
+            type Value = Whole;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a whole number")
+            }
+
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Whole, E> {
+                Ok(Whole(value))
+            }
+
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Whole, E> {
+                let whole = i64::try_from(value).map(Whole);
+                whole.map_err(|_| E::invalid_value(de::Unexpected::Unsigned(value), &self))
+            }
+
+            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Whole, E> {
+                match value.fract() == 0.0 && value.abs() < 2f64.powi(53) {
+                    true => Ok(Whole(value as i64)),
+                    false => Err(E::invalid_value(de::Unexpected::Float(value), &self)),
+                }
+            }
         }
+        deserializer.deserialize_any(WholeVisitor)
+    }
+}
+
+/// Whether a value asks for anything: not null, `false`, 0, `"none"`, `"auto"`, or an empty text, list or object.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Asks(pub(crate) bool);
+
+impl<'de> Deserialize<'de> for Asks {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AsksVisitor;
+        impl<'de> Visitor<'de> for AsksVisitor {
+            type Value = Asks;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a value")
+            }
+
+            fn visit_unit<E: de::Error>(self) -> Result<Asks, E> {
+                Ok(Asks(false))
+            }
+
+            fn visit_bool<E: de::Error>(self, value: bool) -> Result<Asks, E> {
+                Ok(Asks(value))
+            }
+
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Asks, E> {
+                Ok(Asks(value != 0))
+            }
+
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Asks, E> {
+                Ok(Asks(value != 0))
+            }
+
+            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Asks, E> {
+                Ok(Asks(value != 0.0))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Asks, E> {
+                Ok(Asks(!["", "none", "auto"].contains(&text)))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Asks, A::Error> {
+                let mut asks = false;
+                while items.next_element::<IgnoredAny>()?.is_some() {
+                    asks = true;
+                }
+                Ok(Asks(asks))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Asks, A::Error> {
+                let mut asks = false;
+                while entries.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                    asks = true;
+                }
+                Ok(Asks(asks))
+            }
+        }
+        deserializer.deserialize_any(AsksVisitor)
+    }
+}
+
+/// One text or a list of them.
+#[derive(Debug)]
+pub(crate) struct Texts(pub(crate) Vec<String>);
+
+impl<'de> Deserialize<'de> for Texts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextsVisitor;
+        impl<'de> Visitor<'de> for TextsVisitor {
+            type Value = Texts;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a text or a list of texts")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Texts, E> {
+                Ok(Texts(vec![text.to_owned()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Texts, A::Error> {
+                let mut texts = Vec::new();
+                while let Some(text) = items.next_element()? {
+                    texts.push(text);
+                }
+                Ok(Texts(texts))
+            }
+        }
+        deserializer.deserialize_any(TextsVisitor)
     }
 }

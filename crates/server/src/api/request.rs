@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{
     body::RequestBody,
     error::ApiError,
-    parameters::{OneOrMany, Parameters},
+    parameters::{Parameters, Texts},
 };
 use crate::{
     Service,
@@ -76,8 +76,8 @@ impl Service {
         parameters: &mut Parameters,
     ) -> Result<TextRequest, ApiError> {
         let has_seed = parameters.has("seed");
-        let stops: Option<OneOrMany<String>> = parameters.take_sized("stop", MAX_STOP_BYTES)?;
-        let stops = stops.map(OneOrMany::into_vec).unwrap_or_default();
+        let stops = parameters.take_sized("stop", MAX_STOP_BYTES)?;
+        let Texts(stops) = stops.unwrap_or(Texts(Vec::new()));
         if stops.len() > MAX_STOPS || stops.iter().any(String::is_empty) {
             let message = format!("at most {MAX_STOPS} texts, none of them empty");
             return Err(ApiError::invalid_value("stop", message));

@@ -308,6 +308,7 @@ fn read_lines() -> Result<Option<String>> {
             return Ok((!message.is_empty()).then_some(message));
         }
         let line = line.trim_end_matches(['\n', '\r']);
+        let line = line.strip_prefix('\u{feff}').unwrap_or(line);
         match line.strip_suffix('\\') {
             Some(part) => {
                 message.push_str(part);
