@@ -6,10 +6,10 @@ use std::{fs, path::Path};
 
 use powerinfer_corpus::{Corpus, Encoder, EndOfText, PARQUET_WORK};
 use powerinfer_guard::worker::work_as_worker;
-use powerinfer_text::Tokenizer;
+use powerinfer_text::{TEMPLATE_WORK, Tokenizer};
 
 fn main() {
-    if work_as_worker(&[PARQUET_WORK]) {
+    if work_as_worker(&[PARQUET_WORK, TEMPLATE_WORK]) {
         return;
     }
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
