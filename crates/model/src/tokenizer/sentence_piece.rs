@@ -268,7 +268,9 @@ impl Stored {
 
 /// The byte that a piece such as `<0x0A>` stands for.
 fn byte_of(text: &str) -> Option<u8> {
-    (0..=u8::MAX).find(|byte| format!("<0x{byte:02X}>") == *text)
+    let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
+    let byte = u8::from_str_radix(digits, 16).ok()?;
+    (digits == format!("{byte:02X}")).then_some(byte)
 }
 
 /// Describes the model in `bytes`, read from `path`, as a `tokenizer.json` without merges, with the added tokens of `settings`.
