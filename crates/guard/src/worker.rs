@@ -36,6 +36,8 @@ pub type Work = (&'static str, fn(&[u8]) -> Vec<u8>);
 
 /// To be called first in `main`. In a worker it works until its parent closes the connection, and returns true. In any other
 /// process it returns false. [`Worker::start`] starts workers from now on.
+///
+/// A worker for work that is not among `kinds` ends at once: it would otherwise run the program again, which starts workers.
 pub fn work_as_worker(kinds: &[Work]) -> bool {
     if let Ok(executable) = Executable::current() {
         let _ = EXECUTABLE.set(executable);
@@ -43,10 +45,10 @@ pub fn work_as_worker(kinds: &[Work]) -> bool {
     let arguments: Vec<OsString> = env::args_os().skip(1).collect();
     let work = match &arguments[..] {
         [argument, name] if argument == ARGUMENT => kinds.iter().find(|kind| name == kind.0),
-        _ => None,
+        _ => return false,
     };
     let Some((_, work)) = work else {
-        return false;
+        return true;
     };
     #[cfg(target_os = "linux")]
     {
