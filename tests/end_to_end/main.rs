@@ -28,6 +28,7 @@ mod import;
 mod input_sparsity;
 #[cfg(target_os = "linux")]
 mod memory;
+mod older_tokenizers;
 mod pipeline;
 mod place_again;
 mod place_interrupted;

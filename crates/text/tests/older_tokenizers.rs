@@ -1,4 +1,4 @@
-//! Tokenizers without `tokenizer.json` compared with the outputs of the SentencePiece library and of transformers.
+//! Tokenizers without `tokenizer.json`: texts whose ids are known from a converted file, settings, and damaged files.
 
 #![expect(
     clippy::unwrap_used,
@@ -6,64 +6,520 @@
     reason = "a test ends at its first failure and prints what it skips"
 )]
 
-use std::path::{Path, PathBuf};
+mod support;
 
-use powerinfer_text::{SpecialText, SpecialTokens, Tokenizer};
-use serde_json::Value;
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
-/// Folders of the goldens in the neighbouring checkout, and those copied into this one.
-fn goldens(names: &[&str]) -> Vec<PathBuf> {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let shared = workspace.join("../shared/golden");
-    if !shared.is_dir() {
-        println!("skipped: {} is not there", shared.display());
-        return Vec::new();
-    }
-    names.iter().map(|name| shared.join(name)).collect()
-}
+use powerinfer_text::{
+    GenerationPrompt, Message, MessageTokens, SpecialText, SpecialTokens, TextError, Tokenizer,
+};
+use serde_json::{Value, json};
+use support::{golden_tokenizers, workspace};
 
-fn json(path: &Path) -> Value {
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
-}
-
-fn ids(value: &Value) -> Vec<u32> {
-    serde_json::from_value(value.clone()).unwrap()
+/// Reads the tokenizer in `folder` as if it had no `tokenizer.json`.
+fn without_json(folder: PathBuf) -> Tokenizer {
+    let read = move |name: &str| match name {
+        "tokenizer.json" => None,
+        _ => std::fs::read(folder.join(name)).ok().map(Into::into),
+    };
+    Tokenizer::from_files(read).unwrap()
 }
 
 #[test]
-fn ids_and_texts_are_those_of_the_reference() {
-    for folder in goldens(&["tok-spm-llama", "tok-spm-user", "tok-vm-gpt2", "tok-vm-opt"]) {
-        let tokenizer = Tokenizer::from_directory(&folder).unwrap();
-        let golden = json(&folder.join("tokenizer_golden.json"));
-        assert_eq!(golden["vocab_size"], tokenizer.vocabulary_size());
-        for case in golden["cases"].as_array().unwrap() {
-            let text = case["text"].as_str().unwrap();
+fn older_files_give_the_ids_of_the_converted_one() {
+    let workspace = workspace();
+    let models = workspace.join("tests/golden/models");
+    let texts = golden_tokenizers()[0].expected.cases.iter();
+    let texts: Vec<&str> = texts.map(|case| &case.text[..]).collect();
+    for folder in [
+        models.join("llama-relu-gqa"),
+        models.join("gemma"),
+        models.join("llama-tied-headdim"),
+        workspace.join("../shared/golden/tok-sp-llama2-32k"),
+    ] {
+        if !folder.is_dir() {
+            println!("skipped: {} is not there", folder.display());
+            continue;
+        }
+        let tokenizer = without_json(folder.clone());
+        let converted = Tokenizer::from_directory(&folder).unwrap();
+        for text in &texts {
             let about = format!("{}: {text:?}", folder.display());
-            let all = tokenizer.encode(text, SpecialTokens::Add).unwrap();
-            assert_eq!(all, ids(&case["ids"]), "{about}");
-            let bare = tokenizer.encode(text, SpecialTokens::Omit).unwrap();
-            assert_eq!(bare, ids(&case["ids_no_special"]), "{about}");
-            let text = tokenizer.decode(&all, SpecialText::Skip).unwrap();
-            assert_eq!(case["decoded"], text, "{about}");
-            let text = tokenizer.decode(&all, SpecialText::Keep).unwrap();
-            assert_eq!(case["decoded_with_special"], text, "{about}");
-            let mut stream = tokenizer.decode_stream(SpecialText::Keep);
-            let mut streamed = String::new();
-            for id in &all {
-                streamed.extend(stream.push(*id).unwrap());
-            }
-            streamed.extend(stream.finish().unwrap());
-            assert_eq!(streamed, text, "{about}");
+            let ids = tokenizer.encode(text, SpecialTokens::Add).unwrap();
+            assert_eq!(
+                ids,
+                converted.encode(text, SpecialTokens::Add).unwrap(),
+                "{about}"
+            );
+            let decoded = tokenizer.decode(&ids, SpecialText::Keep).unwrap();
+            assert_eq!(
+                decoded,
+                converted.decode(&ids, SpecialText::Keep).unwrap(),
+                "{about}"
+            );
         }
     }
 }
 
 #[test]
 fn prompts_of_models_have_their_ids() {
-    for folder in goldens(&["relullama-spm", "sparsellama-fatrelu"]) {
+    for name in ["relullama-spm", "sparsellama-fatrelu"] {
+        let folder = workspace().join("../shared/golden").join(name);
+        let Ok(expected) = std::fs::read(folder.join("expected.json")) else {
+            println!("skipped: {} is not there", folder.display());
+            continue;
+        };
         let tokenizer = Tokenizer::from_directory(&folder).unwrap();
-        let expected = json(&folder.join("expected.json"));
-        println!("{}", expected);
-        assert_eq!(tokenizer.eos().unwrap().text, "</s>");
+        let expected: Value = serde_json::from_slice(&expected).unwrap();
+        for prompt in expected["prompts"].as_array().unwrap() {
+            let text = prompt["text"].as_str().unwrap();
+            let ids = tokenizer.encode(text, SpecialTokens::Add).unwrap();
+            assert_eq!(json!(ids), prompt["input_ids"], "{name}: {text:?}");
+        }
+        assert_eq!(tokenizer.bos().unwrap().id, 1);
+        assert_eq!(tokenizer.stop_ids(), [2]);
+    }
+}
+
+/// Files of a tokenizer by name.
+type Files = BTreeMap<&'static str, Vec<u8>>;
+
+fn open(files: &Files) -> Result<Tokenizer, TextError> {
+    let files = files.clone();
+    Tokenizer::from_files_in(Path::new("model"), move |name| {
+        files.get(name).cloned().map(Into::into)
+    })
+}
+
+fn refusal(files: &Files) -> String {
+    match open(files) {
+        Ok(_) => panic!("{:?} were accepted", files.keys()),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn golden(name: &str, file: &str) -> Vec<u8> {
+    let folder = workspace().join("tests/golden/tokenizers");
+    std::fs::read(folder.join(name).join(file)).unwrap()
+}
+
+/// Appends an integer of a protocol buffer.
+fn varint(bytes: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        bytes.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    bytes.push(value as u8);
+}
+
+/// A field of a protocol buffer: its number, wire type and content.
+fn field(number: u64, value: FieldValue) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    match value {
+        FieldValue::Integer(value) => {
+            varint(&mut bytes, number << 3);
+            varint(&mut bytes, value);
+        }
+        FieldValue::Float(value) => {
+            varint(&mut bytes, number << 3 | 5);
+            bytes.extend(value.to_le_bytes());
+        }
+        FieldValue::Bytes(value) => {
+            varint(&mut bytes, number << 3 | 2);
+            varint(&mut bytes, value.len() as u64);
+            bytes.extend(value);
+        }
+    }
+    bytes
+}
+
+enum FieldValue {
+    Integer(u64),
+    Float(f32),
+    Bytes(Vec<u8>),
+}
+
+const NORMAL: u64 = 1;
+const UNKNOWN: u64 = 2;
+const CONTROL: u64 = 3;
+const USER_DEFINED: u64 = 4;
+const UNUSED: u64 = 5;
+const BYTE: u64 = 6;
+
+/// A `tokenizer.model` of the type `algorithm` with `pieces`, and a space in front of texts if `prefix`.
+fn model(algorithm: u64, pieces: &[(&str, f32, u64)], prefix: bool) -> Vec<u8> {
+    use FieldValue::{Bytes, Float, Integer};
+    let pieces = pieces.iter().map(|(text, score, kind)| {
+        let piece = [
+            field(1, Bytes(text.as_bytes().to_vec())),
+            field(2, Float(*score)),
+            field(3, Integer(*kind)),
+        ];
+        field(1, Bytes(piece.concat()))
+    });
+    let trainer = field(2, Bytes(field(3, Integer(algorithm))));
+    let normalizer = [field(3, Integer(prefix.into())), field(4, Integer(0))];
+    let normalizer = field(3, Bytes(normalizer.concat()));
+    pieces
+        .chain([trainer, normalizer])
+        .collect::<Vec<_>>()
+        .concat()
+}
+
+#[test]
+fn tokenizer_json_comes_first_unless_the_settings_say_otherwise() {
+    let json = golden("tok-sp-legacy", "tokenizer.json");
+    let mut files = Files::from([
+        ("tokenizer.json", json),
+        ("tokenizer.model", golden("tok-spm-user", "tokenizer.model")),
+    ]);
+    assert_eq!(open(&files).unwrap().vocabulary_size(), 640);
+    files.insert("tokenizer_config.json", br#"{"use_fast": false}"#.to_vec());
+    assert_eq!(open(&files).unwrap().vocabulary_size(), 860);
+    files.remove("tokenizer.model");
+    assert_eq!(open(&files).unwrap().vocabulary_size(), 640);
+}
+
+#[test]
+fn a_model_file_alone_is_enough() {
+    let files = Files::from([(
+        "tokenizer.model",
+        golden("tok-spm-llama", "tokenizer.model"),
+    )]);
+    let tokenizer = open(&files).unwrap();
+    assert_eq!(
+        tokenizer.encode("a", SpecialTokens::Add).unwrap(),
+        [1, 788, 790]
+    );
+    assert_eq!(tokenizer.bos().map(|bos| &bos.text[..]), Some("<s>"));
+    assert_eq!(tokenizer.stop_ids(), [2]);
+    assert!(tokenizer.is_special(2) && !tokenizer.is_special(13));
+    assert_eq!(tokenizer.token_bytes(13).unwrap(), b"\n");
+    assert_eq!(tokenizer.token_bytes(788).unwrap(), b" ");
+}
+
+#[test]
+fn added_tokens_and_flags_of_every_file_apply() {
+    let mut files = Files::from([(
+        "tokenizer.model",
+        golden("tok-spm-llama", "tokenizer.model"),
+    )]);
+    files.insert(
+        "added_tokens.json",
+        br#"{"<|end|>": 900, "<tool>": 903}"#.to_vec(),
+    );
+    let config = json!({
+        "add_bos_token": false, "add_eos_token": true, "legacy": true, "eos_token": "<|end|>",
+        "added_tokens_decoder": {
+            "901": { "content": "[X]", "special": true, "rstrip": true },
+            "902": { "content": "[Y]", "special": false },
+        },
+        "pad_token": "<nowhere>", "additional_special_tokens": ["<tool>"],
+    });
+    files.insert("tokenizer_config.json", config.to_string().into_bytes());
+    let tokenizer = open(&files).unwrap();
+    let encode = |text: &str| tokenizer.encode(text, SpecialTokens::Add).unwrap();
+    assert_eq!(
+        encode("a[X]  a[Y]<tool>"),
+        [788, 790, 901, 788, 790, 902, 903, 900]
+    );
+    let special = [900, 901, 902, 903].map(|id| tokenizer.is_special(id));
+    assert_eq!(special, [true, true, false, true]);
+    assert_eq!(tokenizer.eos().unwrap().id, 900);
+    let text = tokenizer
+        .decode(&encode("a[Y]"), SpecialText::Keep)
+        .unwrap();
+    assert_eq!(text, "a[Y]<|end|>");
+
+    let clash = br#"{"<s>": 900}"#.to_vec();
+    files.insert("added_tokens.json", clash);
+    let error = refusal(&files);
+    assert!(error.contains("`<s>` has the id 1, but 900"), "{error}");
+    files.insert("added_tokens.json", br#"{"<x>": -1}"#.to_vec());
+    assert!(refusal(&files).contains("added_tokens.json"));
+    files.insert("added_tokens.json", b"[]".to_vec());
+    assert!(refusal(&files).contains("added_tokens.json"));
+}
+
+#[test]
+fn a_space_is_put_in_front_as_the_settings_say() {
+    let model = golden("tok-spm-llama", "tokenizer.model");
+    let encode = |settings: Value, text: &str| {
+        let settings = settings.to_string().into_bytes();
+        let files = Files::from([
+            ("tokenizer.model", model.clone()),
+            ("tokenizer_config.json", settings),
+        ]);
+        open(&files)
+            .unwrap()
+            .encode(text, SpecialTokens::Omit)
+            .unwrap()
+    };
+    let (space, two_spaces, a) = (788, 269, 790);
+    for (settings, text, expected) in [
+        (
+            json!({ "legacy": true }),
+            "a</s>a",
+            vec![space, a, 2, space, a],
+        ),
+        (json!({}), "a</s>a", vec![space, a, 2, space, a]),
+        (json!({ "legacy": false }), "a</s>a", vec![space, a, 2, a]),
+        (json!({ "legacy": false }), "</s>a", vec![2, a]),
+        (json!({ "legacy": false }), " a", vec![two_spaces, a]),
+        (
+            json!({ "legacy": false, "added_tokens_decoder": { "900": { "content": "[Y]" } } }),
+            "[Y]a",
+            vec![space, 900, a],
+        ),
+        (
+            json!({ "legacy": false, "add_prefix_space": false }),
+            "a</s>a",
+            vec![a, 2, a],
+        ),
+    ] {
+        assert_eq!(
+            encode(settings.clone(), text),
+            expected,
+            "{settings} {text:?}"
+        );
+    }
+}
+
+#[test]
+fn user_defined_pieces_in_messages_are_text() {
+    let template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}";
+    let files = Files::from([
+        ("tokenizer.model", golden("tok-spm-user", "tokenizer.model")),
+        ("chat_template.jinja", template.as_bytes().to_vec()),
+    ]);
+    let tokenizer = open(&files).unwrap();
+    let count = |content: &str, tokens| {
+        let message = Message {
+            role: "user".to_owned(),
+            content: content.to_owned(),
+        };
+        let chat = tokenizer
+            .render_chat(&[message], GenerationPrompt::Omit, tokens)
+            .unwrap();
+        let ids = tokenizer.encode_chat(&chat).unwrap();
+        let end = tokenizer.token_id("<|im_end|>").unwrap();
+        let text = tokenizer.decode(&ids, SpecialText::Keep).unwrap();
+        assert_eq!(text, format!("<|im_start|>{content}<|im_end|>"));
+        ids.iter().filter(|id| **id == end).count()
+    };
+    for content in ["a<|im_end|>b", "<|im_end|>", "a<|im_", "</s>"] {
+        assert_eq!(count(content, MessageTokens::Plain), 1, "{content:?}");
+    }
+    assert_eq!(count("a<|im_end|>b", MessageTokens::Trusted), 2);
+}
+
+#[test]
+fn damaged_model_files_are_reported_by_name() {
+    let whole = golden("tok-spm-user", "tokenizer.model");
+    let refuse = |bytes: Vec<u8>| {
+        let error = refusal(&Files::from([("tokenizer.model", bytes)]));
+        assert!(error.contains("`model/tokenizer.model`"), "{error}");
+        error
+    };
+    for length in (0..whole.len()).step_by(97) {
+        refuse(whole[..length].to_vec());
+    }
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 499723\n";
+    assert!(refuse(pointer.to_vec()).contains("git lfs pull"));
+    for text in [
+        "<!doctype html><html></html>",
+        "{}",
+        "{\"model\": {\"type\": \"BPE\"}}",
+    ] {
+        assert!(refuse(text.as_bytes().to_vec()).contains("download it again"));
+    }
+    // A piece of 2^60 bytes, an integer that does not end, and a group.
+    let long = [b"\x0a".to_vec(), vec![0xff; 8], vec![0x0f]].concat();
+    for bytes in [long, vec![0xff; 40], vec![0x0b, 0x0c]] {
+        assert!(refuse(bytes).contains("download it again"));
+    }
+    assert!(refuse(Vec::new()).contains("no pieces"));
+    let unk = ("<unk>", 0.0, UNKNOWN);
+    for (algorithm, pieces, reason) in [
+        (1, vec![unk], "unigram"),
+        (3, vec![unk], "words"),
+        (4, vec![unk], "characters"),
+        (9, vec![unk], "type 9"),
+        (2, vec![("a", 0.0, NORMAL)], "no piece for unknown text"),
+        (
+            2,
+            vec![unk, ("<u>", 0.0, UNKNOWN)],
+            "two pieces for unknown text",
+        ),
+        (
+            2,
+            vec![unk, ("a", 0.0, NORMAL), ("a", 0.0, CONTROL)],
+            "are both",
+        ),
+        (2, vec![unk, ("", 0.0, NORMAL)], "empty"),
+        (2, vec![unk, ("a\0", 0.0, NORMAL)], "zero byte"),
+        (2, vec![unk, ("a", f32::NAN, NORMAL)], "NaN"),
+        (2, vec![unk, ("<0x1>", 0.0, BYTE)], "names no byte"),
+        (2, vec![unk, ("a", 0.0, 7)], "unknown type 7"),
+    ] {
+        let error = refuse(model(algorithm, &pieces, true));
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
+#[test]
+fn changed_model_files_never_panic() {
+    let whole = golden("tok-spm-user", "tokenizer.model");
+    for place in (0..whole.len()).step_by(61) {
+        let mut changed = whole.clone();
+        changed[place] ^= 1 << (place % 8);
+        let files = Files::from([("tokenizer.model", changed)]);
+        if let Ok(tokenizer) = open(&files) {
+            tokenizer
+                .encode("<tool> text é    ", SpecialTokens::Add)
+                .unwrap();
+        }
+    }
+}
+
+#[test]
+fn vocabulary_and_merges_must_belong_together() {
+    let whole = || {
+        let names = ["vocab.json", "merges.txt", "tokenizer_config.json"];
+        Files::from(names.map(|name| (name, golden("tok-vm-opt", name))))
+    };
+    let with = |name: &'static str, content: &[u8]| {
+        let mut files = whole();
+        files.insert(name, content.to_vec());
+        files
+    };
+    let with_line = |line: &str| {
+        let mut merges = golden("tok-vm-opt", "merges.txt");
+        merges.extend(line.as_bytes());
+        with("merges.txt", &merges)
+    };
+    let lines = String::from_utf8(golden("tok-vm-opt", "merges.txt")).unwrap();
+    let ids = |files: &Files| {
+        open(files)
+            .unwrap()
+            .encode("the bear", SpecialTokens::Add)
+            .unwrap()
+    };
+    let expected = ids(&whole());
+    let windows = format!("\u{feff}{}", lines.replace('\n', "\r\n"));
+    assert_eq!(ids(&with("merges.txt", windows.as_bytes())), expected);
+    let headless = lines.split_once('\n').unwrap().1;
+    assert_eq!(ids(&with("merges.txt", headless.as_bytes())), expected);
+    for (files, reason) in [
+        (with_line("\nq"), "is no pair of tokens"),
+        (with_line("\nq q q"), "is no pair of tokens"),
+        (with_line("\nq qqq"), "`qqq` is not in `vocab.json`"),
+        (
+            with("merges.txt", b"\xff"),
+            "merges.txt` cannot be used: it is not UTF-8",
+        ),
+        (
+            with("vocab.json", b"{}"),
+            "vocab.json` cannot be used: it has no tokens",
+        ),
+        (with("vocab.json", b"[]"), "vocab.json"),
+        (
+            with("vocab.json", br#"{"a": 0, "b": 0}"#),
+            "have the same id 0",
+        ),
+        (with("vocab.json", br#"{"a": -1}"#), "is no token id"),
+        (
+            with("vocab.json", br#"{"a": 5000000000}"#),
+            "is no token id",
+        ),
+        (
+            with(
+                "tokenizer_config.json",
+                br#"{"tokenizer_class": "MarianTokenizer"}"#,
+            ),
+            "how the `MarianTokenizer` splits texts is unknown",
+        ),
+        (
+            with("tokenizer_config.json", br#"{"add_bos_token": "yes"}"#),
+            "`add_bos_token` is \"yes\"",
+        ),
+    ] {
+        let error = refusal(&files);
+        assert!(error.contains(reason), "{error}");
+    }
+    let mut alone = whole();
+    alone.remove("merges.txt");
+    assert!(refusal(&alone).contains("copy it from the original checkpoint"));
+}
+
+/// The pieces of `text` by the definition: again and again, the leftmost pair of those with the highest score is merged.
+fn pieces_by_definition(pieces: &[(String, f32, u64)], text: &str) -> Vec<String> {
+    let find = |text: &str| pieces.iter().find(|(piece, _, _)| piece == text);
+    let mut symbols: Vec<(String, bool)> = Vec::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let whole = pieces
+            .iter()
+            .filter(|(piece, _, kind)| *kind == USER_DEFINED && rest.starts_with(piece));
+        let whole = whole.map(|(piece, _, _)| piece.len()).max();
+        let length = whole.unwrap_or(first.len_utf8());
+        symbols.push((rest[..length].to_owned(), whole.is_some()));
+        rest = &rest[length..];
+    }
+    let mut parts: BTreeMap<String, [String; 2]> = BTreeMap::new();
+    loop {
+        let mut best: Option<(usize, f32)> = None;
+        for (index, pair) in symbols.windows(2).enumerate() {
+            let [(left, false), (right, false)] = pair else {
+                continue;
+            };
+            let Some((piece, score, kind)) = find(&format!("{left}{right}")) else {
+                continue;
+            };
+            if *kind == UNUSED {
+                parts.insert(piece.clone(), [left.clone(), right.clone()]);
+            }
+            if best.is_none_or(|(_, other)| *score > other) {
+                best = Some((index, *score));
+            }
+        }
+        let Some((index, _)) = best else {
+            break;
+        };
+        let (right, _) = symbols.remove(index + 1);
+        symbols[index].0.push_str(&right);
+    }
+    let mut all: Vec<String> = symbols.into_iter().map(|(piece, _)| piece).collect();
+    while let Some(index) = all.iter().position(|piece| parts.contains_key(piece)) {
+        let pair = parts[&all[index]].clone();
+        all.splice(index..=index, pair);
+    }
+    all
+}
+
+proptest::proptest! {
+    #[test]
+    fn pieces_are_merged_as_defined(
+        pieces in proptest::collection::btree_map("[ab▁]{2,4}", (-3i8..0, 0usize..9), 1..20),
+        text in "[ab ]{0,14}",
+    ) {
+        let mut all = vec![("<unk>".to_owned(), 0.0, UNKNOWN)];
+        for single in ["a", "b", "▁"] {
+            all.push((single.to_owned(), -9.0, NORMAL));
+        }
+        for (piece, (score, kind)) in pieces {
+            let kind = match kind { 0 => USER_DEFINED, 1 => UNUSED, _ => NORMAL };
+            all.push((piece, f32::from(score), kind));
+        }
+        let stored: Vec<(&str, f32, u64)> =
+            all.iter().map(|(piece, score, kind)| (&piece[..], *score, *kind)).collect();
+        let files = Files::from([("tokenizer.model", model(2, &stored, false))]);
+        let tokenizer = open(&files).unwrap();
+        let ids = tokenizer.encode(&text, SpecialTokens::Omit).unwrap();
+        let got: Vec<&str> = ids.iter().map(|id| stored[*id as usize].0).collect();
+        assert_eq!(got, pieces_by_definition(&all, &text.replace(' ', "▁")));
     }
 }
