@@ -96,7 +96,7 @@ fn a_published_layout_without_tokenizer_json_is_used_and_exported() {
     let expected: serde_json::Value = serde_json::from_slice(&expected).unwrap();
     for prompt in expected["prompts"].as_array().unwrap() {
         let text = prompt["text"].as_str().unwrap();
-        for model in ["model", "model.powerinfer", "model.gguf"] {
+        for model in ["model", "model.powerinfer/bundle", "model.gguf"] {
             let run = sandbox
                 .run_with(&["tokenize", model], text.as_bytes())
                 .good();

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Files, ModelConfig, ModelError,
-    tokenizer::{self, NAMES, PieceKind, Pieces, SPACE, SpacePrefix, Splitting},
+    tokenizer::{self, Algorithm, NAMES, PieceKind, Pieces, SPACE, SpacePrefix, Splitting},
 };
 
 /// `tokenizer.ggml.model` of a file without tokenizer.
@@ -395,6 +395,9 @@ fn stored_pieces(
     notes: &mut Vec<String>,
 ) -> Result<Vec<(&'static str, Value)>, String> {
     let Pieces { model, prefix } = pieces;
+    if model.algorithm != Algorithm::Bpe {
+        return Err("it is a unigram model instead of BPE".to_owned());
+    }
     if !model.escape_whitespaces || model.remove_extra_whitespaces || !model.characters.is_empty() {
         return Err("its normalizer changes more than spaces in front".to_owned());
     }

@@ -15,6 +15,8 @@ use crate::ModelError;
 /// How texts are split into pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Algorithm {
+    /// Into the pieces with the highest sum of scores.
+    Unigram,
     /// Neighbours are merged, the piece with the highest score first.
     Bpe,
 }
@@ -85,11 +87,16 @@ impl SentencePieceModel {
         let damaged = |reason| format!("it is no SentencePiece model: {reason}; download it again");
         let mut pieces = Vec::new();
         let mut model = Stored::default();
+        let (mut has_trainer, mut has_normalizer) = (false, false);
         for field in Fields::new(bytes) {
             match field.map_err(damaged)? {
                 (1, Value::Bytes(piece)) => pieces.push(parse_piece(piece).map_err(damaged)?),
-                (2, Value::Bytes(trainer)) => model.read_trainer(trainer).map_err(damaged)?,
+                (2, Value::Bytes(trainer)) => {
+                    has_trainer = true;
+                    model.read_trainer(trainer).map_err(damaged)?;
+                }
                 (3, Value::Bytes(normalizer)) => {
+                    has_normalizer = true;
                     model.read_normalizer(normalizer).map_err(damaged)?;
                 }
                 (5, Value::Bytes(denormalizer)) if has_rules(denormalizer).map_err(damaged)? => {
@@ -102,6 +109,10 @@ impl SentencePieceModel {
         }
         if pieces.is_empty() {
             return Err(damaged("it has no pieces".to_owned()));
+        }
+        // Otherwise a truncated file would be read with the defaults of the format.
+        if !has_trainer || !has_normalizer {
+            return Err(damaged("its settings are missing".to_owned()));
         }
         model.check(pieces)
     }
@@ -213,11 +224,11 @@ impl Stored {
     fn check(self, pieces: Vec<Piece>) -> Result<SentencePieceModel, String> {
         let unsupported = |what: &str| {
             Err(format!(
-                "{what}; supported are SentencePiece models of the type BPE"
+                "{what}; supported are SentencePiece models of the types BPE and unigram"
             ))
         };
         let algorithm = match self.algorithm {
-            1 => return unsupported("it is a unigram model, which is not supported"),
+            1 => Algorithm::Unigram,
             2 => Algorithm::Bpe,
             3 => return unsupported("it is a model of words, which is not supported"),
             4 => return unsupported("it is a model of characters, which is not supported"),
@@ -250,6 +261,12 @@ impl Stored {
             return Err("it has `byte_fallback`, but not a piece for every byte".to_owned());
         }
         let unknown = unknown.ok_or("it has no piece for unknown text")?;
+        let has_whole = pieces
+            .iter()
+            .any(|piece| piece.kind == PieceKind::UserDefined);
+        if algorithm == Algorithm::Unigram && has_whole {
+            return unsupported("it is a unigram model with user-defined pieces");
+        }
         let known = |id: u64| usize::try_from(id).ok().filter(|id| *id < pieces.len());
         Ok(SentencePieceModel {
             bos: known(self.bos),

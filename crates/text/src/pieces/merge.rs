@@ -100,10 +100,8 @@ impl PieceEncoder {
         let mut symbols: Vec<Symbol> = Vec::with_capacity(text.len());
         let mut start = 0;
         while let Some(character) = text[start..].chars().next() {
-            let whole = self.whole.prefix_of(&text[start..]).filter(|length| {
-                let within = marks.partition_point(|mark| *mark <= start);
-                marks.get(within).is_none_or(|mark| *mark >= start + length)
-            });
+            let whole = self.whole.prefix_of(&text[start..]);
+            let whole = whole.filter(|length| !super::crosses(marks, start, *length));
             let end = start + whole.unwrap_or(character.len_utf8());
             let index = symbols.len();
             symbols.push(Symbol {

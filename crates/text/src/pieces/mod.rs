@@ -6,12 +6,16 @@
 
 mod merge;
 mod normalizer;
+mod unigram;
 
 use std::{borrow::Cow, collections::HashMap};
 
-use powerinfer_model::tokenizer::{PieceKind, Pieces, SPACE, SentencePieceModel, SpacePrefix};
+use powerinfer_model::tokenizer::{
+    Algorithm, PieceKind, Pieces, SPACE, SentencePieceModel, SpacePrefix,
+};
 
 use normalizer::Normalizer;
+use unigram::Scores;
 
 /// Encoder of the pieces of a `tokenizer.model`.
 #[derive(Debug)]
@@ -23,6 +27,8 @@ pub(crate) struct PieceEncoder {
     /// Bytes of the longest piece.
     longest: usize,
     whole: WholePieces,
+    /// Of a unigram model.
+    scores: Option<Scores>,
     /// Ids of the pieces of bytes; empty if characters without a piece are unknown.
     bytes: Vec<u32>,
 }
@@ -39,6 +45,7 @@ impl PieceEncoder {
             normalizer: Normalizer::new(&model)?,
             longest: ids.keys().map(String::len).max().unwrap_or(0),
             whole: WholePieces::new(&model),
+            scores: (model.algorithm == Algorithm::Unigram).then(|| Scores::new(&model.pieces)),
             bytes,
             ids,
             model,
@@ -70,7 +77,11 @@ impl PieceEncoder {
         };
         let mut ids = Vec::new();
         let mut after_unknown = false;
-        for piece in self.merge(&text, &marks) {
+        let pieces = match &self.scores {
+            Some(scores) => self.best_split(scores, &text),
+            None => self.merge(&text, &marks),
+        };
+        for piece in pieces {
             let id = self
                 .ids
                 .get(piece)
@@ -96,6 +107,12 @@ impl PieceEncoder {
             .filter(|(piece, _)| piece.kind == PieceKind::UserDefined)
             .map(|(piece, id)| (id, &piece.text[..]))
     }
+}
+
+/// Whether one of `marks` is within the `length` bytes at `start`.
+fn crosses(marks: &[usize], start: usize, length: usize) -> bool {
+    let within = marks.partition_point(|mark| *mark <= start);
+    marks.get(within).is_some_and(|mark| *mark < start + length)
 }
 
 /// `text` without `mark`, and the places where it was.
