@@ -10,6 +10,7 @@ mod export;
 mod file;
 mod names;
 mod rope;
+mod stored_pieces;
 mod tokenizer;
 mod tokenizer_metadata;
 mod value;

@@ -5,13 +5,14 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use serde_json::Value as Json;
 
 use super::{
+    stored_pieces,
     tokenizer::{BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED},
     value::Value,
     writer::Metadata,
 };
 use crate::{
     Files, ModelConfig, ModelError,
-    tokenizer::{self, Algorithm, NAMES, PieceKind, Pieces, SPACE, SpacePrefix, Splitting},
+    tokenizer::{self, NAMES, Pieces, SPACE, Splitting},
 };
 
 /// `tokenizer.ggml.model` of a file without tokenizer.
@@ -126,7 +127,7 @@ impl Tokenizer<'_> {
         let steps = steps(&self.json["pre_tokenizer"]);
         let mut notes = Vec::new();
         let mut entries = match self.pieces {
-            Some(pieces) => stored_pieces(pieces, &tokens, &added, &mut notes)?,
+            Some(pieces) => stored_pieces::describe(pieces, &tokens, &added, &mut notes)?,
             None if steps.iter().any(|step| step["type"] == "ByteLevel") => {
                 self.byte_level(&tokens, &added, &merges, &mut notes)?
             }
@@ -387,71 +388,8 @@ impl Tokenizer<'_> {
     }
 }
 
-/// The pieces of a `tokenizer.model` with their scores and types.
-fn stored_pieces(
-    pieces: &Pieces,
-    tokens: &BTreeMap<usize, String>,
-    added: &HashMap<usize, u64>,
-    notes: &mut Vec<String>,
-) -> Result<Vec<(&'static str, Value)>, String> {
-    let Pieces { model, prefix } = pieces;
-    if model.algorithm != Algorithm::Bpe {
-        return Err("it is a unigram model instead of BPE".to_owned());
-    }
-    if !model.escape_whitespaces || model.remove_extra_whitespaces || !model.characters.is_empty() {
-        return Err("its normalizer changes more than spaces in front".to_owned());
-    }
-    if *prefix == SpacePrefix::Text {
-        notes.push(
-            "texts after a special token get one more space in front than in the source".to_owned(),
-        );
-    }
-    let piece_at = |id: usize| {
-        model
-            .pieces
-            .get(id)
-            .filter(|piece| piece.text == tokens[&id])
-    };
-    if model
-        .pieces
-        .iter()
-        .any(|piece| piece.kind == PieceKind::UserDefined)
-    {
-        notes.push("llama.cpp puts a space in front of text after a user-defined piece".to_owned());
-    }
-    let kinds =
-        tokens.keys().map(
-            |id| match (piece_at(*id).map(|piece| piece.kind), added.get(id)) {
-                (Some(PieceKind::Unknown), _) => UNKNOWN,
-                (_, Some(kind)) => *kind,
-                (Some(PieceKind::Control), _) => CONTROL,
-                (Some(PieceKind::UserDefined), _) => USER_DEFINED,
-                (Some(PieceKind::Unused), _) => UNUSED,
-                (Some(PieceKind::Byte), _) => BYTE,
-                (Some(PieceKind::Normal) | None, _) => NORMAL,
-            },
-        );
-    let lowest = model
-        .pieces
-        .iter()
-        .map(|piece| piece.score)
-        .fold(0.0, f32::min);
-    let scores = tokens
-        .keys()
-        .map(|id| piece_at(*id).map_or(lowest - 1.0, |piece| piece.score));
-    let texts = tokens.values().cloned().collect::<Vec<_>>();
-    Ok(vec![
-        ("add_space_prefix", (*prefix != SpacePrefix::None).into()),
-        ("model", "llama".into()),
-        ("pre", "default".into()),
-        ("tokens", texts.into()),
-        ("scores", scores.collect::<Vec<_>>().into()),
-        ("token_type", types(kinds)),
-    ])
-}
-
 /// Token types as 32-bit signed integers.
-fn types(kinds: impl Iterator<Item = u64>) -> Value {
+pub(super) fn types(kinds: impl Iterator<Item = u64>) -> Value {
     Value::Array(kinds.map(|kind| Value::Signed(kind as i64)).collect())
 }
 

@@ -6,7 +6,7 @@ use std::{
     ops::Range,
 };
 
-use powerinfer_model::tokenizer::PieceKind;
+use powerinfer_model::tokenizer::{PieceKind, SPACE};
 
 use super::PieceEncoder;
 
@@ -52,7 +52,24 @@ impl Eq for Pair {}
 impl PieceEncoder {
     /// Splits a normalised text into pieces; user-defined ones do not extend across `marks`, ascending places in the text.
     pub(super) fn merge<'t>(&self, text: &'t str, marks: &[usize]) -> Vec<&'t str> {
-        let mut symbols = self.symbols(text, marks);
+        if !self.words_are_separate {
+            return self.merge_word(text, 0, marks);
+        }
+        let mut pieces = Vec::new();
+        let mut start = 0;
+        for (index, _) in text.match_indices(SPACE) {
+            if index > start && !text[..index].ends_with(SPACE) {
+                pieces.extend(self.merge_word(&text[start..index], start, marks));
+                start = index;
+            }
+        }
+        pieces.extend(self.merge_word(&text[start..], start, marks));
+        pieces
+    }
+
+    /// Splits the part of a text that begins at `offset`.
+    fn merge_word<'t>(&self, text: &'t str, offset: usize, marks: &[usize]) -> Vec<&'t str> {
+        let mut symbols = self.symbols(text, offset, marks);
         let mut pairs = BinaryHeap::new();
         // Where unused pieces are split again.
         let mut splits: HashMap<&str, usize> = HashMap::new();
@@ -96,12 +113,12 @@ impl PieceEncoder {
     }
 
     /// The characters of a text and its user-defined pieces.
-    fn symbols(&self, text: &str, marks: &[usize]) -> Vec<Symbol> {
+    fn symbols(&self, text: &str, offset: usize, marks: &[usize]) -> Vec<Symbol> {
         let mut symbols: Vec<Symbol> = Vec::with_capacity(text.len());
         let mut start = 0;
         while let Some(character) = text[start..].chars().next() {
             let whole = self.whole.prefix_of(&text[start..]);
-            let whole = whole.filter(|length| !super::crosses(marks, start, *length));
+            let whole = whole.filter(|length| !super::crosses(marks, offset + start, *length));
             let end = start + whole.unwrap_or(character.len_utf8());
             let index = symbols.len();
             symbols.push(Symbol {

@@ -27,6 +27,8 @@ pub(crate) struct PieceEncoder {
     /// Bytes of the longest piece.
     longest: usize,
     whole: WholePieces,
+    /// Whether no piece contains a space after another character, so that words can be merged one by one.
+    words_are_separate: bool,
     /// Of a unigram model.
     scores: Option<Scores>,
     /// Ids of the pieces of bytes; empty if characters without a piece are unknown.
@@ -45,6 +47,10 @@ impl PieceEncoder {
             normalizer: Normalizer::new(&model)?,
             longest: ids.keys().map(String::len).max().unwrap_or(0),
             whole: WholePieces::new(&model),
+            words_are_separate: model
+                .pieces
+                .iter()
+                .all(|piece| !piece.text.trim_start_matches(SPACE).contains(SPACE)),
             scores: (model.algorithm == Algorithm::Unigram).then(|| Scores::new(&model.pieces)),
             bytes,
             ids,
