@@ -6,9 +6,7 @@ use std::path::Path;
 
 use powerinfer_model::ModelError;
 use powerinfer_model::tokenizer::{TokenizerFile, read_tokenizer};
-use tokenizers::{
-    DecoderWrapper, Encoding, NormalizerWrapper, OffsetReferential, OffsetType, Token,
-};
+use tokenizers::DecoderWrapper;
 
 use crate::conversation::{ControlToken, control_tokens};
 use crate::guard::{check_growth, guarded};
@@ -181,41 +179,6 @@ impl Tokenizer {
             source,
         })?;
         Ok(encoding.get_ids().to_vec())
-    }
-
-    /// Encodes the parts between special tokens by `pieces`; `mark` interrupts tokens and is removed.
-    pub(crate) fn encode_parts(
-        &self,
-        pieces: &PieceEncoder,
-        text: &str,
-        mark: Option<char>,
-        special: SpecialTokens,
-    ) -> tokenizers::Result<Encoding> {
-        let vocabulary = self.inner.get_added_vocabulary();
-        let text = pieces.prefixed(text);
-        let mut parts = vocabulary.extract_and_normalize(None::<&NormalizerWrapper>, &text);
-        // The space in front of a text does not precede a special token.
-        let splits = parts.get_splits(OffsetReferential::Original, OffsetType::None);
-        let drops_first = match &splits[..] {
-            [(first, _, None), (_, _, Some(tokens)), ..] => {
-                pieces.is_prefix(first) && tokens.iter().all(|token| self.is_special(token.id))
-            }
-            _ => false,
-        };
-        parts.split(|index, part| {
-            let ids = match index == 0 && drops_first {
-                true => Vec::new(),
-                false => pieces.encode(part.get(), mark),
-            };
-            let tokens = ids
-                .into_iter()
-                .map(|id| Token::new(id, String::new(), (0, 0)));
-            let tokens: Vec<Token> = tokens.collect();
-            Ok([(part, Some(tokens))])
-        })?;
-        let encoding = parts.into_encoding(None, 0, OffsetType::None)?;
-        self.inner
-            .post_process(encoding, None, special == SpecialTokens::Add)
     }
 
     /// Decodes ids without cleaning up spaces; invalid UTF-8 becomes U+FFFD.

@@ -13,7 +13,9 @@ use std::{borrow::Cow, collections::HashMap};
 use powerinfer_model::tokenizer::{
     Algorithm, PieceKind, Pieces, SPACE, SentencePieceModel, SpacePrefix,
 };
+use tokenizers::{Encoding, NormalizerWrapper, OffsetReferential, OffsetType, Token};
 
+use crate::{SpecialTokens, Tokenizer};
 use normalizer::Normalizer;
 use unigram::Scores;
 
@@ -112,6 +114,43 @@ impl PieceEncoder {
         pieces
             .filter(|(piece, _)| piece.kind == PieceKind::UserDefined)
             .map(|(piece, id)| (id, &piece.text[..]))
+    }
+}
+
+impl Tokenizer {
+    /// Encodes the parts between special tokens by `pieces`; `mark` interrupts tokens and is removed.
+    pub(crate) fn encode_parts(
+        &self,
+        pieces: &PieceEncoder,
+        text: &str,
+        mark: Option<char>,
+        special: SpecialTokens,
+    ) -> tokenizers::Result<Encoding> {
+        let vocabulary = self.inner.get_added_vocabulary();
+        let text = pieces.prefixed(text);
+        let mut parts = vocabulary.extract_and_normalize(None::<&NormalizerWrapper>, &text);
+        // The space in front of a text does not precede a special token.
+        let splits = parts.get_splits(OffsetReferential::Original, OffsetType::None);
+        let drops_first = match &splits[..] {
+            [(first, _, None), (_, _, Some(tokens)), ..] => {
+                pieces.is_prefix(first) && tokens.iter().all(|token| self.is_special(token.id))
+            }
+            _ => false,
+        };
+        parts.split(|index, part| {
+            let ids = match index == 0 && drops_first {
+                true => Vec::new(),
+                false => pieces.encode(part.get(), mark),
+            };
+            let tokens = ids
+                .into_iter()
+                .map(|id| Token::new(id, String::new(), (0, 0)));
+            let tokens: Vec<Token> = tokens.collect();
+            Ok([(part, Some(tokens))])
+        })?;
+        let encoding = parts.into_encoding(None, 0, OffsetType::None)?;
+        self.inner
+            .post_process(encoding, None, special == SpecialTokens::Add)
     }
 }
 
