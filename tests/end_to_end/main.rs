@@ -33,6 +33,7 @@ mod input_sparsity;
 mod memory;
 mod model_files;
 mod not_models;
+mod older_tokenizers;
 mod pipeline;
 mod place_again;
 mod place_interrupted;

@@ -279,6 +279,34 @@ mod tests {
     }
 
     #[test]
+    fn tokenizers_in_older_files_are_fetched() {
+        // As PowerInfer/Bamboo-base-v0_1 and facebook/opt-6.7b have them.
+        let bamboo = [
+            "config.json",
+            "tokenizer_config.json",
+            "tokenizer.model",
+            "special_tokens_map.json",
+            "added_tokens.json",
+        ];
+        let opt = [
+            "config.json",
+            "generation_config.json",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+            "vocab.json",
+            "merges.txt",
+        ];
+        for names in [&bamboo[..], &opt] {
+            let all = [names, &["pytorch_model.bin", "README.md"]].concat();
+            let mut expected: Vec<FileName> = names.iter().map(|name| file(name)).collect();
+            let mut companions = select(&all).unwrap().companions;
+            companions.sort_by_key(ToString::to_string);
+            expected.sort_by_key(ToString::to_string);
+            assert_eq!(companions, expected);
+        }
+    }
+
+    #[test]
     fn nothing_ambiguous_or_hostile_is_fetched() {
         for (file, found) in [
             ("flax_model.msgpack", "it has `flax_model.msgpack`"),

@@ -9,7 +9,7 @@ use powerinfer_artifact::{ArtifactError, listed};
 pub enum ModelError {
     /// The folder or file does not exist.
     #[error(
-        "there is no model at `{path}`; a model is a folder with `config.json`, weights and `tokenizer.json`, a GGUF file, `org/name` on the hub, or `demo`"
+        "there is no model at `{path}`; a model is a folder with `config.json`, weights and a tokenizer, a GGUF file, `org/name` on the hub, or `demo`"
     )]
     NoSuchFolder {
         /// The path given.
@@ -223,6 +223,14 @@ pub enum ModelError {
         /// The tokenizer.
         path: PathBuf,
         /// What cannot be represented.
+        reason: String,
+    },
+    /// A file of the tokenizer is damaged, or of an unsupported kind.
+    #[error("the tokenizer in `{path}` cannot be used: {reason}")]
+    BadTokenizer {
+        /// The file.
+        path: PathBuf,
+        /// Description of the problem, and what to do.
         reason: String,
     },
     /// A weight is NaN or infinite.

@@ -19,6 +19,7 @@ mod rotary;
 mod shards;
 mod source;
 mod stored;
+pub mod tokenizer;
 mod weight;
 
 pub use alibi::alibi_bias;

@@ -82,11 +82,10 @@ impl Files {
 
 /// Names of the shards in the index at `path`, sorted.
 fn listed_shards(path: &Path, bytes: &[u8]) -> Result<Vec<String>, ModelError> {
-    let parsed: ShardIndex =
-        json::from_slice(bytes).map_err(|source| ArtifactError::NotJson {
-            path: path.to_owned(),
-            source,
-        })?;
+    let parsed: ShardIndex = json::from_slice(bytes).map_err(|source| ArtifactError::NotJson {
+        path: path.to_owned(),
+        source,
+    })?;
     let mut names = BTreeSet::new();
     for (tensor, shard) in parsed.weight_map {
         if Path::new(&shard).file_name() != Some(shard.as_ref()) {

@@ -16,6 +16,7 @@ use tokenizers::{
 
 use crate::{
     ChatTemplate, GenerationPrompt, Message, SpecialTokens, TextError, Tokenizer, guard::guarded,
+    pieces::PieceEncoder,
 };
 
 /// How special tokens in messages are treated.
@@ -62,6 +63,7 @@ pub(crate) struct ControlToken {
 /// writes. The others are abbreviations, such as runs of spaces.
 pub(crate) fn control_tokens(
     tokenizer: &tokenizers::Tokenizer,
+    pieces: Option<&PieceEncoder>,
     stop_ids: &[u32],
     template: Option<&ChatTemplate>,
 ) -> Vec<ControlToken> {
@@ -69,13 +71,16 @@ pub(crate) fn control_tokens(
         .get_added_vocabulary()
         .get_added_tokens_decoder()
         .iter();
-    let tokens = added.filter_map(|(id, token)| {
-        let is_special = token.special || stop_ids.contains(id);
+    let added = added.map(|(id, token)| (*id, &token.content[..], token.special));
+    let user_defined = pieces.into_iter().flat_map(PieceEncoder::user_defined);
+    let all = added.chain(user_defined.map(|(id, text)| (id, text, false)));
+    let tokens = all.filter_map(|(id, text, special)| {
+        let is_special = special || stop_ids.contains(&id);
         let is_of_template = !is_special
-            && !token.content.trim().is_empty()
-            && template.is_some_and(|template| template.source().contains(&token.content));
+            && !text.trim().is_empty()
+            && template.is_some_and(|template| template.source().contains(text));
         (is_special || is_of_template).then(|| ControlToken {
-            text: token.content.clone(),
+            text: text.to_owned(),
             is_of_template,
         })
     });
@@ -139,6 +144,14 @@ impl Tokenizer {
             return self.encode(text, SpecialTokens::Omit);
         };
         let inner = &self.inner;
+        let failed = |source| TextError::Encode {
+            bytes: text.len(),
+            source,
+        };
+        if let Some(pieces) = &self.pieces {
+            let encode = || self.encode_parts(pieces, text, Some(mark), SpecialTokens::Omit);
+            return Ok(guarded(encode).map_err(failed)?.get_ids().to_vec());
+        }
         if !keeps(inner.get_normalizer(), mark) {
             // The pieces are encoded separately.
             let pieces = text
@@ -163,11 +176,7 @@ impl Tokenizer {
             let encoding = pieces.into_encoding(None, 0, OffsetType::None)?;
             inner.post_process(encoding, None, false)
         };
-        let encoding = guarded(encode).map_err(|source| TextError::Encode {
-            bytes: text.len(),
-            source,
-        })?;
-        Ok(encoding.get_ids().to_vec())
+        Ok(guarded(encode).map_err(failed)?.get_ids().to_vec())
     }
 }
 

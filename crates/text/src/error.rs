@@ -3,28 +3,23 @@
 use std::path::PathBuf;
 
 use powerinfer_guard::worker::WorkerError;
+use powerinfer_model::ModelError;
 
 /// Error of reading a tokenizer, encoding, decoding or rendering.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
-    /// There is no `tokenizer.json` and no older file to convert.
-    #[error("no tokenizer: `{path}` does not exist; copy it from the original checkpoint")]
+    /// There is no tokenizer.
+    #[error(
+        "no tokenizer: `{path}` does not exist, nor `tokenizer.model`, nor `vocab.json` with `merges.txt`; copy it from the original checkpoint"
+    )]
     NoTokenizer {
         /// Expected path of `tokenizer.json`.
         path: PathBuf,
     },
 
-    /// There are only files in an older format.
-    #[error(
-        "no tokenizer: `{path}` does not exist, and {found} cannot be read; convert it \
-         once with transformers: `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"
-    )]
-    UnconvertedTokenizer {
-        /// Expected path of `tokenizer.json`.
-        path: PathBuf,
-        /// The older files found.
-        found: &'static str,
-    },
+    /// A file of the tokenizer or of its settings is damaged or not supported.
+    #[error(transparent)]
+    File(#[from] ModelError),
 
     /// A file cannot be read.
     #[error("cannot read `{path}`")]
@@ -69,10 +64,6 @@ pub enum TextError {
         path: PathBuf,
     },
 
-    /// `generation_config.json` cannot be used.
-    #[error(transparent)]
-    Generation(#[from] powerinfer_model::ModelError),
-
     /// `tokenizer.json` is invalid or uses unsupported features.
     #[error("`{path}` does not describe a tokenizer; it is damaged or newer than this program")]
     BadTokenizer {
@@ -84,7 +75,7 @@ pub enum TextError {
 
     /// A settings file names a special token that is not in the vocabulary.
     #[error(
-        "`{path}` sets `{key}` to `{token}`, which `tokenizer.json` does not contain; take both \
+        "`{path}` sets `{key}` to `{token}`, which is not in the vocabulary; take all \
          files from the same checkpoint"
     )]
     UnknownSpecialToken {

@@ -11,6 +11,7 @@ mod chat;
 mod conversation;
 mod error;
 mod guard;
+mod pieces;
 mod python_filters;
 mod python_json;
 mod python_methods;

@@ -4,10 +4,13 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use powerinfer_model::ModelError;
+use powerinfer_model::tokenizer::{TokenizerFile, read_tokenizer};
 use tokenizers::DecoderWrapper;
 
 use crate::conversation::{ControlToken, control_tokens};
 use crate::guard::{check_growth, guarded};
+use crate::pieces::PieceEncoder;
 use crate::settings::{ReadFile, Settings, text_of};
 use crate::stream::{byte_of_fallback, flatten};
 use crate::{ChatTemplate, SpecialToken, StreamDecoder, TextError};
@@ -30,14 +33,17 @@ pub enum SpecialText {
     Skip,
 }
 
-/// Hugging Face tokenizer: `tokenizer.json` and the settings of the files next to it.
+/// Tokenizer: `tokenizer.json` or the files that it is otherwise made of, and the settings of the files next to it.
 ///
-/// `tokenizer.json` alone determines the ids of a text; `special_tokens_map.json`, `tokenizer_config.json` and
+/// `tokenizer.json` alone determines the ids of a text; without it, `tokenizer.model` or `vocab.json` with `merges.txt` do, together
+/// with `added_tokens.json` and `tokenizer_config.json`. `special_tokens_map.json`, `tokenizer_config.json` and
 /// `generation_config.json` name the special tokens; `chat_template.jinja` or `tokenizer_config.json` contain
 /// the chat template.
 #[derive(Debug)]
 pub struct Tokenizer {
     pub(crate) inner: tokenizers::Tokenizer,
+    /// What encodes texts instead of `inner`.
+    pub(crate) pieces: Option<PieceEncoder>,
     bos: Option<SpecialToken>,
     eos: Option<SpecialToken>,
     stop_ids: Vec<u32>,
@@ -46,20 +52,24 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Names of the files that are read, the required one first.
-    pub const FILES: [&str; 5] = [
+    /// Names of the files that are read.
+    pub const FILES: [&str; 9] = [
         "tokenizer.json",
+        "tokenizer.model",
+        "vocab.json",
+        "merges.txt",
+        "added_tokens.json",
         "tokenizer_config.json",
         "special_tokens_map.json",
         "chat_template.jinja",
         "generation_config.json",
     ];
 
-    /// Reads the tokenizer in `directory`; only `tokenizer.json` is required.
+    /// Reads the tokenizer in `directory`: `tokenizer.json`, `tokenizer.model`, or `vocab.json` with `merges.txt`.
     ///
     /// # Errors
     ///
-    /// `tokenizer.json` is missing, or a file is unreadable or invalid.
+    /// There is no tokenizer, or a file is unreadable or invalid.
     pub fn from_directory(directory: &Path) -> Result<Self, TextError> {
         Self::load(directory, &|name| {
             let path = directory.join(name);
@@ -104,11 +114,17 @@ impl Tokenizer {
     }
 
     fn load(directory: &Path, read: &ReadFile<'_>) -> Result<Self, TextError> {
-        let inner = read_tokenizer(directory, read)?;
+        let file = read_tokenizer(directory, read)?.ok_or_else(|| TextError::NoTokenizer {
+            path: directory.join("tokenizer.json"),
+        })?;
+        let path = directory.join(file.name);
+        let inner = parse_tokenizer(&file, &path)?;
+        let pieces = file.pieces.map(PieceEncoder::new).transpose();
+        let pieces = pieces.map_err(|reason| ModelError::BadTokenizer { path, reason })?;
         let settings = Settings::read(directory, read)?;
 
-        let bos = special_token(&inner, &settings, "bos_token", settings.bos_id)?;
-        let eos_id = settings.eos_ids.first().copied();
+        let bos = special_token(&inner, &settings, "bos_token", settings.bos_id.or(file.bos))?;
+        let eos_id = settings.eos_ids.first().copied().or(file.eos);
         let eos = special_token(&inner, &settings, "eos_token", eos_id)?;
 
         let mut stop_ids = settings.eos_ids;
@@ -135,8 +151,14 @@ impl Tokenizer {
         // Found before hours of work on the model.
         chat_template.as_ref().map_or(Ok(()), ChatTemplate::check)?;
         Ok(Self {
-            control_tokens: control_tokens(&inner, &stop_ids, chat_template.as_ref()),
+            control_tokens: control_tokens(
+                &inner,
+                pieces.as_ref(),
+                &stop_ids,
+                chat_template.as_ref(),
+            ),
             inner,
+            pieces,
             bos,
             eos,
             stop_ids,
@@ -150,7 +172,10 @@ impl Tokenizer {
     ///
     /// [`TextError::Encode`].
     pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, TextError> {
-        let encode = || self.inner.encode_fast(text, special == SpecialTokens::Add);
+        let encode = || match &self.pieces {
+            Some(pieces) => self.encode_parts(pieces, text, None, special),
+            None => self.inner.encode_fast(text, special == SpecialTokens::Add),
+        };
         let encoding = guarded(encode).map_err(|source| TextError::Encode {
             bytes: text.len(),
             source,
@@ -301,33 +326,21 @@ fn byte_of_level(letter: char) -> Option<u8> {
     }
 }
 
-fn read_tokenizer(
-    directory: &Path,
-    read: &ReadFile<'_>,
+/// Parses `file`, which was read from `path`.
+fn parse_tokenizer(
+    file: &TokenizerFile<'_>,
+    path: &Path,
 ) -> Result<tokenizers::Tokenizer, TextError> {
-    let path = directory.join("tokenizer.json");
-    let Some(bytes) = read("tokenizer.json")? else {
-        return Err(if read("tokenizer.model")?.is_some() {
-            TextError::UnconvertedTokenizer {
-                path,
-                found: "`tokenizer.model`",
-            }
-        } else if read("vocab.json")?.is_some() && read("merges.txt")?.is_some() {
-            TextError::UnconvertedTokenizer {
-                path,
-                found: "`vocab.json` with `merges.txt`",
-            }
-        } else {
-            TextError::NoTokenizer { path }
-        });
-    };
-    let text = text_of(&bytes, &path)?;
+    let text = text_of(&file.json, path)?;
     let parse = || {
         let inner: tokenizers::Tokenizer = text.parse()?;
         check_growth(&inner)?;
         Ok(inner)
     };
-    let mut inner = guarded(parse).map_err(|source| TextError::BadTokenizer { path, source })?;
+    let mut inner = guarded(parse).map_err(|source| TextError::BadTokenizer {
+        path: path.to_owned(),
+        source,
+    })?;
 
     // Some files contain truncation and padding settings of a training run.
     let untruncated = inner.with_truncation(None);

@@ -81,21 +81,14 @@ fn truncation_and_padding_of_a_training_run_are_ignored() {
 }
 
 #[test]
-fn a_missing_tokenizer_is_reported_and_older_formats_recognised() {
+fn a_missing_tokenizer_is_reported() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
     let error = Tokenizer::from_directory(directory).unwrap_err();
     assert!(matches!(error, TextError::NoTokenizer { .. }));
     assert!(message(&error).contains("text/tokenizer.json` does not exist"));
-
-    let only = |names: &[&str]| {
-        let error = Tokenizer::from_files(|name| {
-            names.contains(&name).then_some(Cow::Borrowed(&b"{}"[..]))
-        });
-        message(&error.unwrap_err())
-    };
-    assert!(only(&["vocab.json", "merges.txt"]).contains("`vocab.json` with `merges.txt`"));
-    assert!(only(&["tokenizer.model"]).contains("`tokenizer.model` cannot be read"));
-    assert!(only(&["vocab.json"]).contains("copy it from the original checkpoint"));
+    let error =
+        Tokenizer::from_files(|name| (name == "vocab.json").then_some(Cow::Borrowed(&b"{}"[..])));
+    assert!(message(&error.unwrap_err()).contains("copy it from the original checkpoint"));
 }
 
 #[test]

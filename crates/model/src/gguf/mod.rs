@@ -11,6 +11,7 @@ mod file;
 mod names;
 mod rope;
 mod split;
+mod stored_pieces;
 mod tokenizer;
 mod tokenizer_metadata;
 mod value;

@@ -7,6 +7,10 @@ use serde_json::{Value as Json, json};
 use crate::{
     ModelError,
     gguf::{GgufFile, Value, bad, tokenizer_metadata::NONE},
+    tokenizer::{
+        ByteLevelBpe, SPACE, Splitting, added_token, byte_level_bpe, post_processor,
+        sentence_piece_decoder,
+    },
 };
 
 /// Token types of ggml.
@@ -16,9 +20,6 @@ pub(super) const CONTROL: u64 = 3;
 pub(super) const USER_DEFINED: u64 = 4;
 pub(super) const UNUSED: u64 = 5;
 pub(super) const BYTE: u64 = 6;
-
-/// Marks a preceding space in SentencePiece vocabularies.
-pub(super) const SPACE: &str = "\u{2581}";
 
 /// Vocabulary from the metadata.
 struct Vocabulary<'a> {
@@ -143,45 +144,23 @@ impl<'a> Vocabulary<'a> {
         let kinds = self.kinds.iter().zip(&self.tokens).enumerate();
         kinds
             .filter(|(_, (kind, _))| [UNKNOWN, CONTROL, USER_DEFINED].contains(kind))
-            .map(|(id, (kind, token))| {
-                json!({
-                    "id": id, "content": token, "single_word": false, "lstrip": false,
-                    "rstrip": false, "normalized": false, "special": *kind != USER_DEFINED,
-                })
-            })
+            .map(|(id, (kind, token))| added_token(id as u32, token, *kind != USER_DEFINED))
             .collect()
     }
 
     /// Post-processor that adds BOS and EOS as the file states; `adds_bos` is the default for BOS.
     fn post_processor(&self, adds_bos: bool) -> Json {
         let token_if = |wanted: bool, key: &str| self.special(key).filter(|_| wanted);
-        let bos = token_if(
-            flag(self.file, "add_bos_token").unwrap_or(adds_bos),
-            "bos_token_id",
-        );
-        let eos = token_if(
-            flag(self.file, "add_eos_token").unwrap_or(false),
-            "eos_token_id",
-        );
-        let token =
-            |token: &str, kind: u8| json!({ "SpecialToken": { "id": token, "type_id": kind } });
-        let around = |name: &str, kind: u8| {
-            let bos = bos.iter().map(|(_, text)| token(text, kind));
-            let eos = eos.iter().map(|(_, text)| token(text, kind));
-            let sequence = json!({ "Sequence": { "id": name, "type_id": kind } });
-            bos.chain([sequence]).chain(eos).collect::<Vec<_>>()
-        };
-        let specials = bos.iter().chain(&eos).map(|(id, text)| {
-            let entry = json!({ "id": text, "ids": [id], "tokens": [text] });
-            ((*text).to_owned(), entry)
-        });
-        let pair = [around("A", 0), around("B", 1)].concat();
-        json!({
-            "type": "TemplateProcessing",
-            "single": around("A", 0),
-            "pair": pair,
-            "special_tokens": specials.collect::<serde_json::Map<_, _>>(),
-        })
+        post_processor(
+            token_if(
+                flag(self.file, "add_bos_token").unwrap_or(adds_bos),
+                "bos_token_id",
+            ),
+            token_if(
+                flag(self.file, "add_eos_token").unwrap_or(false),
+                "eos_token_id",
+            ),
+        )
     }
 
     /// SentencePiece BPE: pieces with scores, `▁` for a space, byte tokens for characters without a piece.
@@ -197,14 +176,8 @@ impl<'a> Vocabulary<'a> {
         let prefix = flag(self.file, "add_space_prefix").unwrap_or(true);
         let replace = |from: &str, to: &str| json!({ "type": "Replace", "pattern": { "String": from }, "content": to });
         let mut normalizers = vec![replace(" ", SPACE)];
-        let mut decoders = vec![
-            replace(SPACE, " "),
-            json!({ "type": "ByteFallback" }),
-            json!({ "type": "Fuse" }),
-        ];
         if prefix {
             normalizers.insert(0, json!({ "type": "Prepend", "prepend": SPACE }));
-            decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
         }
         let unknown = self.special("unknown_token_id").map(|(_, token)| token);
         let unknown = unknown.or_else(|| {
@@ -217,7 +190,7 @@ impl<'a> Vocabulary<'a> {
             "normalizer": { "type": "Sequence", "normalizers": normalizers },
             "pre_tokenizer": null,
             "post_processor": self.post_processor(true),
-            "decoder": { "type": "Sequence", "decoders": decoders },
+            "decoder": sentence_piece_decoder(prefix, true),
             "model": {
                 "type": "BPE", "unk_token": unknown, "fuse_unk": true, "byte_fallback": true,
                 "vocab": self.vocab(), "merges": self.merges(&scores),
@@ -229,7 +202,10 @@ impl<'a> Vocabulary<'a> {
     fn merges(&self, scores: &[f64]) -> Vec<Json> {
         let ids = self.ids();
         let mut merges = Vec::new();
-        for (piece, score) in self.tokens.iter().zip(scores) {
+        // No merge makes a special token or one of a byte.
+        let pieces = self.tokens.iter().zip(scores).zip(&self.kinds);
+        let pieces = pieces.filter(|(_, kind)| [NORMAL, USER_DEFINED, UNUSED].contains(kind));
+        for ((piece, score), _) in pieces {
             for (cut, _) in piece.char_indices().skip(1) {
                 let (left, right) = piece.split_at(cut);
                 if let (Some(left_id), Some(right_id)) = (ids.get(left), ids.get(right)) {
@@ -253,91 +229,22 @@ impl<'a> Vocabulary<'a> {
             )
         })?;
         let name = text(self.file, "pre").unwrap_or("gpt-2");
-        let splitting = splitting(name).ok_or_else(|| ModelError::Unsupported {
+        let splitting = Splitting::named(name).map_err(|reason| ModelError::Unsupported {
             path: self.file.path().to_owned(),
             key: "`tokenizer.ggml.pre`".to_owned(),
             value: format!("`{name}`"),
-            supported: format!("supported: {}", SPLITTINGS.join(", ")),
+            supported: format!("{reason}; supported are the names of llama.cpp for byte-level BPE"),
         })?;
-        let adds_bos = is_llama_3(name);
-        let merges: Vec<Json> = merges
-            .iter()
-            .filter_map(|merge| merge.split_once(' '))
-            .map(|(left, right)| json!([left, right]))
-            .collect();
-        Ok(json!({
-            "version": "1.0",
-            "added_tokens": self.added_tokens(),
-            // Qwen's tokenizer applies NFC, which the file does not state.
-            "normalizer": normalises_to_nfc(name).then(|| json!({ "type": "NFC" })),
-            "pre_tokenizer": splitting,
-            "post_processor": self.post_processor(adds_bos),
-            "decoder": bytes(true),
-            "model": {
-                "type": "BPE", "unk_token": null, "fuse_unk": false, "byte_fallback": false,
-                "ignore_merges": is_llama_3(name), "vocab": self.vocab(), "merges": merges,
-            },
+        let merges = merges.iter().filter_map(|merge| merge.split_once(' '));
+        Ok(byte_level_bpe(ByteLevelBpe {
+            added_tokens: self.added_tokens(),
+            nfc: splitting.nfc,
+            pre_tokenizer: splitting.steps,
+            post_processor: self.post_processor(splitting.adds_bos),
+            unknown: None,
+            ignore_merges: splitting.ignores_merges,
+            vocabulary: self.vocab(),
+            merges: merges.map(|(left, right)| json!([left, right])).collect(),
         }))
     }
-}
-
-/// Pre-tokenizers, by the names under which they are written.
-pub(super) const SPLITTINGS: [&str; 6] =
-    ["gpt-2", "qwen2", "llama-bpe", "smollm", "falcon", "default"];
-
-/// Whether a pre-tokenizer's name is one of Llama 3's, whose merges yield to whole tokens.
-pub(super) fn is_llama_3(name: &str) -> bool {
-    matches!(name, "llama-bpe" | "llama3" | "llama-v3")
-}
-
-/// Whether the tokenizers with a pre-tokenizer apply NFC.
-pub(super) fn normalises_to_nfc(name: &str) -> bool {
-    name == "qwen2"
-}
-
-/// Mapping of bytes to characters; with `regex` after splitting as in GPT-2.
-fn bytes(regex: bool) -> Json {
-    json!({
-        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
-        "use_regex": regex,
-    })
-}
-
-/// The pre-tokenizer that `tokenizer.ggml.pre` names; `None` if it is unknown.
-pub(super) fn splitting(name: &str) -> Option<Json> {
-    let cut = |regex: &str| {
-        json!({
-            "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated",
-            "invert": false,
-        })
-    };
-    let sequence = |steps: &[Json]| json!({ "type": "Sequence", "pretokenizers": steps });
-    let split = |digits: &str| {
-        let words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|";
-        let rest = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-        sequence(&[cut(&format!("{words}{digits}{rest}")), bytes(false)])
-    };
-    Some(match name {
-        "gpt-2" | "olmo" | "phi-2" | "jina-es" | "jina-de" => bytes(true),
-        "qwen2" => split(r"\p{N}"),
-        "starcoder" | "smollm" | "refact" | "command-r" | "codeshell" => {
-            sequence(&[cut(r"\p{N}"), bytes(true)])
-        }
-        _ if is_llama_3(name) => split(r"\p{N}{1,3}"),
-        // Written by converters for unknown models; this is llama.cpp's default.
-        "default" => sequence(&[
-            cut(r"[\p{P}$+<=>^~|]+"),
-            cut(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"),
-            cut(r"\p{N}+"),
-            cut("[0-9][0-9][0-9]"),
-            bytes(false),
-        ]),
-        "falcon" => sequence(&[
-            json!({ "type": "Punctuation", "behavior": "Contiguous" }),
-            bytes(true),
-            json!({ "type": "Digits", "individual_digits": false }),
-            cut("[0-9][0-9][0-9]"),
-        ]),
-        _ => return None,
-    })
 }

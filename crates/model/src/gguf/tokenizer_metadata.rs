@@ -5,14 +5,15 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use serde_json::Value as Json;
 
 use super::{
-    tokenizer::{
-        BYTE, CONTROL, NORMAL, SPACE, SPLITTINGS, UNKNOWN, UNUSED, USER_DEFINED, is_llama_3,
-        normalises_to_nfc, splitting,
-    },
+    stored_pieces,
+    tokenizer::{BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED},
     value::Value,
     writer::Metadata,
 };
-use crate::{Files, ModelConfig, ModelError};
+use crate::{
+    Files, ModelConfig, ModelError,
+    tokenizer::{self, NAMES, Pieces, SPACE, Splitting},
+};
 
 /// `tokenizer.ggml.model` of a file without tokenizer.
 pub(super) const NONE: &str = "no_vocab";
@@ -42,15 +43,28 @@ pub(super) fn describe(
         path: path.clone(),
         reason,
     };
-    let json = read("tokenizer.json")?;
-    if json.is_null() {
-        return Err(bad("it does not exist or is no JSON".to_owned()));
-    }
+    let read_file = |name: &str| -> Result<_, ModelError> {
+        let bytes = files.read(name)?;
+        Ok(bytes.map(|bytes| bytes.to_vec().into()))
+    };
+    let file = tokenizer::read_tokenizer(files.folder(), &read_file)?;
+    let file = file.ok_or_else(|| bad("it does not exist".to_owned()))?;
+    let path = files.path(file.name);
+    let bad = |reason: String| ModelError::TokenizerNotInGguf {
+        path: path.clone(),
+        reason,
+    };
+    let json = serde_json::from_slice(&file.json)
+        .map_err(|error| bad(format!("it is no JSON: {error}")))?;
     let settings = [
         read("tokenizer_config.json")?,
         read("special_tokens_map.json")?,
     ];
-    let tokenizer = Tokenizer { json: &json };
+    let tokenizer = Tokenizer {
+        json: &json,
+        pieces: file.pieces.as_ref(),
+        implied: [file.bos, file.eos],
+    };
     let (entries, notes) = tokenizer
         .metadata(&settings, config, model.vocabulary_size)
         .map_err(bad)?;
@@ -82,6 +96,10 @@ fn template(value: &Json) -> Option<String> {
 /// A `tokenizer.json`.
 struct Tokenizer<'a> {
     json: &'a Json,
+    /// What encodes texts instead, if it was made of `tokenizer.model`.
+    pieces: Option<&'a Pieces>,
+    /// Ids of BOS and EOS if no file names them.
+    implied: [Option<u32>; 2],
 }
 
 /// Entries of the metadata, and notes.
@@ -108,9 +126,12 @@ impl Tokenizer<'_> {
         let merges = self.merges()?;
         let steps = steps(&self.json["pre_tokenizer"]);
         let mut notes = Vec::new();
-        let mut entries = match steps.iter().any(|step| step["type"] == "ByteLevel") {
-            true => self.byte_level(&tokens, &added, &merges, &mut notes)?,
-            false => self.sentence_pieces(&tokens, &added, &merges, &steps, &mut notes)?,
+        let mut entries = match self.pieces {
+            Some(pieces) => stored_pieces::describe(pieces, &tokens, &added, &mut notes)?,
+            None if steps.iter().any(|step| step["type"] == "ByteLevel") => {
+                self.byte_level(&tokens, &added, &merges, &mut notes)?
+            }
+            None => self.sentence_pieces(&tokens, &added, &merges, &steps, &mut notes)?,
         };
         let ids: HashMap<&str, usize> = tokens.iter().map(|(id, text)| (&text[..], *id)).collect();
         let [bos, eos] = self.around()?;
@@ -131,7 +152,12 @@ impl Tokenizer<'_> {
                     .map(|id| id as usize)
                     .filter(|id| *id < vocabulary_size)
             };
-            if let Some(id) = first.or(named).or_else(stated) {
+            let implied = || match name {
+                "bos" => self.implied[0].map(|id| id as usize),
+                "eos" => self.implied[1].map(|id| id as usize),
+                _ => None,
+            };
+            if let Some(id) = first.or(named).or_else(stated).or_else(implied) {
                 entries.push((key, id.into()));
             }
         }
@@ -204,10 +230,11 @@ impl Tokenizer<'_> {
         notes: &mut Vec<String>,
     ) -> Result<Vec<(&'static str, Value)>, String> {
         let own = steps(&self.json["pre_tokenizer"]);
-        let named = SPLITTINGS
-            .into_iter()
-            .find(|name| splitting(name).is_some_and(|splitting| steps(&splitting) == own));
-        let name = named.ok_or_else(|| {
+        let named = NAMES.into_iter().find_map(|name| {
+            let splitting = Splitting::named(name).ok()?;
+            (steps(&splitting.steps) == own).then_some((name, splitting))
+        });
+        let (name, splitting) = named.ok_or_else(|| {
             let kinds: Vec<&str> = own
                 .iter()
                 .filter_map(|step| step["type"].as_str())
@@ -215,11 +242,11 @@ impl Tokenizer<'_> {
             format!(
                 "its pre-tokenizer ({}) is none of {}",
                 kinds.join(", "),
-                SPLITTINGS.join(", ")
+                NAMES.join(", ")
             )
         })?;
         let ignores = self.json["model"]["ignore_merges"] == true;
-        if ignores != is_llama_3(name) {
+        if ignores != splitting.ignores_merges {
             return Err(format!(
                 "`ignore_merges` is {ignores}, which `{name}` does not mean"
             ));
@@ -227,7 +254,7 @@ impl Tokenizer<'_> {
         let normalizer = &self.json["normalizer"];
         match normalizer["type"].as_str() {
             None => {}
-            Some("NFC") if normalises_to_nfc(name) => {}
+            Some("NFC") if splitting.nfc => {}
             Some("NFC") => notes.push(
                 "texts are not normalised to NFC, as with files of llama.cpp's converter; few have other characters".to_owned(),
             ),
@@ -362,7 +389,7 @@ impl Tokenizer<'_> {
 }
 
 /// Token types as 32-bit signed integers.
-fn types(kinds: impl Iterator<Item = u64>) -> Value {
+pub(super) fn types(kinds: impl Iterator<Item = u64>) -> Value {
     Value::Array(kinds.map(|kind| Value::Signed(kind as i64)).collect())
 }
 
@@ -484,11 +511,13 @@ mod tests {
         let bytes =
             json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false });
         let smollm = json!({ "type": "Sequence", "pretokenizers": [digits, bytes] });
-        assert_eq!(steps(&smollm), steps(&splitting("smollm").unwrap()));
-        for name in SPLITTINGS {
-            let same = SPLITTINGS.iter().filter(|other| {
-                steps(&splitting(name).unwrap()) == steps(&splitting(other).unwrap())
-            });
+        assert_eq!(
+            steps(&smollm),
+            steps(&Splitting::named("smollm").unwrap().steps)
+        );
+        let named = |name: &str| steps(&Splitting::named(name).unwrap().steps);
+        for name in NAMES {
+            let same = NAMES.iter().filter(|other| named(name) == named(other));
             assert_eq!(same.count(), 1, "{name}");
         }
     }
