@@ -7,7 +7,9 @@ use powerinfer_artifact::{
     tensor_file::Dtype,
     tensor_writer::{TensorSource, write_tensors},
 };
-use powerinfer_model::{Activation, Block, Checkpoint, FfnKind, LayerWeight, ModelConfig, Weight};
+use powerinfer_model::{
+    Activation, Block, Checkpoint, FfnKind, LayerWeight, ModelConfig, Multipliers, Weight,
+};
 use serde_json::{Value, json};
 
 /// Published model: configuration, changes for a tiny version, tensors.
@@ -281,6 +283,60 @@ fn distinctive_settings_of_each_model_are_read() {
 }
 
 #[test]
+fn models_under_one_architecture_are_told_apart_by_their_type_and_keys() {
+    let changed = |changes: Value| {
+        let config = llama("a sparse Llama", changes).config.to_string();
+        ModelConfig::parse(config.as_bytes(), Path::new("config.json"))
+    };
+    let architecture = json!(["SparseLlamaForCausalLM"]);
+    // SparseLM computes ReLU, whatever the file says, with or without its training settings.
+    for training in [
+        json!({}),
+        json!({ "sparsity_l1_coeff": 2e-5, "sparsity_mlp_execution_logic": "training", "is_llama_config": true }),
+    ] {
+        let config = json!({ "architectures": architecture, "model_type": "llama_sparse_relu", "hidden_act": "silu" });
+        let config = changed(with(config, &training)).unwrap();
+        assert_eq!(
+            (config.activation, config.ffn),
+            (Activation::Relu, FfnKind::Gated)
+        );
+    }
+    let ungated = json!({ "architectures": architecture, "model_type": "llama_sparse_relu", "sparsity_gated_mlp": false });
+    assert_eq!(changed(ungated).unwrap().ffn, FfnKind::Plain);
+    let pro_sparse = json!({ "architectures": architecture, "model_type": "sparsellama", "hidden_act": "fatrelu", "hidden_act_param": 0.01 });
+    let fat = Activation::FatRelu { threshold: 0.01 };
+    assert_eq!(changed(pro_sparse).unwrap().activation, fat);
+    // A third model has sparse attention.
+    let sparse_attention =
+        json!({ "architectures": architecture, "model_type": "llama", "hidden_act": "silu" });
+    let message = changed(sparse_attention).unwrap_err().to_string();
+    assert!(message.contains("sparse attention"), "{message}");
+}
+
+#[test]
+fn mini_cpm_s_is_read_as_published_and_in_the_format_of_llama() {
+    let keys = json!({ "scale_emb": 12, "dim_model_base": 256, "scale_depth": 1.4 });
+    let changed = |changes: Value| {
+        let config = with(llama("MiniCPM", changes).config, &keys).to_string();
+        ModelConfig::parse(config.as_bytes(), Path::new("config.json")).unwrap()
+    };
+    let own = changed(json!({
+        "architectures": ["MiniCPMForCausalLM"], "hidden_act": "fatrelu", "hidden_act_param": 0.03,
+    }));
+    assert_eq!(own.activation, Activation::FatRelu { threshold: 0.03 });
+    assert_eq!(own.embedding_scale, 12.0);
+    assert!((own.multipliers.residual - 1.4 / 32f32.sqrt()).abs() < 1e-6);
+    assert_eq!(own.multipliers.logits, 256.0 / 4096.0);
+    // The class of Llama ignores the multipliers, which such files contain already.
+    let as_llama = changed(json!({ "hidden_act": "relu" }));
+    assert_eq!(
+        (as_llama.activation, as_llama.embedding_scale),
+        (Activation::Relu, 1.0)
+    );
+    assert_eq!(as_llama.multipliers, Multipliers::default());
+}
+
+#[test]
 fn contradictions_are_reported_by_tensor_or_key() {
     for (changes, named) in [
         (json!({ "vocab_size": 33 }), "model.embed_tokens.weight"),
@@ -292,14 +348,14 @@ fn contradictions_are_reported_by_tensor_or_key() {
         (json!({ "attention_bias": true }), "self_attn.q_proj.bias"),
         (json!({ "intermediate_size": 25 }), "mlp.gate_proj.weight"),
         (
-            json!({ "attn_logit_softcapping": 30.0 }),
+            json!({ "attn_logit_softcapping": 30.0, "auto_map": { "AutoConfig": "own.Config" } }),
             "attn_logit_softcapping",
         ),
         (json!({ "num_key_value_heads": 3 }), "do not divide"),
         (json!({ "hidden_act": "mish" }), "mish"),
         (
-            json!({ "rope_scaling": { "type": "dynamic", "factor": 2.0 } }),
-            "dynamic",
+            json!({ "rope_scaling": { "type": "mrope", "factor": 2.0 } }),
+            "mrope",
         ),
     ] {
         let folder = tempfile::tempdir().unwrap();
