@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Renders the corpus of chat templates with jinja2, set up as in transformers, and compares the texts with the stored ones, which a
-# test of `powerinfer-text` expects. `--write` stores them.
+# Renders the corpus of chat templates with jinja2, set up as in transformers, and compares the results with the stored ones. A test
+# of `powerinfer-text` expects the stored results. `--write` replaces them.
 #
 # usage: scripts/check-templates.sh [--write]
 # Needs Python 3.9 or newer with pip, and access to PyPI the first time. Exits with 75 if jinja2 cannot be installed.

@@ -11,7 +11,7 @@ ARCHITECTURES = """ArceeForCausalLM CohereForCausalLM FalconForCausalLM Gemma2Fo
 GPT2LMHeadModel GPTBigCodeForCausalLM GPTNeoXForCausalLM GraniteForCausalLM LlamaForCausalLM MistralForCausalLM
 NanoChatForCausalLM NemotronForCausalLM Olmo2ForCausalLM OPTForCausalLM Phi3ForCausalLM PhiForCausalLM Qwen2ForCausalLM
 Qwen3ForCausalLM SmolLM3ForCausalLM StableLmForCausalLM Starcoder2ForCausalLM""".split()
-# Keys that no class declares, but the code of some reads.
+# Keys that the code of some classes reads although no class declares them.
 READ_ELSEWHERE = ["head_dim", "rope_parameters", "rope_scaling", "rope_theta", "tie_word_embeddings"]
 
 

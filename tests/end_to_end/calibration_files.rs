@@ -1,4 +1,4 @@
-//! `--data`: the same documents from every kind of file, and what cannot be read is skipped.
+//! `--data` reads the same documents from every kind of file, and skips unreadable files.
 
 use std::{fs, io::Write};
 
@@ -41,7 +41,7 @@ impl Sandbox {
         self.run_with(&[&arguments[..], &more].concat(), stdin)
     }
 
-    /// What a profile over `data` counted and reserved, and the source's documents and formats.
+    /// Profiles `data`; returns what was counted and reserved, and the source's documents and formats.
     #[track_caller]
     fn counted(&self, data: &str) -> (Value, Value) {
         counted(self.profile(data, b""))

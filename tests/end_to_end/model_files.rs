@@ -1,4 +1,4 @@
-//! Models as people have them: split, without an index, with tensors under other names, with predictors.
+//! Unusual but valid model files: split, without an index, with renamed tensors, with predictors.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ fn golden_gguf(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// The logits of `model` for a short text, as the bytes of the file they are written to.
+/// Computes the logits of `model` for a short text; returns the bytes of the output file.
 fn logits(sandbox: &Sandbox, model: &str) -> Vec<u8> {
     let out = ["--out", "@logits.safetensors"];
     let arguments = ["logits", model, "--ids", "1,2,3,4,5,6,7,8,9"];

@@ -1,4 +1,4 @@
-//! Files and folders that are no models, and models that are not supported: refused by name, with what to do.
+//! Files and folders that are not models, and unsupported models: the error names them and says what to do.
 
 use std::{
     fs,
@@ -141,7 +141,7 @@ fn files_that_are_no_models_are_named() {
     }
 }
 
-/// Writes a GGUF file with these texts as metadata, and no tensors.
+/// Writes a GGUF file with these metadata texts and no tensors.
 fn write_metadata(path: &Path, entries: &[(&str, &str)]) {
     let mut metadata = Metadata::default();
     for (key, value) in entries {

@@ -1,10 +1,10 @@
-//! Models whose tokenizer is in older files than `tokenizer.json`, through every command.
+//! Every command, with models whose tokenizer is in older files instead of `tokenizer.json`.
 
 use std::path::PathBuf;
 
 use crate::sandbox::{QUICK, Sandbox, copy_folder, golden_model};
 
-/// A sandbox with texts and, as `model`, a copy of a golden checkpoint without `tokenizer.json`.
+/// Creates a sandbox with texts and, as `model`, a copy of a golden checkpoint without `tokenizer.json`.
 fn sandbox(model: PathBuf) -> Sandbox {
     let sandbox = Sandbox::new();
     copy_folder(&model, &sandbox.path("model"));
@@ -14,7 +14,7 @@ fn sandbox(model: PathBuf) -> Sandbox {
     sandbox
 }
 
-/// Prepares `model` and returns the output of `run` of its bundle, without the model at hand.
+/// Prepares `model`, moves it away, and returns the output of running its bundle.
 fn prepare_and_run(sandbox: &Sandbox) -> String {
     let prepare = [
         "prepare",

@@ -1,5 +1,5 @@
-//! Settings next to the weights: unusual ones with a clear meaning are read, others are refused before any work. Prompts and
-//! settings with byte-order marks.
+//! Settings next to the weights: unusual values with a clear meaning are accepted, others are errors before any work starts.
+//! Prompts and settings may have byte-order marks.
 
 use std::{fs, path::PathBuf};
 
@@ -26,7 +26,7 @@ fn unusual_settings_with_a_clear_meaning_are_read() {
     let sandbox = Sandbox::new();
     let folder = model(&sandbox);
     fs::remove_file(folder.join("special_tokens_map.json")).unwrap();
-    // The files of the cases 12 and 14, and byte-order marks everywhere.
+    // Unusual values with a clear meaning, and byte-order marks in every file.
     for (name, text) in [
         (
             "tokenizer_config.json",
@@ -143,7 +143,7 @@ fn a_prompt_on_stdin_has_no_byte_order_mark_and_no_last_line_end() {
     ] {
         assert_eq!(prompt(&[], stdin.as_bytes()), expected);
     }
-    // Case 15: the text on stdin, then `--prompt`.
+    // The text on stdin comes first, then `--prompt`.
     for (stdin, expected) in [
         ("text of a file\n", "text of a file\n\nSummarise:"),
         ("\u{feff}two\r\nlines\r\n", "two\r\nlines\n\nSummarise:"),

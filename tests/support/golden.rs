@@ -34,7 +34,7 @@ pub(crate) const MODELS: [&str; 25] = [
     "qwen3-qknorm",
 ];
 
-/// Golden checkpoints of more families. Some are in the repository, all in the folder `shared/golden` next to it, if there is one.
+/// Golden checkpoints of more families. Some are in the repository; all are in the folder `shared/golden` next to it, if it exists.
 #[allow(dead_code, reason = "not in all tests")]
 pub(crate) const FAMILIES: [&str; 23] = [
     "arcee",
@@ -82,7 +82,7 @@ impl Golden {
         Self::find(name).expect("the goldens are in the repository")
     }
 
-    /// The golden checkpoints called `names` that are here; names the others.
+    /// Opens those of the golden checkpoints `names` that exist, and prints the names of the others.
     #[allow(dead_code, reason = "not in all tests")]
     pub(crate) fn present(names: &[&str]) -> Vec<(String, Self)> {
         let mut found = Vec::new();
@@ -95,7 +95,7 @@ impl Golden {
         found
     }
 
-    /// The golden checkpoint `name`, if it is here.
+    /// Opens the golden checkpoint `name` if it exists.
     fn find(name: &str) -> Option<Self> {
         // Where the test was built, or is run now: binaries travel to machines that build nothing.
         let own = std::env::var("CARGO_MANIFEST_DIR");
@@ -138,8 +138,8 @@ impl Golden {
             .collect()
     }
 
-    /// Fails where the logits of a whole prompt, `[tokens, vocabulary]`, are not those expected; of the longest
-    /// prompt, most models have those of the last 12 tokens alone.
+    /// Fails if the logits of a whole prompt, `[tokens, vocabulary]`, are not those expected. For the longest prompt, most
+    /// models have only the logits of the last 12 tokens.
     pub(crate) fn assert_logits(&self, got: &[f32], prompt: &str, what: &str) {
         let want = self.floats(&format!("{prompt}.logits"));
         let tokens = self.ids(&format!("{prompt}.input_ids")).len();

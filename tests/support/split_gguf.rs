@@ -1,14 +1,14 @@
 //! Splits GGUF files as `llama-gguf-split` does.
 
-/// A GGUF file before its data: where its metadata and tensor table are.
+/// Layout of a GGUF file before its data: its metadata and tensor table.
 struct Head {
     metadata: std::ops::Range<usize>,
     keys: u64,
-    /// Entry without offset, and bytes of the data, of each tensor.
+    /// Each tensor's table entry without the offset, and its data.
     tensors: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Reads numbers and texts of a GGUF file.
+/// Reads numbers and texts from a GGUF file.
 struct Reader<'a> {
     bytes: &'a [u8],
     place: usize,
@@ -76,7 +76,7 @@ impl Head {
     }
 }
 
-/// A key and a number of the type `kind`.
+/// Encodes a key and a number of the type `kind`.
 pub(crate) fn entry(key: &str, kind: u32, number: u32) -> Vec<u8> {
     let bytes = if kind == 2 { 2 } else { 4 };
     let mut entry = (key.len() as u64).to_le_bytes().to_vec();
@@ -103,7 +103,7 @@ fn write(magic: &[u8], keys: u64, metadata: &[u8], tensors: &[(Vec<u8>, Vec<u8>)
     out
 }
 
-/// The file `bytes` with more `entries` in its metadata.
+/// Returns the file `bytes` with additional metadata `entries`.
 pub(crate) fn with_entries(bytes: &[u8], entries: &[Vec<u8>]) -> Vec<u8> {
     let head = Head::read(bytes);
     let metadata = [&bytes[head.metadata], &entries.concat()].concat();
@@ -111,8 +111,8 @@ pub(crate) fn with_entries(bytes: &[u8], entries: &[Vec<u8>]) -> Vec<u8> {
     write(&bytes[..8], keys, &metadata, &head.tensors)
 }
 
-/// The parts of the file `bytes`, of which each has this number of tensors, and the last one the others; they state that
-/// there are `stated` more tensors than there are.
+/// Splits the file `bytes` into parts with the given numbers of tensors; the last part has the remaining ones. The parts
+/// state `stated` tensors more than there are.
 pub(crate) fn split(bytes: &[u8], tensors: &[usize], stated: u32) -> Vec<Vec<u8>> {
     let head = Head::read(bytes);
     let (count, total) = (tensors.len() as u32 + 1, head.tensors.len() as u32);

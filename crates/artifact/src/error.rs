@@ -41,13 +41,13 @@ pub enum ArtifactError {
         /// The file.
         path: PathBuf,
     },
-    /// The file is what git keeps in place of a large file.
+    /// The file is a Git LFS pointer, which git keeps in place of a large file.
     #[error("`{path}` is a Git LFS pointer, not the file itself; run `git lfs pull` in its folder")]
     LfsPointer {
         /// The file.
         path: PathBuf,
     },
-    /// The file is a server's answer to a failed download.
+    /// The file is a web page or an error message that a server sent instead of the file.
     #[error("`{path}` is a web page or an error message of a server; download the file again")]
     WebPage {
         /// The file.

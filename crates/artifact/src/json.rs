@@ -1,4 +1,4 @@
-//! JSON that people and other programs write.
+//! Parsing of JSON that was written by people or other programs.
 
 use serde::de::DeserializeOwned;
 

@@ -146,7 +146,7 @@ impl FileBytes {
     ///
     /// # Errors
     ///
-    /// [`ArtifactError::Read`], or the file is a Git LFS pointer or the page of a failed download.
+    /// [`ArtifactError::Read`], or the file is a Git LFS pointer or the error page of a failed download.
     pub fn open(path: &Path) -> Result<Self, ArtifactError> {
         let bytes = Self::map(path)?;
         stand_in::refuse(path, &bytes)?;

@@ -3,13 +3,13 @@
 /// File name of a part, such as `model-00001-of-00003.safetensors`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartName<'a> {
-    /// What precedes the number; the name of the whole without extension.
+    /// Text before the number: the name of the whole file without its extension.
     pub stem: &'a str,
     /// Number of the part, from 1.
     pub number: usize,
     /// Number of parts.
     pub count: usize,
-    /// What follows the last dot.
+    /// Extension: the text after the last dot.
     pub extension: &'a str,
 }
 
@@ -34,7 +34,7 @@ impl<'a> PartName<'a> {
         })
     }
 
-    /// File names of all parts, in order.
+    /// Returns the file names of all parts, in order.
     pub fn all(self) -> impl Iterator<Item = String> {
         let Self {
             stem,
@@ -45,7 +45,7 @@ impl<'a> PartName<'a> {
         (1..=count).map(move |number| format!("{stem}-{number:05}-of-{count:05}.{extension}"))
     }
 
-    /// Whether `other` is the name of a part of the same file.
+    /// Returns whether `other` is the name of a part of the same file.
     pub fn belongs_with(self, other: PartName<'_>) -> bool {
         (self.stem, self.count, self.extension) == (other.stem, other.count, other.extension)
     }

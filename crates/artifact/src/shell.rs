@@ -1,6 +1,6 @@
-//! Words of a shell command.
+//! Quoting of arguments for shell commands.
 
-/// `text` as one word of a shell: quoted only if it has to be.
+/// Returns `text` as one shell word, quoted only if necessary.
 pub fn shell_quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,%+@".contains(c);
     match !text.is_empty() && text.chars().all(is_plain) {

@@ -1,16 +1,16 @@
-//! Files that stand in for the one that was meant: Git LFS pointers, and the pages of failed downloads.
+//! Detection of files that replace the intended one: Git LFS pointers, and the error pages of failed downloads.
 
 use std::path::Path;
 
 use crate::ArtifactError;
 
-/// Checks that the file at `path`, with the content `bytes`, does not stand in for another.
+/// Checks that the file at `path`, whose content is `bytes`, is neither a Git LFS pointer nor a web page.
 ///
 /// # Errors
 ///
 /// [`ArtifactError::LfsPointer`] or [`ArtifactError::WebPage`].
 pub(crate) fn refuse(path: &Path, bytes: &[u8]) -> Result<(), ArtifactError> {
-    /// A pointer is shorter, by the specification of Git LFS.
+    /// Size limit of a pointer in bytes, from the Git LFS specification.
     const LONGEST_POINTER: usize = 1024;
     let head = &bytes[..bytes.len().min(LONGEST_POINTER)];
     let head = head.trim_ascii_start();
@@ -22,7 +22,7 @@ pub(crate) fn refuse(path: &Path, bytes: &[u8]) -> Result<(), ArtifactError> {
         "version https://git-lfs.github.com/spec/",
         "version https://hawser.github.com/spec/",
     ];
-    // The last ones are the hub's and cloud storage's answers for files that do not exist.
+    // The last entries are replies of the hub and of cloud storage for missing files.
     let pages = [
         "<!doctype html",
         "<html",
@@ -60,7 +60,7 @@ mod tests {
         ] {
             assert!(message(page).unwrap_err().contains("web page"), "{page}");
         }
-        // A text about pointers is none.
+        // A long text that begins like a pointer is not a pointer.
         let long = format!("{pointer}{}", " ".repeat(1024));
         for good in ["", "{}", "version", "{% if html %}", &long] {
             message(good).unwrap();

@@ -211,7 +211,7 @@ pub struct StoredLayer {
     pub head_norms: Option<[StoredNorm; 2]>,
     /// `[hidden, heads·head_size]`.
     pub output: StoredLinear,
-    /// Norm of attention's output, if any.
+    /// Norm of the attention output, if any.
     pub attention_output_norm: Option<StoredNorm>,
     /// Norm before the FFN, if separate.
     pub ffn_norm: Option<StoredNorm>,

@@ -22,7 +22,7 @@ const SEQUENCE: usize = 512;
 /// Most tokens taken where the amount is `auto`.
 const AUTO_LIMIT: usize = 131_072;
 
-/// Most skipped files that are listed one by one.
+/// Number of skipped files that are listed individually.
 const LISTED: usize = 5;
 
 /// Which text to use, and how much.
@@ -191,7 +191,7 @@ fn demo_tasks(
     Ok(documents)
 }
 
-/// Names and documents of those of `paths` that have any; reports what was read and what was skipped.
+/// Returns name and documents of each of `paths` that has documents; reports what was read and what was skipped.
 fn read(
     paths: &[PathBuf],
     encoder: &Encoder<'_>,
@@ -230,7 +230,7 @@ fn read(
     Ok(corpora)
 }
 
-/// The error that nothing at `paths` can be used.
+/// Returns the error for `paths` that contain no usable text.
 fn no_text(paths: &[PathBuf], skipped: &[Skipped]) -> Error {
     if let [only] = skipped {
         return anyhow!("{only}");
@@ -247,7 +247,7 @@ fn no_text(paths: &[PathBuf], skipped: &[Skipped]) -> Error {
     anyhow!("{}; give other files by `--data`", lines.join("\n  "))
 }
 
-/// Names of formats, and the number of documents in each.
+/// Lists the formats and the number of documents in each.
 fn formats(corpus: &Corpus) -> BTreeMap<String, u64> {
     let formats = corpus.formats.iter();
     formats
@@ -255,7 +255,7 @@ fn formats(corpus: &Corpus) -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// Reports files and records that were not used; the rest of a long list with `--verbose`.
+/// Reports files and records that were not used; `--verbose` shows a long list in full.
 fn say_skipped(skipped: &[Skipped], output: Output) {
     let shown = match output.verbose {
         true => skipped.len(),

@@ -31,11 +31,11 @@ pub(crate) fn open_checkpoint(model: &str, output: Output) -> Result<Checkpoint>
     Ok(checkpoint)
 }
 
-/// Opens the checkpoint called `model` and its tokenizer, to make artifacts for `run` and `serve`.
+/// Opens the checkpoint `model` and its tokenizer to make artifacts for `run` and `serve`.
 ///
 /// # Errors
 ///
-/// One of them cannot be opened, or the model has settings that `run` would refuse.
+/// The checkpoint or tokenizer cannot be opened, or the model has settings that `run` would refuse.
 pub(crate) fn open_model(model: &str, output: Output) -> Result<(Checkpoint, Tokenizer)> {
     let checkpoint = open_checkpoint(model, output)?;
     SamplingSettings::of_model(checkpoint.files())?;
@@ -68,7 +68,7 @@ pub(crate) fn files(model: &str, output: Output) -> Result<Files> {
 
 /// Refuses a model that is not supported before its weights are downloaded.
 fn check_configuration(folder: &Path) -> Result<(), Box<dyn Error + Send + Sync>> {
-    // Opening the model reports a missing file.
+    // A missing file is reported when the model is opened.
     if let Some(bytes) = Files::Folder(folder.to_owned()).read("config.json")? {
         ModelConfig::parse(&bytes, &folder.join("config.json"))?;
     }
@@ -138,7 +138,7 @@ pub(crate) fn bundle_folder(argument: &str) -> PathBuf {
         })
 }
 
-/// Whether `path` is a file, or a folder with a model.
+/// Returns whether `path` is a file, or a folder that contains a model.
 fn is_model(path: &Path) -> bool {
     let has_gguf = || gguf_model(path).is_ok_and(|file| file.is_some());
     path.is_file() || path.join("config.json").is_file() || has_gguf()
@@ -236,7 +236,7 @@ pub(crate) fn check_model_or_bundle(argument: &str) -> Result<()> {
 /// The tokenizer among `files`.
 pub(crate) fn tokenizer(files: &Files) -> Result<Tokenizer> {
     if let Some(folder) = files.as_folder() {
-        // Git LFS pointers and the pages of failed downloads are refused here.
+        // Git LFS pointers and the error pages of failed downloads are refused here.
         for name in Tokenizer::FILES {
             files.read(name)?;
         }

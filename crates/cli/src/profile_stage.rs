@@ -190,7 +190,7 @@ pub(crate) fn report(profile: &ProfileDocument) -> String {
     text
 }
 
-/// What was read of each source, and how much of it was profiled.
+/// Lists what was read from each source, and how much of it was profiled.
 fn sources(profile: &ProfileDocument) -> String {
     let mut text = String::new();
     for source in &profile.sources {

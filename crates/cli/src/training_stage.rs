@@ -137,7 +137,7 @@ impl TrainingArguments {
         })
     }
 
-    /// Where the predictors of `checkpoint`, opened as `model`, come from; those to be imported are looked for now.
+    /// Returns how to obtain the predictors of `checkpoint`, which was opened as `model`. Predictors to import are opened now.
     pub(crate) fn recipe(
         &self,
         model: &str,

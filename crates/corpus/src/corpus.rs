@@ -15,7 +15,7 @@ use crate::{
     unpack::Content,
 };
 
-/// Path that stands for standard input.
+/// Path that means standard input.
 pub const STDIN: &str = "-";
 
 /// Encoded documents, the formats they were in, and what was skipped.
@@ -33,13 +33,13 @@ impl Corpus {
     /// Reads the file at `path`, all files in the folder there in sorted order, or standard input for [`STDIN`].
     ///
     /// Reading ends when the documents suffice for `limit` tokens in sequences of `length` tokens that alternate between
-    /// documents; of each document at most `limit` tokens are kept. Memory holds these, one record and a batch of a Parquet
-    /// file.
+    /// documents. At most `limit` tokens of each document are kept. Memory holds these tokens, one record, and one batch of
+    /// a Parquet file.
     ///
     /// # Errors
     ///
-    /// The folder cannot be listed, or a text cannot be encoded for the model. Files and records that cannot be used are in
-    /// [`skipped`](Self::skipped) instead.
+    /// The folder cannot be listed, or a text cannot be encoded for the model. Unusable files and records are not errors:
+    /// they are listed in [`skipped`](Self::skipped).
     pub fn read(
         path: &Path,
         encoder: &Encoder<'_>,
@@ -73,7 +73,7 @@ impl Corpus {
             }
             let records = (used > 0).then_some(unusable);
             let reason = match (rest, first) {
-                // A file of one text is its record.
+                // A text file is a single record, so its reason is that of the file.
                 (None, Some((_, reason))) if format == Some(Format::Text) => Some(reason),
                 (None, Some((number, reason))) if used == 0 => Some(Unusable::NoRecord {
                     number,
@@ -142,7 +142,7 @@ fn read_text(content: Content, sink: &mut Sink<'_>) -> Result<(), Stop> {
     }
     let text = match String::from_utf8(bytes) {
         Ok(text) => text,
-        // A character at the end may have been cut.
+        // The last character may have been cut off.
         Err(error) if read == most && error.utf8_error().error_len().is_none() => {
             let valid = error.utf8_error().valid_up_to();
             let mut bytes = error.into_bytes();

@@ -11,7 +11,7 @@ use crate::{
     unpack::{Limited, MAX_RECORD},
 };
 
-/// Reads one record per row; rows that do not fit the header are counted.
+/// Reads one record per row; rows that do not match the header are counted as unusable.
 pub(crate) fn read(from: impl Read, delimiter: u8, sink: &mut Sink<'_>) -> Result<(), Stop> {
     let from = Limited::new(from, MAX_RECORD);
     let left = from.left();

@@ -1,10 +1,10 @@
-//! [`Encoder`]: documents to token ids.
+//! [`Encoder`]: converts documents to token ids.
 
 use powerinfer_text::{GenerationPrompt, Message, MessageTokens, SpecialTokens, Tokenizer};
 
 use crate::{CorpusError, Unusable};
 
-/// A document.
+/// Document to encode: a text or a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Document {
     /// Text.
@@ -13,12 +13,12 @@ pub enum Document {
     Chat(Vec<Message>),
 }
 
-/// Whether the end-of-text token follows a text. A conversation ends as its template writes it.
+/// Whether the end-of-text token follows a text. The end of a conversation is up to the chat template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndOfText {
-    /// Add it if the tokenizer has one.
+    /// Add the end-of-text token if the tokenizer has one.
     Add,
-    /// Leave it out.
+    /// Leave the end-of-text token out.
     Omit,
 }
 
@@ -27,14 +27,14 @@ pub enum EndOfText {
 pub struct Encoder<'a> {
     /// Tokenizer of the model.
     pub tokenizer: &'a Tokenizer,
-    /// Tokens of the model.
+    /// Number of tokens in the model's vocabulary.
     pub vocabulary_size: usize,
     /// Whether texts end with the end-of-text token.
     pub end: EndOfText,
 }
 
 impl Encoder<'_> {
-    /// Token ids of `text`, with the special tokens that the tokenizer adds.
+    /// Returns the token ids of `text`, with the special tokens that the tokenizer adds.
     ///
     /// # Errors
     ///
@@ -47,7 +47,8 @@ impl Encoder<'_> {
         self.checked(ids)
     }
 
-    /// Token ids of the conversation that the model's chat template renders; the inner error is that of this conversation alone.
+    /// Returns the token ids of a conversation, rendered by the model's chat template. The inner error concerns only this
+    /// conversation.
     pub(crate) fn chat(
         &self,
         messages: &[Message],

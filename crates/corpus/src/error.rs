@@ -1,4 +1,4 @@
-//! Errors of reading documents, and the reasons for which files and records are skipped.
+//! Errors of reading documents, and the reasons why files and records are skipped.
 
 use std::{io, path::PathBuf};
 
@@ -6,7 +6,7 @@ use powerinfer_text::TextError;
 
 use crate::{Format, record, unpack::MAX_RECORD};
 
-/// Documents that cannot be read at all.
+/// Errors that stop the reading of all documents.
 #[derive(Debug, thiserror::Error)]
 pub enum CorpusError {
     /// A folder cannot be listed.
@@ -24,7 +24,7 @@ pub enum CorpusError {
     OtherTokenizer {
         /// The token's id.
         token: u32,
-        /// Tokens of the model.
+        /// Number of tokens in the model's vocabulary.
         vocabulary_size: usize,
     },
     /// A text cannot be encoded.
@@ -32,43 +32,43 @@ pub enum CorpusError {
     Text(#[from] TextError),
 }
 
-/// Why a file or a record is not used. Messages continue a sentence that names it.
+/// Reason why a file or a record is not used. The message continues a sentence that names the file or record.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
-    /// It has no text.
+    /// The file or record has no text.
     #[error("is empty")]
     Empty,
-    /// It is text in another encoding, or no text.
+    /// The file is text in another encoding, or not text.
     #[error("is not UTF-8 text; convert it")]
     NotUtf8,
-    /// It contains NUL characters.
+    /// The file contains NUL characters, so it is binary.
     #[error("is binary, not text")]
     Binary,
-    /// It has a format that is not read.
+    /// The format is not supported.
     #[error("is {0}, which is not supported; extract or convert it")]
     Foreign(&'static str),
-    /// It stands for a file in Git LFS.
+    /// The file is a Git LFS pointer.
     #[error("is a Git LFS pointer, not the file itself; fetch that with `git lfs pull`")]
     LfsPointer,
-    /// A file in a folder has an unknown ending.
+    /// A file in a folder has an unknown extension.
     #[error("is of an unknown kind; give it by name if it is text")]
     UnknownKind,
-    /// The records have none of the known keys.
+    /// None of the known keys is present.
     #[error("has the keys {}, but none of {}", record::listed(.0), record::known_keys())]
     Keys(Vec<String>),
-    /// The record is no object.
+    /// The record is neither an object nor a string.
     #[error("is {0}, not an object or a string")]
     Kind(&'static str),
     /// A message lacks its role or its text.
     #[error("has a message without `role` and `content`, or `from` and `value`")]
     Messages,
-    /// A conversation needs a chat template.
+    /// The record is a conversation, but the model has no chat template.
     #[error("is a conversation, and the model has no chat template")]
     NoTemplate,
-    /// The chat template does not render the conversation.
+    /// The chat template fails to render the conversation.
     #[error("is a conversation that the model's chat template does not render: {0}")]
     NotRendered(TextError),
-    /// It breaks the rules of its format.
+    /// The file or record is not valid in its format.
     #[error("is not valid {}: {reason}", format.name())]
     Invalid {
         /// The format.
@@ -76,18 +76,18 @@ pub enum Unusable {
         /// The defect.
         reason: String,
     },
-    /// A record is longer than memory should hold.
+    /// A record exceeds the size limit.
     #[error("has a record of more than {} MiB", MAX_RECORD >> 20)]
     TooLong,
-    /// None of its records can be used.
+    /// None of the file's records can be used.
     #[error("has no usable record: record {number} {reason}")]
     NoRecord {
         /// Number of the first record that cannot be used, from 1.
         number: usize,
-        /// Why.
+        /// Why that record cannot be used.
         reason: Box<Unusable>,
     },
-    /// The system or the decompression fails.
+    /// Reading or decompression fails.
     #[error("cannot be read: {0}")]
     Read(io::Error),
 }
@@ -101,14 +101,14 @@ impl From<io::Error> for Unusable {
     }
 }
 
-/// A file that was not used, or of which some records were not.
+/// A file that was skipped, entirely or in part.
 #[derive(Debug)]
 pub struct Skipped {
     /// The file.
     pub path: PathBuf,
-    /// Records that were skipped; `None` if the whole file was.
+    /// Number of skipped records; `None` if the whole file was skipped.
     pub records: Option<usize>,
-    /// Why, of the first record if some were skipped.
+    /// Why the file, or the first of the skipped records, was not used.
     pub reason: Unusable,
 }
 

@@ -1,4 +1,4 @@
-//! Files of a folder and of the folders in it.
+//! Lists the files in a folder and its subfolders.
 
 use std::{
     collections::HashSet,
@@ -8,15 +8,15 @@ use std::{
 
 use crate::{CorpusError, Skipped};
 
-/// Files in a folder, sorted, and the folders that cannot be listed.
+/// Sorted files of a folder and its subfolders, and the subfolders that cannot be listed.
 pub(crate) struct Files {
     pub(crate) files: Vec<PathBuf>,
     pub(crate) skipped: Vec<Skipped>,
 }
 
 impl Files {
-    /// Files in `folder` and in the folders within, without hidden ones. Links are followed; each folder is entered once, so
-    /// they cannot lead in a circle.
+    /// Lists the files in `folder` and its subfolders, except hidden ones. Links are followed; each folder is entered only
+    /// once, so cyclic links do no harm.
     ///
     /// # Errors
     ///
@@ -27,7 +27,7 @@ impl Files {
             skipped: Vec::new(),
         };
         let mut entered = HashSet::new();
-        // The next one to visit is last.
+        // A stack: the next path to visit is the last element.
         let mut open = vec![folder.to_owned()];
         while let Some(path) = open.pop() {
             if !path.is_dir() {
@@ -48,7 +48,7 @@ impl Files {
     }
 }
 
-/// Sorted paths in `folder`; none if it was entered before.
+/// Returns the sorted paths in `folder`; none if the folder was entered before.
 fn entries(folder: &Path, entered: &mut HashSet<PathBuf>) -> std::io::Result<Vec<PathBuf>> {
     if !entered.insert(folder.canonicalize()?) {
         return Ok(Vec::new());

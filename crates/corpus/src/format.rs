@@ -1,4 +1,4 @@
-//! [`Format`]: recognised by the file's content if possible, by its ending otherwise.
+//! [`Format`]: recognised by the file's content if possible, otherwise by its extension.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::{Unusable, unpack::Content};
 pub enum Format {
     /// Text, source code or Markdown: the file is one document.
     Text,
-    /// JSON: an array of records, or records one after the other.
+    /// JSON: an array of records, or a sequence of records.
     Json,
     /// One JSON record per line.
     JsonLines,
@@ -21,7 +21,7 @@ pub enum Format {
     Parquet,
 }
 
-/// Endings of text and of source code.
+/// File extensions of text and source code.
 const TEXT: &[&str] = &[
     "adoc", "asm", "bash", "bat", "bib", "c", "cc", "cfg", "cjs", "clj", "cmake", "cmd", "conf",
     "cpp", "cs", "css", "cu", "cuh", "cxx", "dart", "diff", "ebnf", "el", "erl", "ex", "exs",
@@ -34,7 +34,7 @@ const TEXT: &[&str] = &[
     "xml", "yaml", "yml", "zig", "zsh",
 ];
 
-/// First bytes of formats that are not read, and their names.
+/// First bytes and names of formats that are not supported.
 const FOREIGN: &[(&[u8], &str)] = &[
     (b"PK\x03\x04", "a ZIP archive"),
     (b"%PDF-", "a PDF"),
@@ -52,7 +52,7 @@ const FOREIGN: &[(&[u8], &str)] = &[
 const TAR: usize = 257;
 
 impl Format {
-    /// Name for reports.
+    /// Returns the format's name for reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Text => "text",
@@ -63,7 +63,7 @@ impl Format {
         }
     }
 
-    /// Format of `content`. A file that was found in a folder needs a known ending, or none.
+    /// Recognises the format of `content`. A file that was found in a folder must have a known extension or none.
     pub(crate) fn of(content: &Content, is_in_folder: bool) -> Result<Self, Unusable> {
         let head = &content.head[..];
         if head.starts_with(b"PAR1") {
@@ -99,7 +99,7 @@ impl Format {
                 format: Self::Parquet,
                 reason: "it does not begin with `PAR1`".to_owned(),
             }),
-            // Exported records are often named `.txt`; lines of source code are not objects.
+            // Exported JSON records are often named `.txt`; lines of source code are not JSON objects.
             Some("txt") | None => Ok(Self::of_content(content)),
             Some(ending) if TEXT.contains(&ending) => Ok(Self::Text),
             Some(_) if is_in_folder => Err(Unusable::UnknownKind),
@@ -115,13 +115,14 @@ impl Format {
     }
 }
 
-/// Last ending of `name`, in lower case.
+/// Returns the last extension of `name`, in lower case.
 pub(crate) fn ending(name: &Path) -> Option<String> {
     let ending = name.extension()?;
     Some(ending.to_string_lossy().to_ascii_lowercase())
 }
 
-/// Whether every line at the beginning of `content` is a JSON object; of a single long line, whether it begins as one.
+/// Returns whether every line in the head of `content` is a JSON object. If the head is one incomplete line, its
+/// beginning decides.
 fn are_lines_objects(content: &Content) -> bool {
     let is_object = |line: &[u8]| {
         line.trim_ascii_start().starts_with(b"{")
@@ -136,7 +137,7 @@ fn are_lines_objects(content: &Content) -> bool {
         }
         match is_object(line) {
             true => count += 1,
-            // The rest of the last line is further on.
+            // The last line may continue beyond the head.
             false if is_last && !content.is_whole => {
                 return count > 0 || line.trim_ascii_start().starts_with(b"{\"");
             }

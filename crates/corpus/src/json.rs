@@ -1,4 +1,4 @@
-//! JSON: lines, arrays, and values one after the other.
+//! JSON Lines, JSON arrays, and sequences of JSON values.
 
 use std::{
     cell::Cell,
@@ -26,7 +26,7 @@ fn invalid(format: Format, error: &serde_json::Error) -> Unusable {
     }
 }
 
-/// Reads one record per line; lines that are none are counted.
+/// Reads one record per line; invalid lines are counted as unusable.
 pub(crate) fn read_lines(from: impl Read, sink: &mut Sink<'_>) -> Result<(), Stop> {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();
@@ -51,7 +51,7 @@ pub(crate) fn read_lines(from: impl Read, sink: &mut Sink<'_>) -> Result<(), Sto
     }
 }
 
-/// Reads values one after the other; the elements of an array are records.
+/// Reads a sequence of JSON values; each value, or each element of an array, is a record.
 pub(crate) fn read_values(from: impl Read, sink: &mut Sink<'_>) -> Result<(), Stop> {
     let from = Limited::new(from, MAX_RECORD);
     let left = from.left();
@@ -74,7 +74,7 @@ pub(crate) fn read_values(from: impl Read, sink: &mut Sink<'_>) -> Result<(), St
     Ok(())
 }
 
-/// Skips white space; whether nothing follows.
+/// Skips white space; returns whether the input ends there.
 fn is_at_end(from: &mut impl BufRead, left: &Cell<u64>) -> std::io::Result<bool> {
     loop {
         left.set(MAX_RECORD);
@@ -91,7 +91,7 @@ fn is_at_end(from: &mut impl BufRead, left: &Cell<u64>) -> std::io::Result<bool>
     }
 }
 
-/// Takes the records of a value while it is parsed, so that an array is never in memory.
+/// Passes on the records of a value during parsing, so that an array is never held in memory.
 struct Records<'a, 'b> {
     sink: &'a mut Sink<'b>,
     left: &'a Rc<Cell<u64>>,

@@ -1,5 +1,5 @@
-//! Reads documents from the files that people have: text, source code, Markdown, JSON, JSON Lines, CSV and Parquet, plain or
-//! compressed, one by one or in folders.
+//! Reads documents from text, source code, Markdown, JSON, JSON Lines, CSV and Parquet files, plain or compressed, single
+//! or in folders.
 //!
 //! ```text
 //! path ──▶ files ──unpack──▶ bytes ──Format──▶ records ──▶ documents ──Encoder──▶ token ids

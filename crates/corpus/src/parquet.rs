@@ -1,4 +1,5 @@
-//! Parquet, read in a worker: its libraries panic at some invalid files, and allocate what others ask for.
+//! Reads Parquet files in a worker process, because the libraries panic on some invalid files and allocate far too much
+//! memory on others.
 
 use std::{
     fs::File,
@@ -28,19 +29,19 @@ use crate::{
     sink::{Sink, Stop},
 };
 
-/// Time to read a batch.
+/// Time limit for reading a batch.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// Text after which a batch ends, in bytes.
+/// Bytes of text after which a batch ends.
 const BATCH: usize = 16 << 20;
 
-/// Bytes of a record without its text, roughly.
+/// Approximate bytes of a record without its text.
 const RECORD: usize = 128;
 
-/// Most bytes of a column in a row group.
+/// Size limit of a column in a row group, in bytes.
 const MAX_CHUNK: u64 = 512 << 20;
 
-/// Next row: its row group, and its index in that.
+/// Position of the next row: its row group, and its index in that group.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 struct Place {
     group: usize,
@@ -55,15 +56,15 @@ struct Request {
 
 #[derive(Serialize, Deserialize)]
 enum Answer {
-    /// Records, and where the next ones are.
+    /// Records, and the position of the next one if there are more.
     Records(Vec<Value>, Option<Place>),
-    /// No column is known; these are there.
+    /// No column has a known name; these are the columns of the file.
     Columns(Vec<String>),
     /// The file is invalid, for this reason.
     Invalid(String),
 }
 
-/// Reading a batch of rows in a worker, for [`work_as_worker`](powerinfer_guard::worker::work_as_worker).
+/// Work of reading a batch of rows, to be passed to [`work_as_worker`](powerinfer_guard::worker::work_as_worker).
 pub const WORK: Work = ("read-parquet", |request| {
     let answer = serde_json::from_slice(request)
         .map_err(|error| error.to_string())
@@ -102,7 +103,7 @@ pub(crate) fn read(path: &Path, sink: &mut Sink<'_>) -> Result<(), Stop> {
     Ok(())
 }
 
-/// The next rows, of one row group.
+/// Reads the next rows, all from one row group.
 fn batch(request: &Request) -> Result<Answer, String> {
     let Place { group, row } = request.from;
     let mut file = File::open(&request.path).map_err(|error| error.to_string())?;
@@ -125,7 +126,7 @@ fn batch(request: &Request) -> Result<Answer, String> {
     let columns = columns.collect::<Result<Vec<_>, String>>()?;
     let mut records = Vec::new();
     let mut bytes = 0;
-    // The number in the metadata may be wrong.
+    // The row count in the metadata may be wrong.
     let lengths = columns
         .iter()
         .map(|(_, arrays)| arrays.iter().map(|array| array.len()).sum());
@@ -148,7 +149,7 @@ fn batch(request: &Request) -> Result<Answer, String> {
     Ok(Answer::Records(records, next))
 }
 
-/// Name and values of the column `field` in a row group.
+/// Reads name and values of the column `field` in a row group.
 fn column(
     file: &mut File,
     rows: &RowGroupMetadata,
@@ -182,7 +183,7 @@ fn column(
     Ok((field.name.to_string(), arrays))
 }
 
-/// The value of a row in arrays one after the other.
+/// Returns the value of a row in consecutive arrays.
 fn cell(arrays: &[Box<dyn Array>], mut row: usize) -> Value {
     for array in arrays {
         if row < array.len() {
@@ -193,7 +194,7 @@ fn cell(arrays: &[Box<dyn Array>], mut row: usize) -> Value {
     Value::Null
 }
 
-/// Strings, lists and structs; null for everything else.
+/// Converts strings, lists and structs to JSON; everything else becomes null.
 fn value(array: &dyn Array, row: usize) -> Value {
     if array.is_null(row) {
         return Value::Null;
@@ -220,7 +221,7 @@ fn value(array: &dyn Array, row: usize) -> Value {
     }
 }
 
-/// Bytes of the text in `value`.
+/// Returns the number of bytes of text in `value`.
 fn size(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),

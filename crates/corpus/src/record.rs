@@ -1,27 +1,27 @@
-//! Records: which of their keys hold a document.
+//! Finds the document in a record, by the record's keys.
 
 use powerinfer_text::Message;
 use serde_json::{Map, Value};
 
 use crate::{Document, Unusable};
 
-/// Keys of a text.
+/// Keys whose value is a text.
 const TEXTS: [&str; 2] = ["text", "content"];
-/// Keys of a conversation, a list of messages.
+/// Keys whose value is a conversation, which is a list of messages.
 const CONVERSATIONS: [&str; 2] = ["messages", "conversations"];
-/// Keys of a document's two parts.
+/// Keys of the two parts of a document.
 const PARTS: [&str; 2] = ["prompt", "completion"];
 
-/// Most keys listed in a message, and most characters of each.
+/// Limits for keys listed in a message: their number, and the characters of each.
 const LISTED: (usize, usize) = (8, 32);
 
-/// Whether a document may be in the column or under the key `name`.
+/// Returns whether the column or key `name` may contain a document.
 pub(crate) fn is_known(name: &str) -> bool {
     let mut known = TEXTS.iter().chain(&CONVERSATIONS).chain(&PARTS);
     known.any(|known| *known == name)
 }
 
-/// The known keys, for messages.
+/// Formats the known keys for messages.
 pub(crate) fn known_keys() -> String {
     let [text, content] = TEXTS;
     let [messages, conversations] = CONVERSATIONS;
@@ -31,7 +31,7 @@ pub(crate) fn known_keys() -> String {
     )
 }
 
-/// The first of `keys`, for messages.
+/// Formats the first few of `keys` for messages.
 pub(crate) fn listed(keys: &[String]) -> String {
     let (count, length) = LISTED;
     let shown = keys.iter().take(count).map(|key| {
@@ -47,7 +47,7 @@ pub(crate) fn listed(keys: &[String]) -> String {
     shown.join(", ")
 }
 
-/// The document of a record.
+/// Extracts the document from a record.
 pub(crate) fn document(record: Value) -> Result<Document, Unusable> {
     match record {
         Value::String(text) => text_document(text),
@@ -95,7 +95,7 @@ fn text_document(text: String) -> Result<Document, Unusable> {
     }
 }
 
-/// A list, or one that is written as JSON in a column of strings.
+/// Returns the items of a list, which a column of strings may contain as JSON.
 fn list(value: &Value) -> Option<Vec<Value>> {
     match value {
         Value::Array(items) => Some(items.clone()),
@@ -113,7 +113,7 @@ fn conversation(messages: &[Value]) -> Result<Document, Unusable> {
     }
 }
 
-/// A message with `role` and `content`, or ShareGPT's `from` and `value`.
+/// Parses a message with `role` and `content`, or ShareGPT's `from` and `value`.
 fn message(message: &Value) -> Option<Message> {
     let role = message.get("role").or_else(|| message.get("from"))?;
     let role = match role.as_str()? {
@@ -124,7 +124,7 @@ fn message(message: &Value) -> Option<Message> {
     let content = message.get("content").or_else(|| message.get("value"))?;
     let content = match content {
         Value::String(text) => text.clone(),
-        // Parts of a message; those without text are images and the like.
+        // A message may have several parts; parts without text, such as images, are left out.
         Value::Array(parts) => {
             let texts = parts.iter().map(|part| part.get("text")?.as_str());
             texts.collect::<Option<Vec<_>>>()?.concat()
@@ -137,7 +137,7 @@ fn message(message: &Value) -> Option<Message> {
     })
 }
 
-/// What `value` is, for messages.
+/// Describes the type of `value` for messages.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

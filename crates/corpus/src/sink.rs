@@ -1,17 +1,17 @@
-//! [`Sink`]: takes the documents of files until there are enough.
+//! [`Sink`]: collects documents until there are enough.
 
 use crate::{CorpusError, Document, Encoder, Unusable};
 
-/// A token is longer than this many bytes so rarely that no more text is read for one.
+/// Bytes of text to read per token wanted; longer tokens are rare.
 const BYTES_PER_TOKEN: usize = 16;
 
-/// Why reading a file ends before its end.
+/// Reason to stop reading before the end of a file.
 pub(crate) enum Stop {
-    /// There is enough text.
+    /// Enough text was read.
     Enough,
-    /// The rest of the file cannot be used.
+    /// The rest of the file is unusable.
     Unusable(Unusable),
-    /// Nothing can be read.
+    /// Reading fails altogether.
     Failed(CorpusError),
 }
 
@@ -24,22 +24,23 @@ impl<E: Into<Unusable>> From<E> for Stop {
 /// Encoded documents, and what the current file contributed.
 pub(crate) struct Sink<'a> {
     encoder: &'a Encoder<'a>,
-    /// Longest sequence in tokens.
+    /// Maximum length of a sequence in tokens.
     length: usize,
-    /// Tokens wanted.
+    /// Number of tokens wanted.
     limit: usize,
-    /// Tokens of the documents' first sequences.
+    /// Tokens in the first sequences of all documents.
     first_sequences: usize,
     pub(crate) documents: Vec<Vec<u32>>,
     /// Records of the current file, used or not.
     records: usize,
-    /// Unusable records of the current file, and the first of them with its number.
+    /// Unusable records of the current file.
     unusable: usize,
+    /// Number and defect of the first unusable record.
     first_unusable: Option<(usize, Unusable)>,
 }
 
 impl<'a> Sink<'a> {
-    /// A sink for `limit` tokens in sequences of at most `length`.
+    /// Creates a sink for `limit` tokens in sequences of at most `length`.
     pub(crate) fn new(encoder: &'a Encoder<'a>, length: usize, limit: usize) -> Self {
         Self {
             encoder,
@@ -53,17 +54,18 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Whether there is enough text. Documents are interleaved, so once each gives one full sequence, more are not read.
+    /// Returns whether there is enough text. Sequences are interleaved across documents, so no more documents are needed once
+    /// the first sequence of each suffices.
     pub(crate) fn is_full(&self) -> bool {
         self.first_sequences >= self.limit
     }
 
-    /// Most bytes of a text that are needed.
+    /// Returns how many bytes of a text are needed at most.
     pub(crate) fn most_bytes(&self) -> usize {
         self.limit.saturating_mul(BYTES_PER_TOKEN)
     }
 
-    /// Takes the next record of the current file.
+    /// Adds the next record of the current file.
     pub(crate) fn take(&mut self, record: Result<Document, Unusable>) -> Result<(), Stop> {
         self.records += 1;
         let ids = match record {
@@ -91,7 +93,8 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Ends a file: the number of its records, that of unusable ones, and the first of these with its number.
+    /// Ends the current file. Returns how many records it had, how many were unusable, and number and defect of the first
+    /// unusable one.
     pub(crate) fn end_file(&mut self) -> (usize, usize, Option<(usize, Unusable)>) {
         let counts = (self.records, self.unusable);
         (self.records, self.unusable) = (0, 0);

@@ -1,4 +1,4 @@
-//! Bytes of a file: decompressed, and without a byte-order mark.
+//! Opens files, decompresses them, and removes a byte-order mark.
 
 use std::{
     cell::Cell,
@@ -10,16 +10,16 @@ use std::{
 
 use flate2::read::MultiGzDecoder;
 
-/// Bytes by which a file's format is recognised.
+/// Bytes at the beginning of a file from which its format is recognised.
 pub(crate) const HEAD: usize = 64 << 10;
 
-/// Most bytes of a record, and of text in UTF-16.
+/// Size limit of a record, and of UTF-16 text, in bytes.
 pub(crate) const MAX_RECORD: u64 = 64 << 20;
 
-/// Most bytes that a compressed file unpacks to.
+/// Size limit of a compressed file after decompression, in bytes.
 const MAX_UNPACKED: u64 = 64 << 30;
 
-/// Most compressions within each other.
+/// Maximum number of nested compressions.
 const MAX_LAYERS: usize = 2;
 
 const UTF8_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
@@ -28,22 +28,22 @@ const UTF8_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
 pub(crate) struct Content {
     /// The first [`HEAD`] bytes, or all of a shorter file.
     pub(crate) head: Vec<u8>,
-    /// Whether `head` is all of it.
+    /// Whether `head` is the whole content.
     pub(crate) is_whole: bool,
     rest: Box<dyn Read>,
-    /// The file's name without endings of compression.
+    /// The file's name without compression extensions, such as `.gz`.
     pub(crate) name: PathBuf,
-    /// Whether the bytes are those of the file itself.
+    /// Whether the file is neither compressed nor re-encoded.
     pub(crate) is_plain: bool,
 }
 
 impl Content {
-    /// Content of the file at `path`.
+    /// Opens the file at `path`.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         Self::new(File::open(path)?, path)
     }
 
-    /// Content that `file` contains, which is called `name`.
+    /// Opens the content of `file`, whose name is `name`.
     pub(crate) fn new(file: impl Read + 'static, name: &Path) -> io::Result<Self> {
         let mut content = Self::beginning(Box::new(file), name.to_owned(), true)?;
         for _ in 0..MAX_LAYERS {
@@ -58,7 +58,7 @@ impl Content {
             let limited = Limited::new(decoder, MAX_UNPACKED);
             content = Self::beginning(Box::new(limited), name, false)?;
         }
-        // Downloads are sometimes unpacked on the way and keep their names.
+        // Some downloads are decompressed on the way but keep their names.
         while matches!(
             crate::format::ending(&content.name).as_deref(),
             Some("gz" | "zst" | "zstd")
@@ -86,7 +86,7 @@ impl Content {
         })
     }
 
-    /// The content from its beginning.
+    /// Returns a reader that starts at the beginning of the content.
     pub(crate) fn reader(self) -> impl Read {
         Cursor::new(self.head).chain(self.rest)
     }
@@ -104,7 +104,7 @@ impl Content {
     }
 }
 
-/// Bytes of the file at `path`: unpacked if it is compressed with gzip or zstd, without a byte-order mark.
+/// Reads the file at `path`, decompresses gzip and zstd, and removes a byte-order mark.
 ///
 /// # Errors
 ///
@@ -115,7 +115,7 @@ pub fn unpacked(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A reader that fails when more than the bytes that are left are read.
+/// Reader that fails once a byte limit is exceeded.
 pub(crate) struct Limited<R> {
     inner: R,
     left: Rc<Cell<u64>>,
@@ -129,7 +129,7 @@ impl<R> Limited<R> {
         }
     }
 
-    /// The number of bytes that may still be read; it can be raised.
+    /// Returns the number of bytes that may still be read; the caller can raise it.
     pub(crate) fn left(&self) -> Rc<Cell<u64>> {
         Rc::clone(&self.left)
     }

@@ -1,5 +1,5 @@
-//! A Parquet file with a byte changed gives documents or a reason, and the process survives: without a test harness, since the
-//! worker is this program.
+//! A Parquet file with one changed byte gives documents or a reason, and the process survives. There is no test harness because
+//! this program is also the worker.
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::{fs, path::Path};

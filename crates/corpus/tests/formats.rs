@@ -1,4 +1,4 @@
-//! Every kind of file gives the tokens of its documents; the rest is skipped with a reason.
+//! Every supported kind of file gives the tokens of its documents; other files are skipped with a reason.
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::{
@@ -11,7 +11,7 @@ use powerinfer_corpus::{Corpus, CorpusError, Encoder, EndOfText, Format};
 use powerinfer_text::{GenerationPrompt, Message, MessageTokens, Tokenizer};
 use serde_json::{Value, json};
 
-/// Texts with everything that the formats escape.
+/// Texts with all characters that the formats escape.
 const TEXTS: [&str; 5] = [
     "The first document.\n",
     "Ein zweites, mit Umlauten: äöü\n",
@@ -62,7 +62,7 @@ impl Sandbox {
         texts.collect()
     }
 
-    /// Token ids of conversations of a question and an answer.
+    /// Returns the token ids of conversations, each with a question and an answer.
     fn chats(&self, chats: &[[&str; 2]]) -> Vec<Vec<u32>> {
         let message = |role: &str, content: &str| Message {
             role: role.to_owned(),
@@ -80,7 +80,7 @@ impl Sandbox {
         chats.iter().map(ids).collect()
     }
 
-    /// Asserts that the file `name` has documents of these ids in `format`, and that nothing is skipped.
+    /// Asserts that the file `name` has documents with these ids in `format`, and that nothing is skipped.
     #[track_caller]
     fn gives(&self, name: &str, bytes: impl AsRef<[u8]>, format: Format, ids: &[Vec<u32>]) {
         let corpus = self.read(&self.write(name, bytes));
@@ -90,7 +90,7 @@ impl Sandbox {
         assert_eq!(formats, [(format, ids.len())], "{name}");
     }
 
-    /// Asserts that nothing of the file `name` is used, for a reason that contains `part`.
+    /// Asserts that the whole file `name` is skipped for a reason that contains `part`.
     #[track_caller]
     fn skips(&self, name: &str, bytes: impl AsRef<[u8]>, part: &str) {
         let corpus = self.read(&self.write(name, bytes));

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::EvalError;
 
-/// Size limit of a data file in bytes, after decompression.
+/// Size limit of a data file after decompression, in bytes.
 const LARGEST: u64 = 1 << 30;
 
 /// A line of a data file.

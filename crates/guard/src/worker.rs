@@ -37,7 +37,8 @@ pub type Work = (&'static str, fn(&[u8]) -> Vec<u8>);
 /// To be called first in `main`. In a worker it works until its parent closes the connection, and returns true. In any other
 /// process it returns false. [`Worker::start`] starts workers from now on.
 ///
-/// A worker for work that is not among `kinds` ends at once: it would otherwise run the program again, which starts workers.
+/// A worker process for work that is not among `kinds` exits at once. Otherwise it would run the whole program, which would
+/// start more workers.
 pub fn work_as_worker(kinds: &[Work]) -> bool {
     if let Ok(executable) = Executable::current() {
         let _ = EXECUTABLE.set(executable);

@@ -174,7 +174,7 @@ pub enum HubError {
     NoWeights {
         /// The model.
         model: String,
-        /// What it has instead.
+        /// Description of what the repository has instead.
         found: String,
     },
     /// The repository has several GGUF models and no other weights.
@@ -182,7 +182,7 @@ pub enum HubError {
     SeveralGguf {
         /// The model.
         model: String,
-        /// The files, of a split one the first part.
+        /// The files; for a split file, the first part.
         files: Vec<String>,
     },
     /// The repository lacks parts of a split file.
@@ -193,12 +193,12 @@ pub enum HubError {
     MissingParts {
         /// The model.
         model: String,
-        /// A part that it has.
+        /// A part that exists.
         file: String,
-        /// The parts that it lacks.
+        /// The missing parts.
         missing: Vec<String>,
     },
-    /// The check of the small files refused the model.
+    /// The model was refused by the check that precedes the download of weights.
     #[error("{0}")]
     OfNoUse(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The network is forbidden and the cache is incomplete.

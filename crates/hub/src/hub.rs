@@ -47,13 +47,13 @@ pub struct SnapshotFile {
     pub fetched: bool,
 }
 
-/// Checks the files in a folder, which has no weights yet.
+/// Check of the small files of a model, in a folder that has no weights yet.
 pub type Check<'a> = dyn Fn(&Path) -> Result<(), Box<dyn Error + Send + Sync>> + 'a;
 
 /// Part of a model to fetch.
 #[derive(Clone, Copy)]
 pub(crate) enum Wish<'a> {
-    /// Everything needed to run it, if the check of the small files succeeds.
+    /// Everything needed to run the model, if the check of its small files succeeds.
     Model(&'a Check<'a>),
     /// One file.
     File(&'a FileName),
@@ -88,11 +88,11 @@ impl Hub {
     }
 
     /// Like [`Self::pull`]; `check` reads the small files in the folder of the commit before the weights are downloaded,
-    /// and refuses those of a model that is of no use.
+    /// and refuses a model that cannot be used.
     ///
     /// # Errors
     ///
-    /// As [`Self::pull`], and [`HubError::OfNoUse`] with the error of `check`.
+    /// The errors of [`Self::pull`], or [`HubError::OfNoUse`] with the error of `check`.
     pub fn pull_checked(
         &self,
         model: &ModelName,

@@ -28,7 +28,7 @@ const WEIGHTS: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
 /// Where the weights of a repository are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Weights {
-    /// One file, or all shards of one that have numbers and no index.
+    /// One file, or all its shards if they are numbered but have no index.
     Files(Vec<FileName>),
     /// The files in this index.
     Sharded(FileName),
@@ -46,7 +46,7 @@ pub(crate) struct Selection {
 }
 
 impl Selection {
-    /// Chooses among the files called `names`: safetensors before pickles before a single GGUF model.
+    /// Chooses among the files called `names`: safetensors first, then pickles, then a single GGUF model.
     pub(crate) fn of(model: &ModelName, names: &BTreeSet<String>) -> Result<Self, HubError> {
         let present = |name: &str| {
             let is_there = names.contains(name);
@@ -91,7 +91,8 @@ impl Selection {
     }
 }
 
-/// The GGUF models among `names`: of a split file the first part that is there, and no encoder of images beside others.
+/// Returns the GGUF models among `names`: for a split file, its first existing part. Image encoders are left out if there are
+/// other models.
 fn gguf_models(names: &BTreeSet<String>) -> Result<Vec<FileName>, HubError> {
     let mut models = BTreeSet::new();
     let gguf = names.iter().filter(|name| name.ends_with(".gguf"));
@@ -111,7 +112,7 @@ fn gguf_models(names: &BTreeSet<String>) -> Result<Vec<FileName>, HubError> {
     gguf.into_iter().map(|name| FileName::parse(name)).collect()
 }
 
-/// The file called `name`, or all parts if it is one of a split GGUF file.
+/// Returns the file called `name`, or all parts if it belongs to a split GGUF file.
 pub(crate) fn gguf_parts(
     model: &ModelName,
     name: &FileName,
@@ -123,7 +124,7 @@ pub(crate) fn gguf_parts(
     }
 }
 
-/// The file called `name`, or all parts of the split file that it belongs to.
+/// Returns `name`, or all parts of the split file to which it belongs.
 fn parts(
     model: &ModelName,
     name: &FileName,
@@ -144,7 +145,7 @@ fn parts(
     parts.iter().map(|part| FileName::parse(part)).collect()
 }
 
-/// What a repository without weights that can be read has instead, for an error.
+/// Describes, for an error, what a repository without readable weights has instead.
 fn what_there_is(names: &BTreeSet<String>) -> String {
     if names.contains("adapter_config.json") {
         return "it is a LoRA adapter, which must be merged into its base model first".to_owned();
@@ -280,7 +281,7 @@ mod tests {
 
     #[test]
     fn tokenizers_in_older_files_are_fetched() {
-        // As PowerInfer/Bamboo-base-v0_1 and facebook/opt-6.7b have them.
+        // Files as in PowerInfer/Bamboo-base-v0_1 and facebook/opt-6.7b.
         let bamboo = [
             "config.json",
             "tokenizer_config.json",

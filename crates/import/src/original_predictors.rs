@@ -1,4 +1,4 @@
-//! Predictors of the original PowerInfer: two matrices per layer, in a `*.powerinfer.gguf`, in a folder of
+//! Predictors of the original PowerInfer: two matrices per layer, in a `*.powerinfer.gguf` file, in a folder of
 //! `model_0.pt`, `model_1.pt`, …, or inside a checkpoint, as TurboSparse's are.
 //!
 //! A neuron is predicted active if `fc2 · relu(fc1 · x)` is at least a threshold; x is the hidden state before
@@ -316,7 +316,7 @@ impl Location {
 
 const CONFIG: &str = "config.json";
 
-/// Names of the matrices in `layers`.
+/// Returns the names of the predictor matrices in `layers`.
 fn used(layers: &[Location]) -> Vec<&str> {
     let layers = layers.iter();
     layers
@@ -403,7 +403,7 @@ fn finite(number: Option<f64>) -> Option<f32> {
     number.is_finite().then_some(number)
 }
 
-/// Threshold that the `config.json` in `folder` states; the default if there is none.
+/// Returns the threshold that the `config.json` in `folder` states; the default if it states none.
 fn threshold_of_folder(folder: &Path) -> Result<f32, ImportError> {
     let path = folder.join(CONFIG);
     match FileBytes::open(&path) {

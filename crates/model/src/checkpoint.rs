@@ -142,7 +142,7 @@ impl Checkpoint {
         &self.files
     }
 
-    /// Returns the keys of `config.json` that are ignored, as the model's class in transformers ignores them.
+    /// Returns the keys of `config.json` that are ignored because the model's class in transformers ignores them too.
     pub fn ignored_keys(&self) -> &[String] {
         &self.ignored_keys
     }
@@ -252,7 +252,7 @@ impl Checkpoint {
             blocks.extend_from_slice(of_row);
         }
         if factor != 1.0 {
-            // A super-block begins with the scales of its weights and of their minima.
+            // A super-block begins with two f16 scales: that of the block scales and that of the block minima.
             for scale in blocks
                 .chunks_exact_mut(Q4_K_BYTES)
                 .flat_map(|block| block[..4].chunks_exact_mut(2))
@@ -308,7 +308,7 @@ impl Checkpoint {
         self.container.names().iter().any(is_matrix)
     }
 
-    /// Source of a weight in this checkpoint: tied embeddings may be stored under the head's name alone, because
+    /// Returns the source of a weight in this checkpoint. Tied embeddings may be stored only under the head's name, because
     /// safetensors stores a shared tensor once.
     fn source(&self, weight: Weight) -> WeightSource {
         let source = self.naming.source(&self.config, weight);
@@ -326,7 +326,7 @@ impl Checkpoint {
         }
     }
 
-    /// Error about quantised weights, if the tensors are those of a quantised checkpoint.
+    /// Returns an error about quantised weights if the tensors are those of a quantised checkpoint.
     fn quantisation(&self) -> Option<ModelError> {
         let method = quantised::of_tensors(&self.container.names(), &self.files)?;
         Some(ModelError::QuantisedWeights {
@@ -395,7 +395,7 @@ impl Checkpoint {
     }
 }
 
-/// Name suffixes of tensors in older checkpoints of any family that are no weights: tables, masks, a format's version.
+/// Name suffixes of tensors that are not weights in older checkpoints of any family: tables, masks, format versions.
 const LEFTOVERS: &[&str] = &[
     "rotary_emb.inv_freq",
     "rotary_emb.cos_cached",
@@ -404,7 +404,7 @@ const LEFTOVERS: &[&str] = &[
     "decoder.version",
 ];
 
-/// Returns whether a tensor belongs to a predictor inside a checkpoint, as TurboSparse's have them.
+/// Returns whether a tensor belongs to a predictor that is inside the checkpoint, as in TurboSparse.
 fn is_of_predictor(name: &str) -> bool {
     [".predictor.fc1.", ".predictor.fc2."]
         .iter()

@@ -63,7 +63,7 @@ impl Block {
         self == Self::PostNorm
     }
 
-    /// Whether a norm precedes attention.
+    /// Returns whether a norm precedes attention.
     pub fn norms_input(self) -> bool {
         match self {
             Self::PreNorm | Self::Parallel | Self::ParallelSharedNorm | Self::Sandwich => true,
@@ -85,7 +85,7 @@ impl Block {
     }
 }
 
-/// Norm of queries and keys before the position encoding.
+/// How queries and keys are normalised before the position encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QueryKeyNorm {
@@ -97,7 +97,7 @@ pub enum QueryKeyNorm {
     AllHeads,
 }
 
-/// Soft caps: `c · tanh(x / c)` instead of `x` (Gemma 2).
+/// Soft caps, which replace `x` by `cap · tanh(x / cap)` (Gemma 2).
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct SoftCaps {
     /// Cap of attention scores, applied before the mask.
@@ -107,17 +107,17 @@ pub struct SoftCaps {
 }
 
 impl SoftCaps {
-    /// Caps `x`.
+    /// Returns `cap · tanh(x / cap)`.
     pub fn apply(cap: f32, x: f32) -> f32 {
         cap * (x / cap).tanh()
     }
 }
 
-/// Factors that a checkpoint states apart from its weights. Reading a weight applies them, so that engines and bundles
-/// know nothing of them.
+/// Factors that a checkpoint states separately from its weights. They are applied when a weight is read, so engines and
+/// bundles never see them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Multipliers {
-    /// Factor of the attention scores of each layer, relative to 1/√head_size; empty for 1.
+    /// Factor of the attention scores of each layer, relative to 1/√head_size; empty if all are 1.
     pub attention: Vec<f32>,
     /// Factor of the outputs of attention and FFN.
     pub residual: f32,
@@ -138,7 +138,7 @@ impl Default for Multipliers {
 impl Multipliers {
     /// Returns the factor of `weight` in a model with the norm `query_key_norm`.
     fn factor(&self, query_key_norm: QueryKeyNorm, weight: Weight) -> f32 {
-        // A norm would cancel a factor of its input.
+        // A norm cancels any factor of its input, so the factor goes into the norm's own weight.
         let has_norm = query_key_norm != QueryKeyNorm::None;
         match weight {
             Weight::FinalNorm | Weight::FinalNormBias => self.logits,
@@ -240,7 +240,8 @@ impl ModelConfig {
         Ok(Self::parse_noting(bytes, path)?.0)
     }
 
-    /// As [`parse`](Self::parse); also returns the keys that are ignored, as the model's class in transformers ignores them.
+    /// Like [`parse`](Self::parse), but also returns the keys that are ignored because the model's class in transformers
+    /// ignores them too.
     pub(crate) fn parse_noting(
         bytes: &[u8],
         path: &Path,
@@ -413,7 +414,7 @@ impl ModelConfig {
         }
     }
 
-    /// Elements that a norm of queries or keys normalises together, of `all` elements of a token.
+    /// Returns how many of a token's `all` elements a norm of queries or keys normalises together.
     fn head_norm_size(&self, all: usize) -> usize {
         match self.query_key_norm {
             QueryKeyNorm::AllHeads => all,
@@ -421,7 +422,8 @@ impl ModelConfig {
         }
     }
 
-    /// Returns what the GPU kernels lack for the model, which is then computed on the CPU; `None` if they can run it.
+    /// Returns the feature of the model that the GPU kernels do not support, so that it must run on the CPU; `None` if they
+    /// support the model.
     pub fn device_obstacle(&self) -> Option<&'static str> {
         if self.block.norms_output() {
             Some("norms of the outputs of attention and FFN")

@@ -114,7 +114,7 @@ struct Safetensors {
 }
 
 impl Files {
-    /// Opens `model.safetensors`, or its shards; `None` if there is neither.
+    /// Opens `model.safetensors` or its shards; `None` if neither exists.
     ///
     /// # Errors
     ///

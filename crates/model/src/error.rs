@@ -30,26 +30,26 @@ pub enum ModelError {
         /// The file.
         file: String,
     },
-    /// The path is something else than a model.
+    /// The path is a known kind of file or folder, but not a model.
     #[error("`{path}` is {what}, not a model; {remedy}")]
     NotAModel {
         /// The file or folder.
         path: PathBuf,
-        /// What it is.
+        /// Description of what the path is instead.
         what: String,
-        /// What to do.
+        /// Advice for the user.
         remedy: &'static str,
     },
-    /// The folder's weights are in a format of other programs.
+    /// The folder's weights are in a format that only other programs read.
     #[error(
         "the weights in `{folder}` are in a format of {format}: `{file}`; get the model's safetensors, PyTorch or GGUF files"
     )]
     OtherFormat {
         /// The folder.
         folder: PathBuf,
-        /// The file of weights.
+        /// The weight file.
         file: String,
-        /// Programs or library of the format.
+        /// Program or library that uses the format.
         format: &'static str,
     },
     /// The folder has several GGUF models.
@@ -60,19 +60,19 @@ pub enum ModelError {
     SeveralGguf {
         /// The folder.
         folder: PathBuf,
-        /// Names of the files, of a split file the first part.
+        /// Names of the files; for a split file, of its first part.
         files: Vec<String>,
     },
-    /// A kind of models that is known but not supported.
+    /// The model is of a known kind that is not supported.
     #[error("`{path}`: {kind} are not supported ({cause}); {remedy}")]
     UnsupportedKind {
         /// The configuration or GGUF file.
         path: PathBuf,
-        /// What reveals the kind.
+        /// The setting or name that reveals the kind.
         cause: String,
         /// The kind, in the plural.
         kind: &'static str,
-        /// What to do.
+        /// Advice for the user.
         remedy: &'static str,
     },
     /// The weights are quantised by a method that is not supported.
@@ -104,7 +104,7 @@ pub enum ModelError {
     MissingParts {
         /// A part that exists.
         path: PathBuf,
-        /// Names of those that do not.
+        /// Names of the missing parts.
         parts: Vec<String>,
     },
     /// A shard name in the index is a path outside the folder.

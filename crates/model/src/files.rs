@@ -113,7 +113,7 @@ impl Files {
         }
     }
 
-    /// Returns the names of all files, sorted; of a GGUF file none.
+    /// Returns the names of all files, sorted; none for a GGUF file.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = match self {
             Self::Folder(folder) => folder
@@ -167,8 +167,8 @@ impl Files {
     }
 }
 
-/// Paths of the GGUF models in `folder`, sorted; none if it is no folder. Of a split file the first part is listed, and
-/// encoders of images beside a model are not.
+/// Returns the sorted paths of the GGUF models in `folder`; none if it is not a folder. A split file is listed by its first
+/// part; image encoders next to a model are left out.
 pub fn gguf_files(folder: &Path) -> Vec<PathBuf> {
     let entries = folder.read_dir().into_iter().flatten().flatten();
     let mut files: Vec<PathBuf> = entries
@@ -192,11 +192,11 @@ pub fn gguf_files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Path of the GGUF model in `folder`, if the folder has no other weights.
+/// Returns the path of the GGUF model in `folder` if the folder has no other weights.
 ///
 /// # Errors
 ///
-/// There are several.
+/// The folder has several GGUF models.
 pub fn gguf_model(folder: &Path) -> Result<Option<PathBuf>, ModelError> {
     let is_weights = |name: &String| {
         name.starts_with("model") && name.ends_with(".safetensors")
@@ -219,7 +219,7 @@ pub fn gguf_model(folder: &Path) -> Result<Option<PathBuf>, ModelError> {
     }
 }
 
-/// Name of the model in a GGUF file called `name`, whole or a part.
+/// Returns the model's name, given the name of its GGUF file or of a part.
 pub fn gguf_name(name: &str) -> &str {
     match PartName::parse(name) {
         Some(part) if part.extension == "gguf" => part.stem,

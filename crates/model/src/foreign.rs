@@ -1,5 +1,5 @@
-//! What people have in place of a model that can be run, recognised by name: adapters, weights in other formats, files
-//! that belong to a model.
+//! Recognises files and folders that are mistaken for a model: adapters, weights in other formats, and files that
+//! accompany a model.
 
 use crate::{
     Files, ModelError,
@@ -12,7 +12,7 @@ use crate::{
 const MERGE_ADAPTER: &str =
     "merge it into its base model with the program that made it, and give the merged model";
 
-/// Returns the error about `files` that have no `missing` file.
+/// Returns the error for `files` that lack the file called `missing`.
 pub(crate) fn without(files: &Files, missing: &str) -> ModelError {
     let folder = files.folder().to_owned();
     let names = files.names();
@@ -74,7 +74,7 @@ pub(crate) fn without(files: &Files, missing: &str) -> ModelError {
     }
 }
 
-/// Format of a file of weights that cannot be read, by its name.
+/// Recognises by its name the format of a weight file that cannot be read.
 fn format_of(name: &str) -> Option<&'static str> {
     let lower = name.to_ascii_lowercase();
     let (stem, extension) = lower.rsplit_once('.').unwrap_or((&lower, ""));
@@ -96,7 +96,7 @@ fn format_of(name: &str) -> Option<&'static str> {
     })
 }
 
-/// Kind of the file that starts with `head`, if it is known and not GGUF.
+/// Recognises the kind of the file that starts with `head`, unless it is GGUF or unknown.
 pub(crate) fn kind_of_file(head: &[u8]) -> Option<&'static str> {
     let starts = |start: &[u8]| head.starts_with(start);
     if head.get(8) == Some(&b'{') {
@@ -117,7 +117,7 @@ pub(crate) fn kind_of_file(head: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// Checks that a GGUF file of the architecture `name` is a dense model, not an adapter or a part of a model.
+/// Checks that a GGUF file of the architecture `name` is a dense model, not an adapter or a component of a model.
 pub(crate) fn check_gguf(file: &GgufFile, name: &str) -> Result<(), ModelError> {
     let path = file.path();
     let not_a_model = |what: &str, remedy| {

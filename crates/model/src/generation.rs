@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::{Files, ModelError, keys::truncated};
 
-/// The keys of `generation_config.json` that are used; absent ones and nulls are `None`.
+/// Supported keys of `generation_config.json`; absent keys and nulls are `None`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GenerationConfig {
     /// Token that starts a text (BOS).
@@ -16,13 +16,13 @@ pub struct GenerationConfig {
     pub end_of_text: Option<Vec<u32>>,
     /// Whether to sample.
     pub samples: Option<bool>,
-    /// Divides the logits.
+    /// Temperature, by which the logits are divided.
     pub temperature: Option<f32>,
-    /// Number of tokens to sample from; 0 for all.
+    /// Number of most probable tokens to sample from; 0 for all.
     pub top_k: Option<usize>,
-    /// Sum of the probabilities to sample from.
+    /// Total probability of the tokens to sample from.
     pub top_p: Option<f32>,
-    /// Least probability to sample, relative to the largest.
+    /// Minimum probability of a sampled token, relative to the most probable one.
     pub min_p: Option<f32>,
     /// Factor on the logits of recent tokens.
     pub repetition_penalty: Option<f32>,
@@ -36,7 +36,7 @@ impl GenerationConfig {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, or as [`parse`](Self::parse).
+    /// The file cannot be read, or [`parse`](Self::parse) fails.
     pub fn read(files: &Files) -> Result<Self, ModelError> {
         match files.read(Self::FILE)? {
             Some(bytes) => Self::parse(&bytes, &files.path(Self::FILE)),
@@ -44,12 +44,12 @@ impl GenerationConfig {
         }
     }
 
-    /// Parses the file; `path` is for messages. A whole number may be written as `50.0`, a token id as a list of one, and
+    /// Parses the file; `path` is used in messages. A whole number may be written as `50.0`, a token id as a list of one, and
     /// −1 means no token or no limit.
     ///
     /// # Errors
     ///
-    /// The file is not JSON, or a key has a value whose meaning is unclear.
+    /// The file is not JSON, or the value of a key has no clear meaning.
     pub fn parse(bytes: &[u8], path: &Path) -> Result<Self, ModelError> {
         let value = json::from_slice(bytes).map_err(|source| ArtifactError::NotJson {
             path: path.to_owned(),
@@ -87,7 +87,7 @@ impl GenerationConfig {
     }
 }
 
-/// Reads a key with `convert`, which returns `None` for a value that is not what is `expected`.
+/// Reads a key with `convert`, which returns `None` for a value that is not of the `expected` kind.
 fn read<T>(
     map: &Map<String, Value>,
     key: &str,
@@ -116,7 +116,7 @@ fn number(map: &Map<String, Value>, key: &str) -> Result<Option<f32>, String> {
     read(map, key, "a number", finite)
 }
 
-/// A whole number from −1 on.
+/// Parses a whole number that is at least −1.
 fn whole(value: &Value) -> Option<i64> {
     let whole = value.as_i64().or_else(|| {
         let number = value.as_f64()?;
@@ -126,7 +126,7 @@ fn whole(value: &Value) -> Option<i64> {
     whole.filter(|whole| *whole >= -1)
 }
 
-/// Token ids: one, a list, or −1 for none.
+/// Parses token ids: one, a list, or −1 for none.
 fn tokens(map: &Map<String, Value>, key: &str) -> Result<Option<Vec<u32>>, String> {
     read(map, key, "a token id or a list of them", |value| {
         let values = match value {

@@ -1,8 +1,8 @@
 //! Keys of a `config.json`, read such that unknown ones are detected.
 //!
 //! A key that no family reads may change what the model computes; ignoring it would give wrong results
-//! silently. So every key is either read, known to be harmless, neutral in value, or an error. Only keys that the class of
-//! transformers does not read either are ignored, if that class is what its users run.
+//! silently. So every key is either read, known to be harmless, neutral in value, or an error. There is one exception: if
+//! users run the model with a class of transformers, keys that this class does not read are ignored.
 
 use std::{cell::RefCell, collections::BTreeSet, path::Path};
 
@@ -268,8 +268,8 @@ impl<'a> Keys<'a> {
         self.finish_as(None).map(drop)
     }
 
-    /// As [`finish`](Self::finish), but ignores the keys that are not among `read`, those that the model's own class reads.
-    /// Returns the ignored keys.
+    /// Like [`finish`](Self::finish), but ignores keys that are not among `read`, the keys that the model's class in
+    /// transformers reads. Returns the ignored keys.
     pub(crate) fn finish_as(&self, read: Option<&[&str]>) -> Result<Vec<String>, ModelError> {
         let used = self.used.borrow();
         let mut ignored = Vec::new();
@@ -299,7 +299,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Creates the error of a model whose class in `architectures` is known for another kind than decoders of text.
+    /// Creates the error for a model whose class in `architectures` is known not to be a text decoder.
     pub(crate) fn other_kind(&self, architectures: &[&str]) -> Option<ModelError> {
         let mut names = architectures.iter();
         names.find_map(|name| kinds::class(name, self.path))

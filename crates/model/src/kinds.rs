@@ -4,10 +4,10 @@ use std::path::Path;
 
 use crate::{ModelError, keys::Keys};
 
-/// Decoders are run; these are not.
+/// Advice for models that are not text decoders.
 const GIVE_DECODER: &str = "give a dense decoder that generates text";
 
-/// Checks that a configuration is not that of a mixture of experts.
+/// Checks that a configuration does not describe a mixture of experts.
 pub(crate) fn check(keys: &Keys<'_>, path: &Path) -> Result<(), ModelError> {
     for key in [
         "num_local_experts",
@@ -26,7 +26,7 @@ pub(crate) fn check(keys: &Keys<'_>, path: &Path) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Returns the error about a mixture of experts, which `cause` reveals.
+/// Returns the error about a mixture of experts; `cause` is the setting that reveals it.
 pub(crate) fn mixture(path: &Path, cause: String) -> ModelError {
     ModelError::UnsupportedKind {
         path: path.to_owned(),
@@ -36,7 +36,7 @@ pub(crate) fn mixture(path: &Path, cause: String) -> ModelError {
     }
 }
 
-/// Returns the error about the class `name` in `architectures`, if it is known for another kind of models.
+/// Returns an error if the class `name` in `architectures` is known to be another kind of model.
 pub(crate) fn class(name: &str, path: &Path) -> Option<ModelError> {
     let kind = kind_of_class(name)?;
     Some(ModelError::UnsupportedKind {
@@ -47,7 +47,7 @@ pub(crate) fn class(name: &str, path: &Path) -> Option<ModelError> {
     })
 }
 
-/// Returns the error about the `general.architecture` called `name`, if it is known for another kind of models.
+/// Returns an error if the `general.architecture` called `name` is known to be another kind of model.
 pub(crate) fn architecture(name: &str, path: &Path) -> Option<ModelError> {
     let starts = |known: &[&str]| known.iter().any(|known| name.starts_with(known));
     let kind = match name {
@@ -106,7 +106,7 @@ const RECURRENT: &str = "recurrent and state-space models";
 const DIFFUSION: &str = "diffusion models";
 const CLASSIFIERS: &str = "classifiers and reward models";
 
-/// Kind of the models of a class of transformers that is no dense decoder of text, by its name.
+/// Recognises by its name the kind of a transformers class that is not a dense text decoder.
 fn kind_of_class(name: &str) -> Option<&'static str> {
     let lower = name.to_ascii_lowercase();
     let contains = |parts: &[&str]| parts.iter().any(|part| lower.contains(part));

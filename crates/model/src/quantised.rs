@@ -1,4 +1,4 @@
-//! Quantised weights in other formats than GGUF, recognised by a configuration's keys or by the tensors' names.
+//! Recognises weights quantised in formats other than GGUF, by keys of the configuration or names of tensors.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{Files, ModelError, keys::Keys};
 
-/// Checks that the weights are not quantised, according to a configuration.
+/// Checks that, according to the configuration, the weights are not quantised.
 pub(crate) fn check(keys: &Keys<'_>, path: &Path) -> Result<(), ModelError> {
     match stated(keys) {
         None => Ok(()),
@@ -17,9 +17,9 @@ pub(crate) fn check(keys: &Keys<'_>, path: &Path) -> Result<(), ModelError> {
     }
 }
 
-/// Method by which the weights are quantised according to a configuration.
+/// Returns the quantisation method that the configuration states.
 fn stated(keys: &Keys<'_>) -> Option<String> {
-    // The first is that of transformers, the others those of compressed-tensors and MLX.
+    // The first key is that of transformers, the others are those of compressed-tensors and MLX.
     let methods = [
         ("quantization_config", "a method without a name"),
         ("compression_config", "compressed-tensors"),
@@ -39,7 +39,7 @@ fn stated(keys: &Keys<'_>) -> Option<String> {
     })
 }
 
-/// Name of a `quant_method` as its authors write it.
+/// Returns the name of a `quant_method` as its authors write it.
 fn in_words(method: &str) -> String {
     let written_large = [
         "aqlm", "awq", "eetq", "exl2", "exl3", "fp8", "gptq", "hqq", "mxfp4", "spqr", "vptq",
@@ -51,7 +51,7 @@ fn in_words(method: &str) -> String {
     }
 }
 
-/// Method by which weights are quantised according to the `names` of the tensors next to them.
+/// Returns the quantisation method that the `names` of accompanying tensors reveal.
 pub(crate) fn of_tensors(names: &[String], files: &Files) -> Option<&'static str> {
     let is_there = |file: &str| files.read(file).is_ok_and(|bytes| bytes.is_some());
     let any = |end: &str| names.iter().any(|name| name.ends_with(end));

@@ -54,7 +54,7 @@ pub(crate) struct RotaryDefaults {
     /// Share of each head that is rotated, and the key that may set it.
     pub(crate) share: f64,
     pub(crate) share_key: Option<&'static str>,
-    /// Layer type whose settings are read if `rope_parameters` has an object for each.
+    /// Layer type whose settings are read if `rope_parameters` has an object per layer type.
     pub(crate) by_layer_type: Option<&'static str>,
 }
 
@@ -166,7 +166,7 @@ fn scaled(
         Some("llama3") => llama3(theta, width, scaling, context_length)?,
         Some(DIVISORS) => with_divisors(theta, width, scaling)?,
         Some("yarn") => yarn(theta, width, scaling, context_length)?,
-        // The base changes only beyond the context that the model states.
+        // The base would change only beyond the model's stated context.
         Some("dynamic") => {
             factor(scaling)?;
             Rotary::plain(theta, width)
@@ -300,7 +300,7 @@ fn yarn(
     Ok(rotary)
 }
 
-/// Context up to which LongRoPE uses its short divisors; `None` for other scalings.
+/// Returns the context up to which LongRoPE uses its short divisors; `None` for other scalings.
 pub(crate) fn long_rope_context(keys: &Keys<'_>) -> Result<Option<usize>, ModelError> {
     for key in ["rope_parameters", "rope_scaling"] {
         let Some(scaling) = keys.object(key)? else {
@@ -314,8 +314,8 @@ pub(crate) fn long_rope_context(keys: &Keys<'_>) -> Result<Option<usize>, ModelE
     Ok(None)
 }
 
-/// LongRoPE (Ding et al. 2024): each frequency has its own divisor, in short and in long contexts. The short ones are used, so
-/// that the context ends where the long ones would begin, at [`long_rope_context`].
+/// Reads LongRoPE (Ding et al. 2024), in which each frequency has one divisor for short and one for long contexts. Only the
+/// short ones are used, so the context ends at [`long_rope_context`], where the long ones would begin.
 fn longrope(
     theta: f64,
     width: usize,
@@ -350,7 +350,7 @@ fn longrope(
     Ok(rotary)
 }
 
-/// Reads `original_max_position_embeddings`, which is next to the settings of LongRoPE or at the top.
+/// Reads `original_max_position_embeddings`, which is next to the LongRoPE settings or at the top level.
 fn original_context(scaling: &Keys<'_>, top: &Keys<'_>) -> Result<Option<usize>, ModelError> {
     const KEY: &str = "original_max_position_embeddings";
     Ok(top.size(KEY)?.or(scaling.size(KEY)?))

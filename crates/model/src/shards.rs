@@ -17,8 +17,8 @@ struct ShardIndex {
 }
 
 impl Files {
-    /// The file called `single`, or the shards that `<single>.index.json` lists, sorted, or without an index all shards
-    /// that are numbered as such; none if there are no such files.
+    /// Opens the file called `single`; otherwise the shards that `<single>.index.json` lists, sorted; otherwise, without an
+    /// index, all numbered shards. Returns `None` if there are no such files.
     ///
     /// # Errors
     ///
@@ -57,7 +57,7 @@ impl Files {
         Ok(Some(opened))
     }
 
-    /// Names of the shards of `single` by their numbers, which say how many there are; none if there are none.
+    /// Returns the names of the numbered shards of `single`, after checking that all exist; `None` if there are none.
     fn numbered_shards(&self, single: &str) -> Result<Option<Vec<String>>, ModelError> {
         let names = self.names();
         let stem = single.rsplit_once('.');
@@ -80,7 +80,7 @@ impl Files {
     }
 }
 
-/// Names of the shards in the index at `path`, sorted.
+/// Returns the sorted names of the shards in the index at `path`.
 fn listed_shards(path: &Path, bytes: &[u8]) -> Result<Vec<String>, ModelError> {
     let parsed: ShardIndex = json::from_slice(bytes).map_err(|source| ArtifactError::NotJson {
         path: path.to_owned(),

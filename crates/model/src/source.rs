@@ -47,7 +47,7 @@ pub(crate) enum Transform {
         /// Number of heads in the tensor.
         heads: usize,
     },
-    /// Transposes the tensor, before rows are selected.
+    /// Transposes the tensor before rows are selected.
     Transposed,
     /// Divides each row by its root mean square, `√(mean(x²) + ε)`: NanoChat normalises its embeddings.
     NormalisedRows {
@@ -90,7 +90,7 @@ impl WeightSource {
         }
     }
 
-    /// Returns the tensor's name if each row of the weight is made of the tensor's row with the same index.
+    /// Returns the tensor's name if each row of the weight comes from the tensor's row with the same index.
     pub(crate) fn row_wise_name(&self) -> Option<&str> {
         match self {
             Self::Tensor {
@@ -193,7 +193,7 @@ impl WeightSource {
     }
 }
 
-/// Transposes a matrix of rows of `width` values.
+/// Transposes a matrix whose rows have `width` values.
 fn transposed(values: &[f32], width: usize) -> Vec<f32> {
     let rows = values.len() / width.max(1);
     let mut out = vec![0.0; values.len()];

@@ -171,7 +171,7 @@ pub fn certify_bundle(
     certify_on(bundle, &texts, options.perplexity_budget(), progress)
 }
 
-/// Advises more text, before hours of work, if the `reserved` texts of a profile are too short for a certificate.
+/// Recommends more text, before hours of work, if the `reserved` texts of a profile are too short for a certificate.
 pub fn check_reserved(reserved: &[Vec<u32>], progress: &dyn Progress) {
     let halves = certify::split(reserved, usize::MAX);
     let tokens = halves.iter().map(|texts| search::scored(texts)).min();

@@ -9,7 +9,7 @@ use crate::{ProfileError, SourceSummary};
 /// Every `HELD_OUT_EVERY`-th sequence belongs to the held-out part.
 const HELD_OUT_EVERY: usize = 5;
 
-/// Fewest tokens of the held-out part.
+/// Minimum number of tokens in the held-out part.
 const FEWEST: usize = 2;
 
 /// Most tokens of the reserved texts, which are not profiled.
@@ -48,7 +48,7 @@ impl Part {
 pub struct Source {
     /// Name for reports.
     pub name: String,
-    /// Number of documents in each format of a file.
+    /// Number of documents per file format.
     pub formats: BTreeMap<String, u64>,
     /// Token ids of each document.
     pub documents: Vec<Vec<u32>>,
@@ -110,7 +110,7 @@ impl Calibration {
     ///
     /// # Errors
     ///
-    /// The text is too short.
+    /// A part is too short.
     pub fn check_parts(&self, needed: usize) -> Result<(), ProfileError> {
         let [training, held_out] =
             Part::ALL.map(|part| self.part_tokens(part, 0..self.sequences.len()));
@@ -190,7 +190,7 @@ impl Calibration {
         &self.reserved
     }
 
-    /// The sources; their tokens are counted in a profile.
+    /// Returns the sources. Their token counts are known only after profiling.
     pub fn sources(&self) -> &[SourceSummary] {
         &self.sources
     }

@@ -28,9 +28,9 @@ pub enum ProfileError {
         tokens: usize,
         /// Tokens of the held-out part.
         held_out: usize,
-        /// Tokens that must be held out.
+        /// Tokens that must at least be held out.
         needed: usize,
-        /// Tokens of a text of which so many are held out.
+        /// Tokens that the text must have so that enough are held out.
         total: usize,
     },
     /// A shard has no sequences.

@@ -113,7 +113,7 @@ pub struct SourceSummary {
     /// Number of documents that were read.
     #[serde(default)]
     pub documents: u64,
-    /// Number of documents in each format of a file.
+    /// Number of documents per file format.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub formats: BTreeMap<String, u64>,
     /// Number of profiled tokens.

@@ -56,7 +56,7 @@ pub(crate) fn norm(
     }
 }
 
-/// Caps all elements softly, if there is a cap.
+/// Applies a soft cap to all elements, if there is one.
 pub(crate) fn soft_cap(cap: Option<f32>, x: Tensor) -> Result<Tensor> {
     match cap.map(f64::from) {
         None => Ok(x),

@@ -39,7 +39,7 @@ pub(crate) struct Heads {
 pub(crate) struct AttentionMask<'a> {
     /// Positions of a sliding window, the token's own included; none for full causal attention.
     pub(crate) window: Option<usize>,
-    /// Soft cap of the scores.
+    /// Soft cap of the attention scores.
     pub(crate) soft_cap: Option<f32>,
     /// ALiBi slopes, `[heads]`.
     pub(crate) slopes: Option<&'a [f32]>,
@@ -265,7 +265,7 @@ impl LayerAttention<'_> {
                     }
                 }
                 if let Some(cap) = self.mask.soft_cap {
-                    let cap = cap * LOG2_E; // scores are in powers of two
+                    let cap = cap * LOG2_E; // scores are base-2 exponents
                     for score in &mut scores[valid.clone()] {
                         *score = SoftCaps::apply(cap, *score);
                     }

@@ -52,7 +52,7 @@ pub(crate) struct CpuExecutor {
     attention: AttentionBuffers,
     ffn: FfnBuffers,
     ffn_input: Vec<f32>,
-    /// The FFN's output, if it is normalised before it is added.
+    /// Buffer for the FFN's output if that is normalised before it is added.
     ffn_output: Vec<f32>,
 }
 

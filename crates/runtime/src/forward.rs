@@ -124,7 +124,7 @@ fn embed(pass: &mut Pass<'_>) {
             }
             bytes_read += positions.len() * table.row_bytes();
         }
-        // Applied by attention.
+        // Attention applies these encodings.
         Positions::Rotary(_) | Positions::RotaryByLayer { .. } | Positions::Alibi { .. } => {}
     }
     pass.observers.count_bytes(bytes_read);

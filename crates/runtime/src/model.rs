@@ -87,7 +87,7 @@ impl Model {
         linear.product(&self.threads, &x, 0.0, out)
     }
 
-    /// The norm after attention and the FFN of post-norm blocks, or before attention of others.
+    /// Returns the norm that follows attention in post-norm blocks and precedes it in others.
     pub(crate) fn attention_norm(&self, layer: usize) -> &StoredNorm {
         let stored = self.weights.layers[layer].attention_norm.as_ref();
         stored.expect("blocks with a norm before or after attention store it")

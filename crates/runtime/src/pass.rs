@@ -26,7 +26,7 @@ impl Pass<'_> {
 pub(crate) struct PassBuffers {
     /// `[tokens]`.
     pub(crate) positions: Vec<usize>,
-    /// Sine and cosine of every rotary pair, `[tables, tokens, pairs]`; empty without rotary embeddings.
+    /// Sine and cosine of each rotary pair, `[tables, tokens, pairs]`; empty if the model has no rotary embedding.
     pub(crate) rotations: Vec<[f32; 2]>,
     /// The residual stream, `[tokens, hidden]`.
     pub(crate) hidden: Vec<f32>,

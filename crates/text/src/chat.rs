@@ -71,7 +71,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// The template calls `raise_exception` or fails, or the process that renders it does.
+    /// The template calls `raise_exception` or fails, or the process that renders it fails.
     pub fn render(
         &self,
         messages: &[Message],
@@ -84,7 +84,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// [`TextError::TemplateSyntax`], or the process that parses it fails.
+    /// [`TextError::TemplateSyntax`], or the process that parses the template fails.
     pub(crate) fn check(&self) -> Result<(), TextError> {
         self.ask(None, GenerationPrompt::Omit).map(|_| ())
     }
@@ -164,7 +164,7 @@ fn rendered(request: &Request<'_>) -> Result<String, Failure> {
     };
     let conversation = context! {
         messages => Serde(messages),
-        // Transformers passes these too: templates test whether they are none.
+        // Transformers passes these too, because templates test whether they are none.
         tools => (),
         documents => (),
         add_generation_prompt => request.add_generation_prompt,

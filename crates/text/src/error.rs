@@ -48,14 +48,14 @@ pub enum TextError {
         source: serde_json::Error,
     },
 
-    /// A settings file contains another JSON value than an object.
+    /// A settings file contains a JSON value that is not an object.
     #[error("`{path}` is not a JSON object; fetch it again")]
     NotAnObject {
         /// The file.
         path: PathBuf,
     },
 
-    /// A chat template is not a text, nor are several of them named.
+    /// `chat_template` is neither a text nor a list of named templates.
     #[error(
         "`{path}` sets `chat_template` to neither a template nor a list of templates with `name` and `template`; fetch the file again"
     )]

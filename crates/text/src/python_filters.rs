@@ -12,7 +12,7 @@ use crate::{
     python_syntax::MODULO,
 };
 
-/// Adds what Python's values have and what jinja2 defines to an environment.
+/// Adds to an environment the methods of Python's values and what jinja2 defines.
 pub(crate) fn add(environment: &mut Environment<'_>) {
     environment.set_unknown_method_callback(python_methods::call);
     environment.add_function(MODULO, |left: &Value, right: &Value| modulo(left, right));
@@ -52,7 +52,7 @@ pub(crate) fn add(environment: &mut Environment<'_>) {
     });
 }
 
-/// The number of items or characters; an undefined value has none.
+/// Returns the number of items or characters; 0 for an undefined value.
 fn length(value: &Value) -> Result<usize, Error> {
     match value.is_undefined() {
         true => Ok(0),
@@ -101,7 +101,7 @@ fn dictsort(
     filters::dictsort(mapping, options.into_iter().collect())
 }
 
-/// The whole number in a text or number, else `default` or 0.
+/// Converts a text or number to a whole number; otherwise returns `default`, or 0 without one.
 fn int(
     state: &State<'_, '_>,
     value: &Value,
@@ -161,7 +161,7 @@ fn indent(
     Ok(indented)
 }
 
-/// A margin given as a text, or as a number of spaces.
+/// Returns a margin that is given as a text or as a number of spaces.
 pub(crate) fn margin(width: &Value) -> Result<String, Error> {
     if let Some(text) = width.as_str() {
         return Ok(text.to_owned());

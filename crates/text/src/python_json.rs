@@ -6,7 +6,7 @@ use minijinja::{Error, Value};
 use crate::python_filters::margin;
 use crate::python_methods::invalid;
 
-/// Levels of nested lists and mappings, at most.
+/// Maximum nesting depth of lists and mappings.
 const MAX_DEPTH: usize = 100;
 
 /// The `tojson` filter of transformers: separators `", "` and `": "`, or one item per line with `indent`.

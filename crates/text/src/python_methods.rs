@@ -32,7 +32,7 @@ pub(crate) fn call(
     }
 }
 
-/// A method of a string, `None` for one that minijinja has.
+/// Calls a method of a string; `None` if minijinja provides it.
 fn of_text(text: &str, method: &str, arguments: &[Value]) -> Result<Option<Value>, Error> {
     Ok(Some(match method {
         "split" | "rsplit" => {
@@ -136,7 +136,7 @@ fn of_text(text: &str, method: &str, arguments: &[Value]) -> Result<Option<Value
             let (width, fill): (usize, Option<&str>) = from_args(arguments)?;
             let fill = fill.unwrap_or(" ");
             let all = missing(text, width)?;
-            // Python's rule for an odd number.
+            // Python's rule for an odd number of spaces.
             let half = all / 2 + (all & width & 1);
             let left = match method {
                 "ljust" => 0,
@@ -149,7 +149,7 @@ fn of_text(text: &str, method: &str, arguments: &[Value]) -> Result<Option<Value
     }))
 }
 
-/// A method of a list or tuple, `None` for one that minijinja has.
+/// Calls a method of a list or tuple; `None` if minijinja provides it.
 fn of_list(list: &Value, method: &str, arguments: &[Value]) -> Result<Option<Value>, Error> {
     Ok(match method {
         "index" => {
@@ -166,7 +166,7 @@ fn of_list(list: &Value, method: &str, arguments: &[Value]) -> Result<Option<Val
     })
 }
 
-/// The `%` operator: the remainder of numbers, with the sign of the divisor, or a formatted string.
+/// Computes the `%` operator: the remainder of numbers, with the sign of the divisor, or a formatted string.
 pub(crate) fn modulo(left: &Value, right: &Value) -> Result<Value, Error> {
     if let Some(pattern) = left.as_str() {
         return formatted(pattern, right).map(Value::from);
@@ -192,7 +192,7 @@ pub(crate) fn modulo(left: &Value, right: &Value) -> Result<Value, Error> {
     }
 }
 
-/// Python's `pattern % values`, where values are a tuple, a mapping, or one value.
+/// Formats Python's `pattern % values`; the values are a tuple, a mapping or a single value.
 fn formatted(pattern: &str, values: &Value) -> Result<String, Error> {
     let mut given: Vec<Value> = match values.is_tuple() {
         true => values.try_iter()?.collect(),
@@ -216,7 +216,7 @@ fn formatted(pattern: &str, values: &Value) -> Result<String, Error> {
         plain.extend(kind.map(|kind| if kind == 'r' { 's' } else { kind }));
         if let (Some(kind), Some(value)) = (kind, given.get_mut(fields)) {
             match kind {
-                // As an expression writes the value.
+                // Writes the value as a Python expression.
                 'r' => *value = Value::from(format!("{value:?}")),
                 'd' | 'i' | 'u' if value.is_number() && !value.is_integer() => {
                     *value = Value::from(f64::try_from(value.clone())?.trunc() as i128);
@@ -236,7 +236,7 @@ fn formatted(pattern: &str, values: &Value) -> Result<String, Error> {
     format(FormatStyle::Printf, &plain, &given)
 }
 
-/// A slice with a step of a string, list or tuple.
+/// Takes a slice with a step from a string, list or tuple.
 fn slice(
     value: &Value,
     start: Option<i64>,
@@ -290,7 +290,7 @@ fn slice(
     })
 }
 
-/// Splits at `separator`, or at white space, up to `most` times from the left or right.
+/// Splits at `separator` or at white space, up to `most` times from the left or right.
 fn split(text: &str, separator: Option<&str>, most: usize, from_right: bool) -> Vec<String> {
     let mut parts = Vec::new();
     let mut rest = match (separator, from_right) {
@@ -324,7 +324,7 @@ fn split(text: &str, separator: Option<&str>, most: usize, from_right: bool) -> 
     parts
 }
 
-/// The lines of a text, which end as Python's do.
+/// Splits a text into lines at Python's line boundaries.
 fn lines(text: &str, keeps_ends: bool) -> Vec<String> {
     const ENDS: [char; 10] = [
         '\n', '\r', '\x0b', '\x0c', '\x1c', '\x1d', '\x1e', '\u{85}', '\u{2028}', '\u{2029}',
@@ -345,7 +345,7 @@ fn lines(text: &str, keeps_ends: bool) -> Vec<String> {
     lines
 }
 
-/// Every word with an upper-case letter at its start; words consist of letters alone.
+/// Capitalises every word; words consist only of letters.
 fn title(text: &str) -> String {
     let mut title = String::with_capacity(text.len());
     let mut is_in_word = false;
@@ -359,7 +359,7 @@ fn title(text: &str) -> String {
     title
 }
 
-/// The characters from `start` to `end`, which may count from the end, and the position of the first.
+/// Returns the characters from `start` to `end`, and the position of the first. Negative positions count from the end.
 fn part_of(text: &str, start: Option<i64>, end: Option<i64>) -> (&str, usize) {
     if start.is_none() && end.is_none() {
         return (text, 0);
@@ -381,10 +381,10 @@ fn part_of(text: &str, start: Option<i64>, end: Option<i64>) -> (&str, usize) {
     (&text[byte(start)..byte(end)], start)
 }
 
-/// Longest text that a method pads to.
+/// Maximum width to which a method pads a text.
 const MAX_WIDTH: usize = 1 << 20;
 
-/// How many characters `text` is shorter than `width`.
+/// Returns by how many characters `text` is shorter than `width`.
 fn missing(text: &str, width: usize) -> Result<usize, Error> {
     match width <= MAX_WIDTH {
         true => Ok(width.saturating_sub(text.chars().count())),

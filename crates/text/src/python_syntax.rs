@@ -1,13 +1,13 @@
 //! Rewrites the parts of a template that minijinja reads differently from jinja2: `{% generation %}` blocks, the `%`
 //! operator, which also formats strings, and slices with a step.
 
-/// The function that takes the place of the `%` operator.
+/// Name of the function that replaces the `%` operator.
 pub(crate) const MODULO: &str = "__modulo__";
 
-/// The method that takes the place of slices with a step.
+/// Name of the method that replaces slices with a step.
 pub(crate) const SLICE: &str = "__slice__";
 
-/// Words that end an operand.
+/// Keywords that end an operand.
 const KEYWORDS: [&str; 12] = [
     "and",
     "elif",
@@ -23,7 +23,7 @@ const KEYWORDS: [&str; 12] = [
     "set",
 ];
 
-/// Rewrites a template; lines keep their numbers.
+/// Rewrites a template; line numbers do not change.
 pub(crate) fn for_minijinja(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -53,7 +53,7 @@ pub(crate) fn for_minijinja(source: &str) -> String {
         rest = after;
         match word {
             _ if tag.starts_with("{#") => out.push_str(tag),
-            // Marks training targets.
+            // These blocks only mark training targets.
             "generation" => out.push_str(&tag.replace("generation", "with")),
             "endgeneration" => out.push_str(&tag.replace("endgeneration", "endwith")),
             "raw" => {
@@ -71,7 +71,7 @@ pub(crate) fn for_minijinja(source: &str) -> String {
     out
 }
 
-/// The length of the tag at the start of `text`, whose strings and mappings may contain `end`.
+/// Returns the length of the tag at the start of `text`. Strings and mappings in the tag may contain `end`.
 fn end_of_tag(text: &str, end: &str) -> Option<usize> {
     let (mut position, mut depth) = (2, 0_usize);
     while position < text.len() {
@@ -89,7 +89,7 @@ fn end_of_tag(text: &str, end: &str) -> Option<usize> {
     None
 }
 
-/// The position of the tag that ends a raw block.
+/// Returns the position of the tag that ends a raw block.
 fn end_of_raw(text: &str) -> usize {
     let is_end = |(start, _): &(usize, &str)| {
         let tag = text[start + 2..]
@@ -102,7 +102,7 @@ fn end_of_raw(text: &str) -> usize {
         .map_or(text.len(), |(start, _)| start)
 }
 
-/// The length of the string, word, operator or space at the start of `text`, which is not empty.
+/// Returns the length of the string, word, operator or space at the start of `text`, which must not be empty.
 fn token_length(text: &str) -> usize {
     let first = text.chars().next().map_or(0, char::len_utf8);
     let is_word = |letter: char| letter.is_alphanumeric() || letter == '_';
@@ -129,16 +129,16 @@ fn token_length(text: &str) -> usize {
     }
 }
 
-/// What is known of the innermost brackets.
+/// State of the expression within one pair of brackets.
 #[derive(Default)]
 struct Level {
-    /// Where the operands of `*`, `/`, `//` and `%` begin in the output.
+    /// Position in the output at which the operands of `*`, `/`, `//` and `%` begin.
     start: usize,
     /// Whether the right operand of a `%` is being read.
     is_modulo: bool,
-    /// Where a subscript begins in the output, with its bracket.
+    /// Position in the output at which a subscript begins, including its bracket.
     subscript: Option<usize>,
-    /// Where its colons are.
+    /// Positions of the subscript's colons.
     colons: Vec<usize>,
 }
 
@@ -229,7 +229,7 @@ fn expressions(tag: &str, out: &mut String) {
         }
     }
     if levels[0].is_modulo {
-        // Before the sign that strips spaces.
+        // The parenthesis goes before a sign that strips white space.
         let end = out.trim_end_matches(['-', '+']).trim_end().len();
         out.insert(end, ')');
     }

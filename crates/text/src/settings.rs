@@ -78,7 +78,7 @@ impl Settings {
 
     fn set_special_tokens(&mut self, map: &Map<String, Value>, path: &Path) {
         for (key, value) in map {
-            // Only keys that end in `_token` name a token, as text or as an object with options; an empty text names none.
+            // Only keys that end in `_token` name a token, as text or as an object with options. An empty text names none.
             let text = value.get("content").unwrap_or(value).as_str();
             if let (true, Some(text)) = (
                 key.ends_with("_token"),
@@ -118,7 +118,7 @@ fn read_object(
     }
 }
 
-/// The chat template in `value`: one, or several by name, of which `default` is used for plain conversations.
+/// Returns the chat template in `value`. If there are several named ones, `default` is used.
 fn template_of(value: &Value, path: &Path) -> Result<Option<TemplateSource>, TextError> {
     let bad = || TextError::BadTemplateEntry {
         path: path.to_owned(),
@@ -154,7 +154,7 @@ fn template_of(value: &Value, path: &Path) -> Result<Option<TemplateSource>, Tex
     }))
 }
 
-/// The text of a value that may be absent.
+/// Returns the text of a value that may be absent.
 fn text_in(value: Option<&Value>, bad: impl Fn() -> TextError) -> Result<Option<&str>, TextError> {
     value
         .map(|value| value.as_str().ok_or_else(bad))

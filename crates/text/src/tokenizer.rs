@@ -33,7 +33,7 @@ pub enum SpecialText {
     Skip,
 }
 
-/// Tokenizer: `tokenizer.json` or the files that it is otherwise made of, and the settings of the files next to it.
+/// Tokenizer, read from `tokenizer.json` or the older files that replace it, with the settings from the files next to it.
 ///
 /// `tokenizer.json` alone determines the ids of a text; without it, `tokenizer.model` or `vocab.json` with `merges.txt` do, together
 /// with `added_tokens.json` and `tokenizer_config.json`. `special_tokens_map.json`, `tokenizer_config.json` and
@@ -42,7 +42,7 @@ pub enum SpecialText {
 #[derive(Debug)]
 pub struct Tokenizer {
     pub(crate) inner: tokenizers::Tokenizer,
-    /// What encodes texts instead of `inner`.
+    /// Encodes texts instead of `inner`, if the tokenizer is a `tokenizer.model`.
     pub(crate) pieces: Option<PieceEncoder>,
     bos: Option<SpecialToken>,
     eos: Option<SpecialToken>,
@@ -148,7 +148,7 @@ impl Tokenizer {
 
         let chat_template = settings.chat_template;
         let chat_template = chat_template.map(|template| ChatTemplate::new(template, variables));
-        // Found before hours of work on the model.
+        // This is checked here, before hours of work on the model.
         chat_template.as_ref().map_or(Ok(()), ChatTemplate::check)?;
         Ok(Self {
             control_tokens: control_tokens(

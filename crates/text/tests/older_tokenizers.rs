@@ -1,4 +1,4 @@
-//! Tokenizers without `tokenizer.json`: texts whose ids are known from a converted file, settings, and damaged files.
+//! Tokenizers without `tokenizer.json`: ids compared with those of a converted file, settings, and damaged files.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 

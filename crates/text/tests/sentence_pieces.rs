@@ -1,4 +1,4 @@
-//! `tokenizer.model` files written here: their pieces against the definition, and damaged ones.
+//! Generated `tokenizer.model` files: splits compared with the definition, and damaged files.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -28,7 +28,7 @@ fn varint(bytes: &mut Vec<u8>, mut value: u64) {
     bytes.push(value as u8);
 }
 
-/// A field of a protocol buffer: its number, wire type and content.
+/// Encodes a field of a protocol buffer: its number, wire type and content.
 fn field(number: u64, value: FieldValue) -> Vec<u8> {
     let mut bytes = Vec::new();
     match value {
@@ -62,7 +62,7 @@ const USER_DEFINED: u64 = 4;
 const UNUSED: u64 = 5;
 const BYTE: u64 = 6;
 
-/// A `tokenizer.model` of the type `algorithm` with `pieces`, and a space in front of texts if `prefix`.
+/// Writes a `tokenizer.model` of the type `algorithm` with `pieces`; `prefix` puts a space in front of texts.
 fn model(algorithm: u64, pieces: &[(&str, f32, u64)], prefix: bool) -> Vec<u8> {
     use FieldValue::{Bytes, Float, Integer};
     let pieces = pieces.iter().map(|(text, score, kind)| {
@@ -154,7 +154,7 @@ fn changed_model_files_never_panic() {
     }
 }
 
-/// The pieces of `text` by the definition: again and again, the leftmost pair of those with the highest score is merged.
+/// Splits `text` by the definition of BPE: repeatedly merges the pair with the highest score, the leftmost among equals.
 fn pieces_by_definition(pieces: &[(String, f32, u64)], text: &str) -> Vec<String> {
     let find = |text: &str| pieces.iter().find(|(piece, _, _)| piece == text);
     let mut symbols: Vec<(String, bool)> = Vec::new();
@@ -199,7 +199,7 @@ fn pieces_by_definition(pieces: &[(String, f32, u64)], text: &str) -> Vec<String
     all
 }
 
-/// The highest sum of scores of pieces that make `text`; quarters are exact.
+/// Returns the highest sum of scores of pieces that make up `text`; scores are quarters, so sums are exact.
 fn highest_sum(pieces: &[(&str, f32, u64)], text: &str) -> f32 {
     if text.is_empty() {
         return 0.0;

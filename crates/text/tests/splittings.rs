@@ -1,4 +1,4 @@
-//! Pre-tokenizers of GGUF files, by llama.cpp's names, against its regular expressions run by Python's `regex`.
+//! Pre-tokenizers of GGUF files under llama.cpp's names, compared with its regular expressions in Python's `regex`.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -11,7 +11,7 @@ use tokenizers::{Decoder, OffsetReferential, OffsetType, PreTokenizedString, Pre
 const TEXT: &str =
     "We'LL see IT'S 2048, x1234567=½!?\n\n  f(a):\r\n\tÉté /* 今日は,한국。 */    a\u{301}";
 
-/// Names, and the parts of [`TEXT`] that they mean.
+/// Names of pre-tokenizers, and the parts into which they split [`TEXT`].
 const SPLIT: &[(&str, &str)] = &[
     (
         "jais-2",
@@ -129,7 +129,7 @@ fn golden(name: &str) -> PathBuf {
     workspace.join("tests/golden/gguf").join(name)
 }
 
-/// Opens the golden vocabulary of `splitting` with another name in its place.
+/// Opens the golden vocabulary of `splitting` under a different pre-tokenizer name.
 fn renamed(splitting: &str, name: &str) -> Result<Files, ModelError> {
     let bytes = std::fs::read(golden(&format!("splitting-{splitting}.gguf"))).unwrap();
     let key = b"tokenizer.ggml.pre\x08\0\0\0";
@@ -148,7 +148,7 @@ fn renamed(splitting: &str, name: &str) -> Result<Files, ModelError> {
     files
 }
 
-/// The `tokenizer.json` that is made of a file.
+/// Returns the `tokenizer.json` that is generated from a file.
 fn json(files: &Files) -> Vec<u8> {
     files.read("tokenizer.json").unwrap().unwrap().to_vec()
 }

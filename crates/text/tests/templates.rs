@@ -1,5 +1,5 @@
-//! A corpus of chat templates: forms of published ones, and a template per feature, rendered as jinja2 renders them with
-//! transformers' settings (`scripts/check-templates.sh` compares the stored results with jinja2's).
+//! A corpus of chat templates, modelled on published ones, plus one template per feature. Each must render as in jinja2 with
+//! transformers' settings; `scripts/check-templates.sh` compares the stored results with those of jinja2.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -14,7 +14,7 @@ struct Conversation {
     messages: Vec<Message>,
 }
 
-/// What jinja2 makes of a template.
+/// Result of a template in jinja2.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 enum Rendered {

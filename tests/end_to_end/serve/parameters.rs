@@ -1,10 +1,10 @@
-//! Every parameter with null and with values of wrong types: errors name the parameter, in plain words.
+//! Every parameter with null and with values of wrong types. Errors name the parameter in plain words.
 
 use serde_json::{Value, json};
 
 use super::Server;
 
-/// Parameters of `/v1/completions`, and values that each refuses.
+/// Parameters of `/v1/completions`, each with invalid values.
 fn refused() -> Vec<(&'static str, Vec<Value>)> {
     let not_a_number = || vec![json!("x"), json!(true), json!([1]), json!({})];
     let not_whole = || [not_a_number(), vec![json!(1.5), json!(-3)]].concat();

@@ -159,7 +159,7 @@ impl PrepareArguments {
         let arguments = &self.calibration;
         let config = checkpoint.config();
         let calibration = calibration(arguments, files, config, tokenizer, self.seed, output)?;
-        // Too little text is an error before hours of profiling.
+        // Reports too little text before hours of profiling.
         calibration.check_parts(FEWEST_SAMPLES)?;
         if certifies {
             check_reserved(calibration.reserved(), &Bar::new(output));

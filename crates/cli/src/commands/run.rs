@@ -223,7 +223,7 @@ enum Prompt {
     Interactive,
 }
 
-/// What stdin holds and `--prompt`, or an example if there is neither.
+/// Combines stdin and `--prompt`; for `demo`, returns an example if both are absent.
 fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
     if arguments.interactive {
         return Ok(Prompt::Interactive);
@@ -234,7 +234,7 @@ fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
     };
     match &arguments.prompt {
         Some(prompt) if piped.is_empty() => return Ok(Prompt::Text(prompt.clone())),
-        // In the order of `ollama run`.
+        // The order is that of `ollama run`.
         Some(prompt) => return Ok(Prompt::Text(format!("{piped}\n\n{prompt}"))),
         None if !piped.is_empty() => return Ok(Prompt::Text(piped)),
         None => {}
@@ -249,7 +249,7 @@ fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
     bail!("there is no prompt; give one with `--prompt TEXT` or on stdin")
 }
 
-/// The text on stdin. A byte-order mark and the last line's end are no part of it.
+/// Reads the text on stdin, without a byte-order mark and the final line break.
 fn piped_text() -> Result<String> {
     let mut bytes = Vec::new();
     while_waiting(|| std::io::stdin().read_to_end(&mut bytes))

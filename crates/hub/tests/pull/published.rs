@@ -1,5 +1,4 @@
-//! Published sparse models: of the files in their repositories, those are fetched that running the model needs, and the
-//! weights once.
+//! Published sparse models: a pull fetches the files that running the model needs, with the weights in only one format.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,9 +17,9 @@ struct Published {
     others: &'static [&'static str],
 }
 
-/// The list of TurboSparse-Mistral-Instruct is that of a public copy of its repository. The other lists were written from
-/// memory and not verified. It is known of them that Bamboo and ProSparse have `tokenizer.model` but no `tokenizer.json`,
-/// and OPT has `vocab.json`, `merges.txt` and two shards in PyTorch's format.
+/// Published models. The file list of TurboSparse-Mistral-Instruct comes from a public copy of its repository. The other
+/// lists were written from memory and are not verified, except for three facts: Bamboo and ProSparse have `tokenizer.model`
+/// but no `tokenizer.json`, and OPT has `vocab.json`, `merges.txt` and two shards in PyTorch's format.
 const PUBLISHED: [Published; 9] = [
     Published {
         name: "PowerInfer/TurboSparse-Mistral-Instruct",
@@ -215,7 +214,7 @@ const PUBLISHED: [Published; 9] = [
 ];
 
 impl Published {
-    /// Its files with short contents.
+    /// Returns the model's files with short contents.
     fn contents(&self) -> BTreeMap<String, Vec<u8>> {
         let all = [self.needed, self.shards, self.others].concat();
         let content = |name: &str| match name.ends_with(".index.json") {

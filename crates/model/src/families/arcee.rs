@@ -1,4 +1,4 @@
-//! Arcee (AFM): Llama with a squared ReLU and an FFN without gate.
+//! Arcee (AFM): Llama with squared ReLU and an FFN without gate.
 
 use crate::{
     FfnKind,

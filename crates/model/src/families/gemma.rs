@@ -97,7 +97,7 @@ pub(super) const GEMMA3: Family = Family {
     ignored: IGNORED,
 };
 
-/// Defaults of Gemma 2, most of which the others share.
+/// Defaults of Gemma 2; Gemma and Gemma 3 share most of them.
 const GEMMA_DEFAULTS: Defaults = Defaults {
     hidden_size: 2304,
     layers: 26,
@@ -133,18 +133,18 @@ fn gemma_like(
     Ok(config)
 }
 
-/// Reads what Gemma 2 and 3 share.
+/// Reads the settings that Gemma 2 and 3 share.
 fn sandwich(keys: &Keys<'_>, family: &str, defaults: &Defaults) -> Result<ModelConfig, ModelError> {
     let mut config = gemma_like(keys, family, defaults)?;
     config.block = Block::Sandwich;
-    // Scores are divided by the root of this instead of that of the size of a head.
+    // Scores are divided by the root of this number instead of the root of the head size.
     let scalar = keys.positive("query_pre_attn_scalar")?.unwrap_or(256.0);
     let factor = (config.head_size as f64 / scalar).sqrt() as f32;
     config.multipliers.attention = vec![factor; config.layer_count];
     Ok(config)
 }
 
-/// Gives layers with a sliding window a rotary embedding of their own.
+/// Gives layers with a sliding window a separate rotary embedding.
 fn local_rotary(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), ModelError> {
     let nested = match keys.object("rope_parameters")? {
         Some(parameters) => parameters.object("sliding_attention")?,

@@ -57,7 +57,7 @@ fn describe(
     family: &str,
     default_activation: &str,
 ) -> Result<ModelConfig, ModelError> {
-    // Another head than that of a language model, and the precision of attention.
+    // Settings of heads for other tasks, and the precision of attention.
     keys.ignore_prefix("summary_");
     keys.ignore_prefix("attention_softmax_in_fp32");
     keys.ignore_prefix("scale_attention_softmax_in_fp32");
@@ -108,7 +108,7 @@ fn describe(
     })
 }
 
-/// Tensor names; queries, keys and values are the rows `rows` of one tensor.
+/// Returns tensor names; queries, keys and values are the rows `rows` of one tensor.
 fn names(
     config: &ModelConfig,
     weight: Weight,

@@ -8,7 +8,7 @@ use crate::{
     },
 };
 
-/// Granite 3 and 4 without mixtures or state-space layers.
+/// Granite 3 and 4, without mixture-of-experts or state-space layers.
 pub(super) const GRANITE: Family = Family {
     name: "granite",
     architectures: &["GraniteForCausalLM"],

@@ -164,7 +164,7 @@ pub(super) fn activation(
     })
 }
 
-/// Tensor names of models with Llama's names whose FFN may have no gate: its first matrix is then called up.
+/// Returns tensor names as in Llama, for models whose FFN may have no gate. Without a gate, the first matrix is named `up`.
 pub(super) fn ungated_names(config: &ModelConfig, weight: Weight) -> WeightSource {
     let layer_weight = |layer, weight| llama_names(Weight::Layer(layer, weight));
     match weight {

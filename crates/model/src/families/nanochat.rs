@@ -29,9 +29,9 @@ pub(super) const NANOCHAT: Family = Family {
         if config.tied_embeddings {
             return Err(keys.unsupported("tie_word_embeddings", "true", "false"));
         }
-        // Without weights, the norm after the rotation is that before it.
+        // Because the norm has no weights, it gives the same result before and after the rotation.
         config.query_key_norm = QueryKeyNorm::PerHead;
-        // The rotation turns the other way.
+        // NanoChat rotates in the opposite direction.
         if let Positions::Rotary(rotary) = &mut config.positions {
             for frequency in &mut rotary.frequencies {
                 *frequency = -*frequency;

@@ -1,4 +1,4 @@
-//! OLMo 2: Llama with norms of the outputs of attention and FFN, and of all queries and keys of a token.
+//! OLMo 2: Llama with norms after attention and FFN, and norms over all query or key heads of a token.
 
 use crate::{
     Block, LayerWeight, QueryKeyNorm, Weight,

@@ -10,7 +10,7 @@ use crate::{
     source::{Fused, Rows, Transform, WeightSource, fused_concatenated},
 };
 
-/// Phi 3 to 4, language models without mixtures.
+/// Phi 3 to 4: text models without mixture of experts.
 pub(super) const PHI3: Family = Family {
     name: "phi3",
     architectures: &["Phi3ForCausalLM"],
@@ -27,7 +27,7 @@ pub(super) const PHI3: Family = Family {
             },
             ..LLAMA_DEFAULTS
         };
-        // Stated in all files, and used by LongRoPE.
+        // All files state this key; LongRoPE uses it.
         keys.size("original_max_position_embeddings")?;
         let mut config = llama_like(keys, "phi3", &defaults)?;
         config.attention_windows = vec![keys.size("sliding_window")?; config.layer_count];

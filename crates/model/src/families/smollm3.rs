@@ -66,7 +66,7 @@ fn rotated_layers(keys: &Keys<'_>, layers: usize) -> Result<Vec<bool>, ModelErro
     }
 }
 
-/// The rotary embedding of `config` in the layers that are `rotated`.
+/// Restricts the rotary embedding of `config` to the layers that are `rotated`.
 fn without_some(config: &ModelConfig, rotated: &[bool]) -> Positions {
     Positions::RotaryByLayer {
         tables: config.rotary_tables().to_vec(),

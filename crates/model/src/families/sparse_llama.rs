@@ -19,7 +19,7 @@ pub(super) const SPARSE_LLAMA: Family = Family {
         match keys.text("model_type")? {
             Some("llama_sparse_relu") => sparse_lm(keys),
             Some("sparsellama") => llama_like(keys, "sparse_llama", &LLAMA_DEFAULTS),
-            // Files converted by hand keep the type of Llama; only ProSparse has this activation.
+            // Hand-converted files keep the model type of Llama; only ProSparse has this activation.
             _ if activation == Some("fatrelu") => llama_like(keys, "sparse_llama", &LLAMA_DEFAULTS),
             other => Err(keys.unsupported(
                 "model_type",
@@ -40,7 +40,7 @@ fn sparse_lm(keys: &Keys<'_>) -> Result<ModelConfig, ModelError> {
     if !keys.flag("sparsity_gated_mlp", true)? {
         config.ffn = FfnKind::Plain;
     }
-    // Settings of training.
+    // These keys only concern training.
     keys.ignore_prefix("sparsity_");
     Ok(config)
 }

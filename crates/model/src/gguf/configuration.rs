@@ -28,7 +28,7 @@ pub(super) struct Architecture {
     pub(super) interleaved_rope: bool,
     /// Whether queries, keys and values are written as one tensor; both are read.
     pub(super) fused_attention: bool,
-    /// Whether a file states sliding windows, which are then in the layers that llama.cpp gives them.
+    /// Whether a file states sliding windows; llama.cpp then decides which layers have them.
     pub(super) states_windows: bool,
     /// Settings stated in no file; `powerinfer` is true for a file of the original PowerInfer.
     fixed: fn(powerinfer: bool) -> Json,
@@ -411,7 +411,7 @@ const OTHER_KEYS: &[&str] = &[
 /// Tensor of divisors of the rotary frequencies.
 pub(super) const ROPE_DIVISORS: &str = "rope_freqs.weight";
 
-/// Tensors of divisors in short and in long contexts.
+/// Names of the tensors with the rotary divisors for short and for long contexts.
 pub(super) const SHORT_DIVISORS: &str = "rope_factors_short.weight";
 pub(super) const LONG_DIVISORS: &str = "rope_factors_long.weight";
 
@@ -469,7 +469,7 @@ pub(super) fn metadata(
             | "norm_eps"
             | "norm_epsilon" => config.norm_epsilon.into(),
             "embedding_multiplier" => config.embedding_scale.into(),
-            // Weights contain them.
+            // The weights contain these multipliers.
             "residual_multiplier" | "logits_scaling" | "logit_scale" => 1f32.into(),
             "attn_logit_softcapping" => config.soft_caps.attention.unwrap_or(0.0).into(),
             "final_logit_softcapping" => config.soft_caps.logits.unwrap_or(0.0).into(),
@@ -477,7 +477,7 @@ pub(super) fn metadata(
                 Some(window) => (*window).into(),
                 None => continue,
             },
-            // Files of llama.cpp's age mean 10,000 if they do not state it.
+            // If the key is absent, llama.cpp assumes 10,000.
             "rope_local_base_freq" => continue,
             "use_parallel_residual" => config.block.is_parallel().into(),
             "rope_theta" | "rotary_emb_base" => match rope {
@@ -606,7 +606,7 @@ pub(super) fn configuration(
     Ok(Json::Object(config))
 }
 
-/// Converts multipliers that `config.json` states in other terms.
+/// Adds multipliers to `config`, converted to the form that `config.json` uses.
 fn multipliers(file: &GgufFile, architecture: &Architecture, config: &mut Map<String, Json>) {
     let number = |key: &str| {
         let value = file.value(&format!("{}.{key}", architecture.name));
@@ -634,7 +634,7 @@ fn multipliers(file: &GgufFile, architecture: &Architecture, config: &mut Map<St
             let scale = number("attention.scale").unwrap_or(1.0 / head.sqrt());
             set("attention_multiplier", scale);
         }
-        // The largest models divide scores by another root, which files do not state.
+        // The largest models divide scores by the root of another number, which files do not state.
         "gemma2" | "gemma3" => {
             let heads = size_of_heads(file, architecture);
             let largest = if architecture.name == "gemma2" {

@@ -27,9 +27,9 @@ pub(super) struct Tensor {
     pub(super) encoding: Encoding,
     /// Shape, rows first.
     pub(super) shape: Vec<usize>,
-    /// Index of the file's part that has the data.
+    /// Index of the part of the file that contains the data.
     pub(super) part: usize,
-    /// Byte range within the part, of the size that the shape requires.
+    /// Byte range within that part; its size is that required by the shape.
     pub(super) data: Range<usize>,
 }
 

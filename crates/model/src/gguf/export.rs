@@ -367,7 +367,7 @@ fn same_positions(a: &Positions, b: &Positions) -> bool {
     }
 }
 
-/// Whether two rotary embeddings are the same but for the rounding of the base.
+/// Whether two rotary embeddings are equal except for rounding of the base.
 fn same_rotary(a: &Rotary, b: &Rotary) -> bool {
     let mut pairs = a.frequencies.iter().zip(&b.frequencies);
     let close = |a: f64, b: f64| (a - b).abs() <= TOLERANCE * b.abs();

@@ -19,10 +19,10 @@ use crate::{
     container::{Container, sampled_digest},
 };
 
-/// Open GGUF file, also a split one, and of the original PowerInfer's variant of the format.
+/// Open GGUF file. It may be split, or in the original PowerInfer's variant of the format.
 #[derive(Debug)]
 pub struct GgufFile {
-    /// The parts of a split file; otherwise there is one.
+    /// Parts of a split file; an unsplit file has one.
     parts: Vec<Part>,
     contents: Contents,
 }
@@ -35,13 +35,13 @@ struct Part {
 }
 
 impl GgufFile {
-    /// Opens the file at `path`, or all parts of the split file with this part, and checks everything except the
+    /// Opens the file at `path`, or all parts if it belongs to a split file, and checks everything except the
     /// tensors' data.
     ///
     /// # Errors
     ///
     /// Returns [`ModelError::BadGguf`] if the file is damaged or of an unsupported version, and
-    /// [`ModelError::MissingParts`].
+    /// [`ModelError::MissingParts`] if parts are missing.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         join_parts(Self::open_part(path)?)
     }
@@ -166,13 +166,13 @@ impl GgufFile {
         &self.parts[tensor.part].bytes[tensor.data.clone()]
     }
 
-    /// Releases the memory of a tensor: models may be larger than memory, and a page fault may map far more than was
+    /// Releases the memory of a tensor. Models may be larger than memory, and a page fault may map far more than was
     /// read.
     fn release(&self, tensor: &Tensor) {
         self.parts[tensor.part].bytes.release(tensor.data.clone());
     }
 
-    /// Decodes `bytes`, whole blocks of the tensor called `name`.
+    /// Decodes `bytes`, which are whole blocks of the tensor called `name`.
     fn decode(&self, name: &str, encoding: Encoding, bytes: &[u8]) -> Result<Vec<f32>, ModelError> {
         let decode = encoding.decode.ok_or_else(|| ModelError::BadGguf {
             path: Container::path(self, name),

@@ -1,5 +1,5 @@
-//! Split GGUF files: `NAME-00001-of-00003.gguf` and so on. Each part has its share of the tensors, the first one
-//! the metadata too.
+//! Split GGUF files: `NAME-00001-of-00003.gguf` and so on. Each part has a share of the tensors; the
+//! first one also has the metadata.
 
 use std::path::Path;
 
@@ -8,14 +8,14 @@ use powerinfer_artifact::PartName;
 use super::{GgufFile, bad};
 use crate::{ModelError, container::Container};
 
-/// Number of parts (`u16` in llama.cpp).
+/// Key of the number of parts (`u16` in llama.cpp).
 const COUNT: &str = "split.count";
-/// Number of the part, from 0.
+/// Key of the part's number, from 0.
 const NUMBER: &str = "split.no";
-/// Number of tensors of all parts.
+/// Key of the number of tensors in all parts.
 const TENSORS: &str = "split.tensors.count";
 
-/// Opens the other parts of `file`, if it is a part of a split file, and joins all.
+/// Opens the other parts if `file` is part of a split file, and joins them all.
 ///
 /// # Errors
 ///
@@ -72,7 +72,7 @@ pub(super) fn join_parts(file: GgufFile) -> Result<GgufFile, ModelError> {
     }
 }
 
-/// Checks that `part` states to be the one at `index`, and what the `first` parts state.
+/// Checks that `part` states the number `index`, and agrees with the `first` part.
 fn check(
     part: &GgufFile,
     index: usize,
@@ -101,7 +101,7 @@ fn check(
     }
 }
 
-/// The non-negative integer under `key`.
+/// Reads the non-negative integer under `key`.
 fn number(file: &GgufFile, key: &str) -> Result<Option<u64>, ModelError> {
     match file.value(key) {
         None => Ok(None),

@@ -1,4 +1,4 @@
-//! Pieces of a `tokenizer.model` as metadata.
+//! Pieces of a `tokenizer.model` as GGUF metadata.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::tokenizer::{Algorithm, Piece, PieceKind, Pieces, SpacePrefix};
 
-/// The pieces of a `tokenizer.model` with their scores and types.
+/// Returns the pieces of a `tokenizer.model` with their scores and types.
 pub(super) fn describe(
     pieces: &Pieces,
     tokens: &BTreeMap<usize, String>,

@@ -202,7 +202,7 @@ impl<'a> Vocabulary<'a> {
     fn merges(&self, scores: &[f64]) -> Vec<Json> {
         let ids = self.ids();
         let mut merges = Vec::new();
-        // No merge makes a special token or one of a byte.
+        // Merges never produce special tokens or byte tokens.
         let pieces = self.tokens.iter().zip(scores).zip(&self.kinds);
         let pieces = pieces.filter(|(_, kind)| [NORMAL, USER_DEFINED, UNUSED].contains(kind));
         for ((piece, score), _) in pieces {

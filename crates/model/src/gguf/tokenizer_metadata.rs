@@ -96,7 +96,7 @@ fn template(value: &Json) -> Option<String> {
 /// A `tokenizer.json`.
 struct Tokenizer<'a> {
     json: &'a Json,
-    /// What encodes texts instead, if it was made of `tokenizer.model`.
+    /// SentencePiece pieces that encode texts, if the tokenizer was made from `tokenizer.model`.
     pieces: Option<&'a Pieces>,
     /// Ids of BOS and EOS if no file names them.
     implied: [Option<u32>; 2],

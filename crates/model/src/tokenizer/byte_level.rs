@@ -1,4 +1,4 @@
-//! `vocab.json` with `merges.txt`: byte-level BPE as in GPT-2.
+//! Reads `vocab.json` with `merges.txt`: byte-level BPE as in GPT-2.
 
 use std::{borrow::Cow, collections::BTreeMap, path::Path};
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::ModelError;
 
-/// Converts the files to a `tokenizer.json`.
+/// Converts `vocab.json` and `merges.txt` to a `tokenizer.json`.
 pub(super) fn convert<'a>(
     vocabulary: &[u8],
     merges: &[u8],

@@ -1,10 +1,10 @@
-//! Parts of a `tokenizer.json`.
+//! Builds the parts of a `tokenizer.json`.
 
 use serde_json::{Map, Value as Json, json};
 
 use super::SPACE;
 
-/// A token that is matched before the text is split.
+/// Returns an added token, which is matched before the text is split.
 pub(crate) fn added_token(id: u32, content: &str, special: bool) -> Json {
     json!({
         "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
@@ -12,7 +12,7 @@ pub(crate) fn added_token(id: u32, content: &str, special: bool) -> Json {
     })
 }
 
-/// Post-processor that puts the tokens `bos` and `eos`, ids with texts, around a text.
+/// Returns a post-processor that puts `bos` and `eos`, each given by id and text, around a text.
 pub(crate) fn post_processor(bos: Option<(u64, &str)>, eos: Option<(u64, &str)>) -> Json {
     let token = |token: &str, kind: u8| json!({ "SpecialToken": { "id": token, "type_id": kind } });
     let around = |name: &str, kind: u8| {
@@ -34,7 +34,7 @@ pub(crate) fn post_processor(bos: Option<(u64, &str)>, eos: Option<(u64, &str)>)
     })
 }
 
-/// Decoder of SentencePiece; `prefix`: without the space in front.
+/// Returns the SentencePiece decoder; with `prefix`, it removes the space in front.
 pub(crate) fn sentence_piece_decoder(prefix: bool, byte_fallback: bool) -> Json {
     if !byte_fallback {
         let scheme = if prefix { "always" } else { "never" };
@@ -53,7 +53,7 @@ pub(crate) fn sentence_piece_decoder(prefix: bool, byte_fallback: bool) -> Json 
     json!({ "type": "Sequence", "decoders": decoders })
 }
 
-/// Byte-level BPE of GPT-2 after the steps `pre_tokenizer`.
+/// Returns byte-level BPE as in GPT-2, applied after the steps in `pre_tokenizer`.
 pub(crate) fn byte_level_bpe(parts: ByteLevelBpe) -> Json {
     json!({
         "version": "1.0",
@@ -69,14 +69,14 @@ pub(crate) fn byte_level_bpe(parts: ByteLevelBpe) -> Json {
     })
 }
 
-/// What differs between tokenizers of [`byte_level_bpe`].
+/// Settings of [`byte_level_bpe`].
 pub(crate) struct ByteLevelBpe<'a> {
     pub(crate) added_tokens: Vec<Json>,
     /// Whether texts are normalised to NFC.
     pub(crate) nfc: bool,
     pub(crate) pre_tokenizer: Json,
     pub(crate) post_processor: Json,
-    /// Stands for characters outside the vocabulary.
+    /// Token for characters outside the vocabulary.
     pub(crate) unknown: Option<&'a str>,
     /// Whether whole tokens take precedence over merges.
     pub(crate) ignore_merges: bool,

@@ -1,4 +1,4 @@
-//! Tokenizers in the files of a checkpoint: `tokenizer.json`, or the older files that it is otherwise made of.
+//! Reads a checkpoint's tokenizer from `tokenizer.json`, or generates one from older files.
 //!
 //! ```text
 //! tokenizer.model ──▶ SentencePieceModel ──▶ vocabulary as tokenizer.json, and the pieces that encode texts
@@ -24,7 +24,7 @@ pub(crate) use json::{
 };
 pub(crate) use splitting::{NAMES, Splitting};
 
-/// Marks a space in SentencePiece vocabularies.
+/// Character that represents a space in SentencePiece vocabularies.
 pub const SPACE: &str = "\u{2581}";
 
 /// Reads a file of the checkpoint by name; `None` if it does not exist.
@@ -33,11 +33,11 @@ pub type ReadFile<'a, 'b, E> = dyn Fn(&str) -> Result<Option<Cow<'a, [u8]>>, E> 
 /// A tokenizer in the form of `tokenizer.json`.
 #[derive(Debug)]
 pub struct TokenizerFile<'a> {
-    /// Content of `tokenizer.json`: that of the file, or generated.
+    /// Content of `tokenizer.json`, read or generated.
     pub json: Cow<'a, [u8]>,
-    /// Name of the file that it was read from.
+    /// Name of the file from which the tokenizer was read.
     pub name: &'static str,
-    /// What encodes texts instead of the model in `json`, if it was made of `tokenizer.model`.
+    /// SentencePiece pieces that encode texts instead of the model in `json`, if the source is `tokenizer.model`.
     pub pieces: Option<Pieces>,
     /// Id of the token that starts a text, if the files imply it without naming it.
     pub bos: Option<u32>,
@@ -45,27 +45,27 @@ pub struct TokenizerFile<'a> {
     pub eos: Option<u32>,
 }
 
-/// Pieces of a `tokenizer.model`, and where a space is put in front.
+/// Pieces of a `tokenizer.model`, and the rule for spaces in front.
 #[derive(Debug, Clone)]
 pub struct Pieces {
-    /// The pieces and how they are applied.
+    /// The pieces and the algorithm that applies them.
     pub model: SentencePieceModel,
-    /// Where a space is put in front.
+    /// Which parts of a text get a space in front.
     pub prefix: SpacePrefix,
 }
 
-/// Which parts of a text, between special tokens, get a space in front.
+/// Which parts of a text get a space in front; special tokens separate the parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpacePrefix {
-    /// None.
+    /// No part.
     None,
-    /// The text, unless it begins with a special token (`legacy` false).
+    /// The first part, unless the text begins with a special token (`legacy` false).
     Text,
-    /// Every part (`legacy` true).
+    /// All parts (`legacy` true).
     EachPart,
 }
 
-/// Reads the tokenizer from the files in `folder`, which is for messages; `None` if there is none.
+/// Reads the tokenizer with `read`; `folder` is used in messages. Returns `None` if there is no tokenizer.
 ///
 /// `tokenizer.json` comes first, as in transformers, unless `tokenizer_config.json` sets `use_fast` to false.
 ///
@@ -95,7 +95,7 @@ pub fn read_tokenizer<'a, E: From<ModelError>>(
     Ok(json.map(TokenizerFile::from_json))
 }
 
-/// Whether `tokenizer_config.json` leaves the choice of `tokenizer.json`, which is the default.
+/// Returns whether to prefer `tokenizer.json`: true unless `tokenizer_config.json` sets `use_fast` to false.
 fn read_use_fast<E>(read: &ReadFile<'_, '_, E>) -> bool {
     #[derive(serde::Deserialize)]
     struct Config {

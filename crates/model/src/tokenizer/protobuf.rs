@@ -1,4 +1,4 @@
-//! The fields of a message in protocol buffers.
+//! Reads the fields of a protocol buffer message.
 
 /// Value of a field; integers are as stored, fixed ones in little-endian order.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,7 +39,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An integer of seven bits per byte, the lowest first.
+    /// Reads a varint: seven bits per byte, the lowest first.
     fn integer(&mut self) -> Result<u64, String> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {

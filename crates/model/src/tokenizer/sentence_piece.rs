@@ -1,4 +1,4 @@
-//! `tokenizer.model`: the pieces, scores and normalizer of a SentencePiece model.
+//! Reads `tokenizer.model`: the pieces, scores and normalizer of a SentencePiece model.
 
 use std::{borrow::Cow, collections::HashMap, path::Path};
 
@@ -15,41 +15,41 @@ use crate::ModelError;
 /// How texts are split into pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Algorithm {
-    /// Into the pieces with the highest sum of scores.
+    /// Unigram: the split with the highest sum of scores.
     Unigram,
-    /// Neighbours are merged, the piece with the highest score first.
+    /// BPE: neighbours are merged, the piece with the highest score first.
     Bpe,
 }
 
 /// Kind of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PieceKind {
-    /// Piece of text.
+    /// Normal piece of text.
     Normal,
-    /// Stands for text without a piece.
+    /// Represents text that has no piece.
     Unknown,
-    /// Never made of text, such as `<s>`.
+    /// Control piece such as `<s>`, which text never produces.
     Control,
-    /// Never split nor merged.
+    /// User-defined piece, which is neither split nor merged.
     UserDefined,
-    /// Split again into the pieces that it was merged from.
+    /// Unused piece, which is split again into the pieces that it was merged from.
     Unused,
-    /// One byte of a character without a piece, as `<0x41>`.
+    /// One byte, such as `<0x41>`, of a character that has no piece.
     Byte,
 }
 
-/// Piece; its id is its position.
+/// Piece of the vocabulary; its id is its position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Piece {
     /// Text of the piece.
     pub text: String,
-    /// Score; higher ones come first.
+    /// Score; higher scores take precedence.
     pub score: f32,
-    /// Kind.
+    /// Kind of the piece.
     pub kind: PieceKind,
 }
 
-/// SentencePiece model.
+/// Contents of a SentencePiece model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SentencePieceModel {
     /// Pieces by id.
@@ -66,7 +66,7 @@ pub struct SentencePieceModel {
     pub escape_whitespaces: bool,
     /// Rules that replace characters: a double array of prefixes and the replacements; empty if there are none.
     pub characters: Vec<u8>,
-    /// Id of the piece that stands for text without a piece.
+    /// Id of the piece that represents unknown text.
     pub unknown: usize,
     /// Id of the piece that starts a text.
     pub bos: Option<usize>,
@@ -110,7 +110,7 @@ impl SentencePieceModel {
         if pieces.is_empty() {
             return Err(damaged("it has no pieces".to_owned()));
         }
-        // Otherwise a truncated file would be read with the defaults of the format.
+        // Without this check, a truncated file would be read with the format's defaults.
         if !has_trainer || !has_normalizer {
             return Err(damaged("its settings are missing".to_owned()));
         }
@@ -130,7 +130,7 @@ fn parse_piece(bytes: &[u8]) -> Result<Piece, String> {
                 let text = str::from_utf8(text).map_err(|_| "a piece is not UTF-8".to_owned())?;
                 piece.text = text.to_owned();
             }
-            // Zero has no sign among scores.
+            // Adding 0 turns −0 into 0, because scores are compared by their total order.
             (2, Value::Fixed32(score)) => piece.score = f32::from_le_bytes(score) + 0.0,
             (3, Value::Integer(kind)) => {
                 piece.kind = match kind {
@@ -155,7 +155,7 @@ fn parse_piece(bytes: &[u8]) -> Result<Piece, String> {
     }
 }
 
-/// Whether a normalizer replaces characters.
+/// Returns whether a normalizer replaces characters.
 fn has_rules(normalizer: &[u8]) -> Result<bool, String> {
     let mut found = false;
     for field in Fields::new(normalizer) {
@@ -283,7 +283,7 @@ impl Stored {
     }
 }
 
-/// The byte that a piece such as `<0x0A>` stands for.
+/// Returns the byte that a piece such as `<0x0A>` represents.
 fn byte_of(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     let byte = u8::from_str_radix(digits, 16).ok()?;

@@ -1,4 +1,4 @@
-//! Added tokens and flags of the files next to the vocabulary.
+//! Added tokens and flags from the files next to the vocabulary.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -7,10 +7,10 @@ use serde_json::{Map, Value as Json};
 use super::{ReadFile, added_token};
 use crate::ModelError;
 
-/// Flags and added tokens.
+/// Flags and added tokens from the files next to the vocabulary.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
-    /// `tokenizer_class`.
+    /// Value of `tokenizer_class`.
     pub(super) class: Option<String>,
     pub(super) legacy: Option<bool>,
     pub(super) add_bos: Option<bool>,
@@ -22,17 +22,17 @@ pub(super) struct Settings {
     added: Vec<AddedToken>,
 }
 
-/// Token that is matched before the text is split; the rules are those of `tokenizer.json`.
+/// Token that is matched before the text is split; its rules have the form that `tokenizer.json` uses.
 #[derive(Debug, Default)]
 struct AddedToken {
-    /// `None`: that of the vocabulary.
+    /// Id; `None` if the vocabulary gives it.
     id: Option<u32>,
     content: String,
     special: bool,
     rules: Map<String, Json>,
 }
 
-/// Ids by text, and added tokens of `tokenizer.json` by id.
+/// Ids by text, and by id the added tokens as in `tokenizer.json`.
 type Vocabulary = (BTreeMap<String, u32>, BTreeMap<u32, Json>);
 
 impl Settings {
@@ -113,7 +113,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Reads the tokens under the keys that end in `_token`, and lists of more.
+    /// Reads the tokens under keys that end in `_token`, and lists of additional ones.
     fn read_special_tokens(&mut self, file: &Map<String, Json>) {
         for (key, value) in file {
             if !key.ends_with("_token") && key != "additional_special_tokens" {
@@ -143,7 +143,7 @@ impl Settings {
         }
     }
 
-    /// Adds a token, or what is new about one that is known.
+    /// Adds a token, or merges it into a known token with the same text.
     fn add(&mut self, token: AddedToken) {
         match self
             .added
@@ -210,7 +210,7 @@ pub(super) fn parse_object(bytes: &[u8]) -> Result<Map<String, Json>, String> {
     serde_json::from_slice(bytes).map_err(|error| format!("it is no JSON object: {error}"))
 }
 
-/// The rules of an added token that are set.
+/// Returns the rules that an added token sets.
 fn rules(token: &Json) -> Map<String, Json> {
     let rules = ["single_word", "lstrip", "rstrip"].into_iter();
     let set = rules.filter(|rule| token[rule] == true);

@@ -5,16 +5,16 @@ use serde_json::{Value as Json, json};
 /// Names under which pre-tokenizers are written.
 pub(crate) const NAMES: [&str; 6] = ["gpt-2", "qwen2", "llama-bpe", "smollm", "falcon", "default"];
 
-/// Pre-tokenizer and what its name implies.
+/// Pre-tokenizer, and the settings that its name implies.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Splitting {
     /// The pre-tokenizer, as in `tokenizer.json`.
     pub(crate) steps: Json,
     /// Whether whole tokens take precedence over merges.
     pub(crate) ignores_merges: bool,
-    /// Whether BOS is put in front of a text unless the file states otherwise.
+    /// Whether BOS is put in front of a text if the file does not state it.
     pub(crate) adds_bos: bool,
-    /// Whether the published tokenizers normalise to NFC, which a GGUF file does not state.
+    /// Whether the published tokenizers normalise to NFC; a GGUF file does not state this.
     pub(crate) nfc: bool,
 }
 
@@ -23,7 +23,7 @@ impl Splitting {
     ///
     /// # Errors
     ///
-    /// Says why the name is not supported.
+    /// Explains why the name is not supported.
     pub(crate) fn named(name: &str) -> Result<Self, &'static str> {
         let llama_3 = words(r"\p{N}{1,3}");
         let qwen = words(r"\p{N}");
@@ -177,7 +177,7 @@ const SPACES: &str = r"\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT_2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
 const SENTENCES: &str = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+";
 const ASIAN: &str = r"[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+";
-/// Words after a sign, letters with marks, and signs, of which one or more follow each other.
+/// A word after a punctuation mark, letters with combining marks, or signs; a repetition operator must follow.
 const PUNCTUATED: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]"##;
 /// Upper and lower case letters of the Unicode version that DeepSeek's tokenizer was made with.
 const CASED_LETTERS: &str = r"A-Za-z\x{B5}\x{C0}-\x{D6}\x{D8}-\x{F6}\x{F8}-\x{1BA}\x{1BC}-\x{1BF}\x{1C4}-\x{293}\x{295}-\x{2AF}\x{370}-\x{373}\x{376}\x{377}\x{37B}-\x{37D}\x{37F}\x{386}\x{388}-\x{38A}\x{38C}\x{38E}-\x{3A1}\x{3A3}-\x{3F5}\x{3F7}-\x{481}\x{48A}-\x{52F}\x{531}-\x{556}\x{10A0}-\x{10C5}\x{13A0}-\x{13F5}\x{13F8}-\x{13FD}\x{1C90}-\x{1CBA}\x{1CBD}-\x{1CBF}\x{1D00}-\x{1D2B}\x{1D6B}-\x{1D77}\x{1D79}-\x{1D9A}\x{1E00}-\x{1F15}\x{1F18}-\x{1F1D}\x{1F20}-\x{1F45}\x{1F48}-\x{1F4D}\x{1F50}-\x{1F57}\x{1F59}\x{1F5B}\x{1F5D}\x{1F5F}-\x{1F7D}\x{1F80}-\x{1FB4}\x{1FB6}-\x{1FBC}\x{1FBE}\x{1FC2}-\x{1FC4}\x{1FC6}-\x{1FCC}\x{1FD0}-\x{1FD3}\x{1FD6}-\x{1FDB}\x{1FE0}-\x{1FEC}\x{1FF2}-\x{1FF4}\x{1FF6}-\x{1FFC}\x{2102}\x{2107}\x{210A}-\x{2113}\x{2115}\x{2119}-\x{211D}\x{2124}\x{2126}\x{2128}\x{212A}-\x{212D}\x{212F}-\x{2134}\x{2139}\x{213C}-\x{213F}\x{2145}-\x{2149}\x{214E}\x{2183}\x{2184}\x{2C00}-\x{2C7B}\x{2C7E}-\x{2CE4}\x{2CEB}-\x{2CEE}\x{2CF2}\x{2CF3}\x{A640}-\x{A66D}\x{A680}-\x{A69B}\x{A722}-\x{A76F}\x{A771}-\x{A787}\x{A78B}-\x{A78E}\x{AB70}-\x{ABBF}\x{FB00}-\x{FB06}\x{FB13}-\x{FB17}\x{FF21}-\x{FF3A}\x{FF41}-\x{FF5A}\x{10400}-\x{1044F}\x{104B0}-\x{104D3}\x{104D8}-\x{104FB}\x{10C80}-\x{10CB2}\x{10CC0}-\x{10CF2}\x{118A0}-\x{118DF}\x{1E900}-\x{1E943}";
@@ -189,8 +189,8 @@ fn words(digits: &str) -> String {
     )
 }
 
-/// Words that change from upper to lower case once, `digits`, signs and spaces, as in GPT-4o. `contraction` may follow a word;
-/// letters are limited by `except`.
+/// Words that change once from upper to lower case, `digits`, signs and spaces, as in GPT-4o. `contraction` may follow a
+/// word; `except` excludes letters.
 fn cased(contraction: &str, digits: &str, except: &str) -> String {
     let upper = format!(r"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{except}]");
     let lower = format!(r"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{except}]");
@@ -205,7 +205,7 @@ fn cased(contraction: &str, digits: &str, except: &str) -> String {
     )
 }
 
-/// Isolates what a regular expression matches.
+/// Isolates each match of a regular expression.
 fn cut(regex: &str) -> Json {
     json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false })
 }
@@ -217,7 +217,7 @@ fn sequence(regexes: &[&str]) -> Json {
     json!({ "type": "Sequence", "pretokenizers": steps })
 }
 
-/// Mapping of bytes to characters; with `regex` after splitting as in GPT-2.
+/// Maps bytes to characters; with `regex`, first splits as in GPT-2.
 pub(super) fn bytes(regex: bool) -> Json {
     json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex })
 }

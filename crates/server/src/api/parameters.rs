@@ -94,7 +94,7 @@ impl Parameters {
         }
     }
 
-    /// Takes the whole number `name`, which must lie in a range; it may be written as `50.0`.
+    /// Takes the whole number `name`, which must be within a range and may be written as `50.0`.
     pub(crate) fn take_whole(
         &mut self,
         name: &str,
@@ -104,7 +104,7 @@ impl Parameters {
         Ok(value.map(|Whole(value)| value))
     }
 
-    /// Takes the count `name`, which must lie in a range.
+    /// Takes the count `name`, which must be within a range.
     pub(crate) fn take_count(
         &mut self,
         name: &str,
@@ -115,7 +115,7 @@ impl Parameters {
         Ok(count.and_then(|count| usize::try_from(count).ok()))
     }
 
-    /// Takes a number of tokens, at least `least`; the inner `None`, written as −1, is as many as there is room for.
+    /// Takes a number of tokens, at least `least`. The inner `None`, written as −1, means as many as the context can hold.
     pub(crate) fn take_limit(
         &mut self,
         name: &str,
@@ -135,7 +135,7 @@ impl Parameters {
         }
     }
 
-    /// Refuses parameters of OpenAI's API that are not supported; values that [ask for nothing](Asks), `none` and
+    /// Refuses unsupported parameters of OpenAI's API; values that [ask for nothing](Asks), `none` and
     /// `auto` are accepted.
     pub(crate) fn refuse(&mut self, names: &[&str]) -> Result<(), ApiError> {
         for name in names {
@@ -147,7 +147,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// Refuses what has not been taken, except nulls.
+    /// Refuses parameters that have not been taken, except nulls.
     pub(crate) fn finish(mut self) -> Result<(), ApiError> {
         self.0.retain(|name, value| {
             value.get() != "null" && !WITHOUT_EFFECT.contains(&name.as_str())
@@ -252,7 +252,7 @@ impl<'de> Deserialize<'de> for Whole {
     }
 }
 
-/// Whether a value asks for anything: not null, `false`, 0, `"none"`, `"auto"`, or an empty text, list or object.
+/// Whether a value asks for anything. Null, `false`, 0, `"none"`, `"auto"` and an empty text, list or object do not.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Asks(pub(crate) bool);
 

@@ -1,6 +1,6 @@
-//! Errors of serde in the words of the API: no types of Rust, and JSON's names for values.
+//! Rewords errors of serde for users of the API: no Rust types, and JSON's names for values.
 
-/// What is wrong with the value of a parameter.
+/// Describes what is wrong with the value of a parameter.
 pub(super) fn of(error: &serde_json::Error) -> String {
     let error = error.to_string();
     // The position is relative to the value.
@@ -17,7 +17,7 @@ pub(super) fn of(error: &serde_json::Error) -> String {
             );
         }
     }
-    // A list in the place of an object is read as the values of its keys.
+    // Serde reads a list in place of an object as the values of its keys.
     if message.starts_with("invalid length ") {
         return "expected an object, found a list".to_owned();
     }
@@ -59,7 +59,7 @@ fn found_value(found: &str) -> String {
         "sequence" => "a list",
         "map" => "an object",
         "null" | "unit value" | "Option value" => "null",
-        // Of numbers, texts and Booleans only the value is kept, in its quotes.
+        // For numbers, texts and Booleans, only the quoted value is kept.
         other => ["boolean ", "integer ", "floating point ", "string "]
             .iter()
             .find_map(|kind| other.strip_prefix(kind))

@@ -1,4 +1,4 @@
-//! The merging of neighbours into pieces, the piece with the highest score first and then the leftmost.
+//! Merges neighbours into pieces: the piece with the highest score first, the leftmost one among equals.
 
 use std::{
     cmp::Ordering,
@@ -10,12 +10,12 @@ use powerinfer_model::tokenizer::{PieceKind, SPACE};
 
 use super::PieceEncoder;
 
-/// Part of the text that is one piece so far; empty if it was merged into the one on its left.
+/// Part of the text that is one piece so far; empty after it was merged into its left neighbour.
 struct Symbol {
     range: Range<usize>,
     previous: Option<usize>,
     next: Option<usize>,
-    /// A user-defined piece, which is not merged.
+    /// Whether the symbol is a user-defined piece, which is not merged.
     whole: bool,
 }
 
@@ -24,7 +24,7 @@ struct Pair {
     score: f32,
     left: usize,
     right: usize,
-    /// Length of the piece; another one than that of both symbols if one has changed.
+    /// Length of the piece. If it differs from that of both symbols together, one of them has changed since.
     length: usize,
 }
 
@@ -50,7 +50,7 @@ impl PartialEq for Pair {
 impl Eq for Pair {}
 
 impl PieceEncoder {
-    /// Splits a normalised text into pieces; user-defined ones do not extend across `marks`, ascending places in the text.
+    /// Splits a normalised text into pieces. User-defined ones do not extend across `marks`, ascending positions in the text.
     pub(super) fn merge<'t>(&self, text: &'t str, marks: &[usize]) -> Vec<&'t str> {
         if !self.words_are_separate {
             return self.merge_word(text, 0, marks);
@@ -71,7 +71,7 @@ impl PieceEncoder {
     fn merge_word<'t>(&self, text: &'t str, offset: usize, marks: &[usize]) -> Vec<&'t str> {
         let mut symbols = self.symbols(text, offset, marks);
         let mut pairs = BinaryHeap::new();
-        // Where unused pieces are split again.
+        // Positions at which unused pieces are split again.
         let mut splits: HashMap<&str, usize> = HashMap::new();
         for right in 1..symbols.len() {
             pairs.extend(self.pair(text, &symbols, right - 1, right, &mut splits));
@@ -112,7 +112,7 @@ impl PieceEncoder {
         pieces
     }
 
-    /// The characters of a text and its user-defined pieces.
+    /// Returns the initial symbols of a text: its characters and user-defined pieces.
     fn symbols(&self, text: &str, offset: usize, marks: &[usize]) -> Vec<Symbol> {
         let mut symbols: Vec<Symbol> = Vec::with_capacity(text.len());
         let mut start = 0;
@@ -132,7 +132,7 @@ impl PieceEncoder {
         symbols
     }
 
-    /// The pair of two symbols if they make a piece.
+    /// Returns the pair of two symbols if together they make a piece.
     fn pair<'t>(
         &self,
         text: &'t str,

@@ -1,4 +1,4 @@
-//! [`PieceEncoder`]: encodes texts as the SentencePiece library does, which a `tokenizer.json` cannot express.
+//! [`PieceEncoder`]: encodes texts as the SentencePiece library does. A `tokenizer.json` cannot express this.
 //!
 //! ```text
 //! part of a text ──normalizer──▶ ▁spaces▁escaped ──merge──▶ pieces ──▶ ids; bytes for pieces without an id
@@ -19,26 +19,26 @@ use crate::{SpecialTokens, Tokenizer};
 use normalizer::Normalizer;
 use unigram::Scores;
 
-/// Encoder of the pieces of a `tokenizer.model`.
+/// Encodes texts by the pieces of a `tokenizer.model`.
 #[derive(Debug)]
 pub(crate) struct PieceEncoder {
     model: SentencePieceModel,
     prefix: SpacePrefix,
     normalizer: Normalizer,
     ids: HashMap<String, u32>,
-    /// Bytes of the longest piece.
+    /// Length of the longest piece in bytes.
     longest: usize,
     whole: WholePieces,
     /// Whether no piece contains a space after another character, so that words can be merged one by one.
     words_are_separate: bool,
-    /// Of a unigram model.
+    /// Scores of a unigram model; `None` for BPE.
     scores: Option<Scores>,
-    /// Ids of the pieces of bytes; empty if characters without a piece are unknown.
+    /// Ids of the byte pieces; empty if the model has no byte fallback.
     bytes: Vec<u32>,
 }
 
 impl PieceEncoder {
-    /// Prepares the pieces; an error describes damaged rules of the normalizer.
+    /// Prepares the pieces. An error describes how the normalizer's rules are damaged.
     pub(crate) fn new(pieces: Pieces) -> Result<Self, String> {
         let Pieces { model, prefix } = pieces;
         let all = model.pieces.iter().zip(0..);
@@ -61,7 +61,7 @@ impl PieceEncoder {
         })
     }
 
-    /// Returns `text` with a space in front if only the first part has one.
+    /// Returns `text`, with a space in front if only the first part of a text gets one.
     pub(crate) fn prefixed<'a>(&self, text: &'a str) -> Cow<'a, str> {
         match self.prefix {
             SpacePrefix::Text if !text.is_empty() => format!("{SPACE}{text}").into(),
@@ -69,12 +69,12 @@ impl PieceEncoder {
         }
     }
 
-    /// Returns whether a text that begins with `part` and goes on with a special token has nothing but the space in front.
+    /// Returns whether `part`, at the beginning of a text and followed by a special token, is only the space put in front.
     pub(crate) fn is_prefix(&self, part: &str) -> bool {
         self.prefix == SpacePrefix::Text && part == SPACE
     }
 
-    /// Encodes a part of a text between special tokens; `mark` interrupts user-defined pieces and is removed.
+    /// Encodes the part of a text between two special tokens. `mark` interrupts user-defined pieces and is removed.
     pub(crate) fn encode(&self, part: &str, mark: Option<char>) -> Vec<u32> {
         let text =
             self.normalizer
@@ -118,7 +118,7 @@ impl PieceEncoder {
 }
 
 impl Tokenizer {
-    /// Encodes the parts between special tokens by `pieces`; `mark` interrupts tokens and is removed.
+    /// Encodes the parts between special tokens with `pieces`. `mark` interrupts tokens and is removed.
     pub(crate) fn encode_parts(
         &self,
         pieces: &PieceEncoder,
@@ -129,7 +129,7 @@ impl Tokenizer {
         let vocabulary = self.inner.get_added_vocabulary();
         let text = pieces.prefixed(text);
         let mut parts = vocabulary.extract_and_normalize(None::<&NormalizerWrapper>, &text);
-        // The space in front of a text does not precede a special token.
+        // A special token at the beginning gets no space in front.
         let splits = parts.get_splits(OffsetReferential::Original, OffsetType::None);
         let drops_first = match &splits[..] {
             [(first, _, None), (_, _, Some(tokens)), ..] => {
@@ -154,13 +154,13 @@ impl Tokenizer {
     }
 }
 
-/// Whether one of `marks` is within the `length` bytes at `start`.
+/// Returns whether one of `marks` is within the `length` bytes at `start`.
 fn crosses(marks: &[usize], start: usize, length: usize) -> bool {
     let within = marks.partition_point(|mark| *mark <= start);
     marks.get(within).is_some_and(|mark| *mark < start + length)
 }
 
-/// `text` without `mark`, and the places where it was.
+/// Returns `text` without `mark`, and the positions where `mark` was.
 fn unmarked(text: &str, mark: char) -> (String, Vec<usize>) {
     let mut places = Vec::new();
     let mut whole = String::with_capacity(text.len());

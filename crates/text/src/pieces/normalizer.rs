@@ -1,10 +1,10 @@
-//! The normalizer of a SentencePiece model: rules that replace characters, and the treatment of spaces.
+//! Normalizer of a SentencePiece model: applies rules that replace characters, and removes or escapes spaces.
 
 use powerinfer_model::tokenizer::{SPACE, SentencePieceModel};
 
 use super::WholePieces;
 
-/// What is done to a text before it is split into pieces.
+/// Transformation of a text before it is split into pieces.
 #[derive(Debug)]
 pub(super) struct Normalizer {
     rules: Option<Rules>,
@@ -64,7 +64,7 @@ impl Normalizer {
         normalized
     }
 
-    /// What the beginning of `text` becomes, and its length; nothing of an empty text.
+    /// Returns the replacement of the beginning of `text`, and the length that it replaces; empty for an empty text.
     fn first<'a>(&'a self, text: &'a str, whole: &WholePieces) -> (&'a str, usize) {
         if let Some(length) = whole.prefix_of(text) {
             return (&text[..length], length);
@@ -77,7 +77,7 @@ impl Normalizer {
     }
 }
 
-/// Rules by the text that they replace, in a double array (the format of darts-clone).
+/// Rules, keyed by the text that they replace, in a double array (format of darts-clone).
 #[derive(Debug)]
 struct Rules {
     units: Vec<u32>,
@@ -103,7 +103,7 @@ impl Rules {
         })
     }
 
-    /// The replacement of the longest beginning of `text` that has one, and its length.
+    /// Returns the replacement of the longest prefix of `text` that has one, and the prefix's length.
     fn longest(&self, text: &str) -> Option<(&str, usize)> {
         let mut found = None;
         let root = *self.units.first()?;
@@ -128,7 +128,7 @@ impl Rules {
     }
 }
 
-/// Distance from a unit to those that follow it.
+/// Returns the offset from a unit to its children in the double array.
 fn offset(unit: u32) -> usize {
     (unit >> 10 << (unit >> 6 & 8)) as usize
 }

@@ -1,21 +1,21 @@
-//! The split of a text into the pieces with the highest sum of scores.
+//! Splits a text into the pieces with the highest sum of scores.
 
 use powerinfer_model::tokenizer::PieceKind;
 
 use super::PieceEncoder;
 
-/// What a character without a piece costs more than the worst piece.
+/// How much lower a character without a piece scores than the worst piece.
 const UNKNOWN_PENALTY: f32 = 10.0;
 
-/// Last piece of the best split of the text up to some place.
+/// Last piece of the best split of the text up to a given position.
 #[derive(Clone, Copy)]
 struct Best {
-    /// Where the piece starts; `None` if no split ends here.
+    /// Start of the piece; `None` if no split ends here.
     start: Option<usize>,
     score: f32,
 }
 
-/// Scores of the pieces without those that text does not become.
+/// Score of a character without a piece, and the lengths of all pieces.
 #[derive(Debug)]
 pub(super) struct Scores {
     unknown: f32,

@@ -66,7 +66,7 @@ fn load_all() -> Vec<GoldenTokenizer> {
     directories.sort();
     assert_eq!(directories.len(), 13);
 
-    // The licence of the first and the size of the second keep them out of this repository.
+    // They are not in this repository because of the licence of the first and the size of the second.
     for name in ["tok-sp-llama2-32k", "tok-vm-gpt2"] {
         let folder = workspace.join("../shared/golden").join(name);
         if folder.is_dir() {
