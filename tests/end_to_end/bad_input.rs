@@ -96,6 +96,23 @@ fn unknown_configuration_keys_and_tensors_are_refused() {
         "\"hidden_act\"",
         "\"residual_multiplier\": 0.5, \"hidden_act\"",
     );
+    // The class of transformers does not read it either.
+    let ids = [
+        "logits",
+        "llama-silu",
+        "--ids",
+        "1,2,3",
+        "--out",
+        "logits",
+        "-v",
+    ];
+    let run = sandbox.run(&ids);
+    run.good().stderr_contains(&["residual_multiplier"]);
+    replace(
+        &config,
+        "\"hidden_act\"",
+        "\"auto_map\": {\"AutoConfig\": \"own.Config\"}, \"hidden_act\"",
+    );
     let parts = [
         "config.json",
         "residual_multiplier",
@@ -276,8 +293,8 @@ fn unsupported_configurations_are_refused() {
         ),
         (
             "\"rope_scaling\": null",
-            "\"rope_scaling\": {\"rope_type\": \"dynamic\"}",
-            ["rope_scaling", "dynamic"],
+            "\"rope_scaling\": {\"rope_type\": \"mrope\"}",
+            ["rope_scaling", "mrope"],
         ),
     ] {
         fs::write(&config, &good).unwrap();

@@ -141,7 +141,7 @@ impl<R: Read> Read for Limited<R> {
         match self.left.get().checked_sub(read as u64) {
             Some(left) => self.left.set(left),
             None => {
-                let message = "it is larger than is read";
+                let message = "it exceeds the size limit";
                 return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
             }
         }

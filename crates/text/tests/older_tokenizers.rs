@@ -282,8 +282,8 @@ fn vocabulary_and_merges_must_belong_together() {
     let headless = lines.split_once('\n').unwrap().1;
     assert_eq!(ids(&with("merges.txt", headless.as_bytes())), expected);
     for (files, reason) in [
-        (with_line("\nq"), "is no pair of tokens"),
-        (with_line("\nq q q"), "is no pair of tokens"),
+        (with_line("\nq"), "is not a pair of tokens"),
+        (with_line("\nq q q"), "is not a pair of tokens"),
         (with_line("\nq qqq"), "`qqq` is not in `vocab.json`"),
         (
             with("merges.txt", b"\xff"),
@@ -298,10 +298,10 @@ fn vocabulary_and_merges_must_belong_together() {
             with("vocab.json", br#"{"a": 0, "b": 0}"#),
             "have the same id 0",
         ),
-        (with("vocab.json", br#"{"a": -1}"#), "is no token id"),
+        (with("vocab.json", br#"{"a": -1}"#), "is not a token id"),
         (
             with("vocab.json", br#"{"a": 5000000000}"#),
-            "is no token id",
+            "is not a token id",
         ),
         (
             with(

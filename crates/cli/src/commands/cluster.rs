@@ -398,7 +398,7 @@ impl StageArguments {
             .iter()
             .any(|path| path == Path::new(STDIN))
         {
-            bail!("jobs cannot read the stdin of this command; give files or folders by `--data`");
+            bail!("jobs cannot read this command's stdin; pass files or folders with `--data`");
         }
         let (checkpoint, _) = model_argument::open_model(&self.model, output)?;
         let config = checkpoint.config();

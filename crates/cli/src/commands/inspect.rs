@@ -136,7 +136,7 @@ fn inspect(path: &Path, asked: Asked) -> Result<Report> {
             Some("gpuidx") => gpu_index(path),
             _ if is_safetensors(path) => tensors(path, asked),
             _ => bail!(
-                "`{}` is no artifact of powerinfer; known are profile, predictors, bundle, plan.json, prompt caches, models and `.gpuidx` files",
+                "`{}` is not a powerinfer artifact; known are profile, predictors, bundle, plan.json, prompt caches, models and `.gpuidx` files",
                 path.display()
             ),
         }

@@ -32,7 +32,7 @@ pub(super) fn join_parts(file: GgufFile) -> Result<GgufFile, ModelError> {
         return Err(bad(
             &file,
             format!(
-                "it is part {part} of {count} of a split file, and is not called `NAME-{part:05}-of-{count:05}.gguf`; rename it so, and put all parts in one folder"
+                "it is part {part} of {count} of a split file, but is not named `NAME-{part:05}-of-{count:05}.gguf`; rename it so, and put all parts in one folder"
             ),
         ));
     };

@@ -218,7 +218,7 @@ impl Tokenizer<'_> {
             pair => Some([pair[0].as_str()?, pair[1].as_str()?]),
         });
         let merges: Option<Vec<_>> = merges.collect();
-        merges.ok_or_else(|| "a merge is no pair of tokens".to_owned())
+        merges.ok_or_else(|| "a merge is not a pair of tokens".to_owned())
     }
 
     /// Byte-level BPE, whose pre-tokenizer must be one of those with a name.

@@ -82,8 +82,8 @@ fn ids(vocabulary: &[u8]) -> Result<BTreeMap<String, u32>, String> {
     let mut tokens: BTreeMap<u32, String> = BTreeMap::new();
     for (token, id) in parse_object(vocabulary)? {
         let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
-        let number =
-            number.ok_or_else(|| format!("the id of `{token}` is {id}, which is no token id"))?;
+        let number = number
+            .ok_or_else(|| format!("the id of `{token}` is {id}, which is not a token id"))?;
         if let Some(other) = tokens.insert(number, token.clone()) {
             return Err(format!("`{other}` and `{token}` have the same id {number}"));
         }
@@ -108,7 +108,7 @@ fn pairs(merges: &[u8], ids: &BTreeMap<String, u32>) -> Result<Vec<Json>, String
         let number = index + 1;
         let tokens: Vec<&str> = line.split_ascii_whitespace().collect();
         let [left, right] = tokens[..] else {
-            return Err(format!("line {number} is no pair of tokens: {line:?}"));
+            return Err(format!("line {number} is not a pair of tokens: {line:?}"));
         };
         let merged = format!("{left}{right}");
         for token in [left, right, &merged] {

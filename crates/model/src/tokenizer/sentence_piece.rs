@@ -84,7 +84,8 @@ impl SentencePieceModel {
         if bytes.starts_with(b"version https://git-lfs") {
             return Err("it is a Git LFS pointer, not the file: run `git lfs pull`".to_owned());
         }
-        let damaged = |reason| format!("it is no SentencePiece model: {reason}; download it again");
+        let damaged =
+            |reason| format!("it is not a SentencePiece model: {reason}; download it again");
         let mut pieces = Vec::new();
         let mut model = Stored::default();
         let (mut has_trainer, mut has_normalizer) = (false, false);

@@ -55,7 +55,7 @@ impl Settings {
             let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
             let id = id.ok_or_else(|| ModelError::BadTokenizer {
                 path: folder.join("added_tokens.json"),
-                reason: format!("the id of `{content}` is no token id"),
+                reason: format!("the id of `{content}` is not a token id"),
             })?;
             settings.add(AddedToken {
                 id: Some(id),
@@ -98,7 +98,7 @@ impl Settings {
             .flatten()
         {
             let id = key.parse().map_err(|_| {
-                format!("`added_tokens_decoder` has the key `{key}`, which is no token id")
+                format!("`added_tokens_decoder` has the key `{key}`, which is not a token id")
             })?;
             let content = token["content"].as_str();
             let content =
@@ -207,7 +207,7 @@ impl Settings {
 /// Parses an object, with or without a byte order mark in front.
 pub(super) fn parse_object(bytes: &[u8]) -> Result<Map<String, Json>, String> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-    serde_json::from_slice(bytes).map_err(|error| format!("it is no JSON object: {error}"))
+    serde_json::from_slice(bytes).map_err(|error| format!("it is not a JSON object: {error}"))
 }
 
 /// Returns the rules that an added token sets.
