@@ -74,6 +74,7 @@ fn linked_files_exist() {
         .skip(1)
         .filter_map(|rest| rest.split(')').next());
     for link in links.filter(|link| !link.starts_with("http") && !link.starts_with('#')) {
-        assert!(root.join(link).exists(), "{link}");
+        let file = link.split('#').next().unwrap_or(link);
+        assert!(root.join(file).exists(), "{link}");
     }
 }
