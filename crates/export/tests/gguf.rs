@@ -39,7 +39,7 @@ const REFUSED: [(&str, &str); 16] = [
         "`embedding_size` would be 64 instead of 32",
     ),
     ("phi-qknorm", "`query_key_norm` would be \"none\""),
-    ("gemma3", "`attention_windows` would be"),
+    ("gemma3", "position encoding"),
     ("minicpm-s", "computes SiLU, the model FATReLU"),
     ("nanochat", "no architecture for the family nanochat"),
     ("phi3-longrope", "position encoding"),

@@ -471,8 +471,14 @@ pub(super) fn metadata(
             "embedding_multiplier" => config.embedding_scale.into(),
             // The weights contain these multipliers.
             "residual_multiplier" | "logits_scaling" | "logit_scale" => 1f32.into(),
-            "attn_logit_softcapping" => config.soft_caps.attention.unwrap_or(0.0).into(),
-            "final_logit_softcapping" => config.soft_caps.logits.unwrap_or(0.0).into(),
+            "attn_logit_softcapping" => match config.soft_caps.attention {
+                Some(cap) => cap.into(),
+                None => continue,
+            },
+            "final_logit_softcapping" => match config.soft_caps.logits {
+                Some(cap) => cap.into(),
+                None => continue,
+            },
             "sliding_window" => match config.attention_windows.iter().flatten().next() {
                 Some(window) => (*window).into(),
                 None => continue,
