@@ -1,10 +1,6 @@
 //! Tokenizers compared with the outputs of Python's `tokenizers` and `transformers`.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a test ends at its first failure and prints what it skips"
-)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod support;
 

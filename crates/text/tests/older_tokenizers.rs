@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
+use std::io::Write as _;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -41,7 +42,11 @@ fn older_files_give_the_ids_of_the_converted_one() {
         workspace.join("../shared/golden/tok-sp-llama2-32k"),
     ] {
         if !folder.is_dir() {
-            println!("skipped: {} is not there", folder.display());
+            drop(writeln!(
+                std::io::stderr(),
+                "skipped: {} is not there",
+                folder.display()
+            ));
             continue;
         }
         let tokenizer = without_json(folder.clone());
@@ -69,7 +74,11 @@ fn prompts_of_models_have_their_ids() {
     for name in ["relullama-spm", "sparsellama-fatrelu"] {
         let folder = workspace().join("../shared/golden").join(name);
         let Ok(expected) = std::fs::read(folder.join("expected.json")) else {
-            println!("skipped: {} is not there", folder.display());
+            drop(writeln!(
+                std::io::stderr(),
+                "skipped: {} is not there",
+                folder.display()
+            ));
             continue;
         };
         let tokenizer = Tokenizer::from_directory(&folder).unwrap();

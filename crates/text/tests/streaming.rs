@@ -1,10 +1,6 @@
 //! Streaming decode equals decoding all ids at once.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a test ends at its first failure and prints what it skips"
-)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[expect(dead_code, reason = "shared by several tests")]
 mod support;

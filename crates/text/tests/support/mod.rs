@@ -2,6 +2,7 @@
 
 // Each test target uses a part of this module.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
@@ -72,7 +73,11 @@ fn load_all() -> Vec<GoldenTokenizer> {
         if folder.is_dir() {
             directories.push(folder);
         } else {
-            println!("skipped: {} is not there", folder.display());
+            drop(writeln!(
+                std::io::stderr(),
+                "skipped: {} is not there",
+                folder.display()
+            ));
         }
     }
     directories.iter().map(|path| load(path)).collect()
