@@ -191,7 +191,7 @@ fn files_that_cannot_be_read_are_skipped_and_counted() {
         1,
         &[
             "there is no text in `none`",
-            "`none/0.bin` is of an unknown kind",
+            "`none/0.bin` has an unknown extension",
             "and 2 more",
         ],
     );

@@ -433,7 +433,7 @@ fn folders_are_read_with_their_subfolders_in_sorted_order() {
     assert!(
         corpus.skipped[0]
             .to_string()
-            .contains("image.xyz` is of an unknown kind")
+            .contains("image.xyz` has an unknown extension")
     );
     // By name, its content decides.
     sandbox.gives(
