@@ -164,7 +164,7 @@ fn scaled(
         None | Some("default") => Rotary::plain(theta, width),
         Some("linear") => linear(theta, width, factor(scaling)?),
         Some("llama3") => llama3(theta, width, scaling, context_length)?,
-        Some(DIVISORS) => with_divisors(theta, width, scaling)?,
+        Some(DIVISORS) => with_divisors(theta, width, scaling, "divisors")?,
         Some("yarn") => yarn(theta, width, scaling, context_length)?,
         // The base would change only beyond the model's stated context.
         Some("dynamic") => {
@@ -193,14 +193,19 @@ fn factor(scaling: &Keys<'_>) -> Result<f64, ModelError> {
 /// Internal `rope_type` for the frequency divisors of a GGUF file.
 pub(crate) const DIVISORS: &str = "divisors";
 
-/// Divides each frequency by its own divisor.
-fn with_divisors(theta: f64, width: usize, scaling: &Keys<'_>) -> Result<Rotary, ModelError> {
-    let divisors = scaling.numbers("divisors")?;
+/// Divides each frequency by its own divisor, of the list under `key`.
+fn with_divisors(
+    theta: f64,
+    width: usize,
+    scaling: &Keys<'_>,
+    key: &str,
+) -> Result<Rotary, ModelError> {
+    let divisors = scaling.numbers(key)?;
     let mut rotary = Rotary::plain(theta, width);
-    if divisors.len() != rotary.frequencies.len() || divisors.contains(&0.0) {
+    let count = rotary.frequencies.len();
+    if divisors.len() != count || divisors.iter().any(|divisor| *divisor <= 0.0) {
         return Err(scaling.bad(format!(
-            "{} rotary frequencies have {} divisors, none of which may be 0",
-            rotary.frequencies.len(),
+            "`{key}` has {} numbers for {count} rotary frequencies; there must be one for each, all greater than 0",
             divisors.len()
         )));
     }
@@ -314,8 +319,8 @@ pub(crate) fn long_rope_context(keys: &Keys<'_>) -> Result<Option<usize>, ModelE
     Ok(None)
 }
 
-/// Reads LongRoPE (Ding et al. 2024), in which each frequency has one divisor for short and one for long contexts. Only the
-/// short ones are used, so the context ends at [`long_rope_context`], where the long ones would begin.
+/// Reads LongRoPE (Ding et al. 2024): each frequency has one divisor for short contexts and another for long ones. Only the
+/// divisors for short contexts are supported. [`long_rope_context`] therefore limits the context.
 fn longrope(
     theta: f64,
     width: usize,
@@ -323,19 +328,8 @@ fn longrope(
     top: &Keys<'_>,
     context_length: usize,
 ) -> Result<Rotary, ModelError> {
-    let divisors = scaling.numbers("short_factor")?;
     scaling.numbers("long_factor")?;
-    let mut rotary = Rotary::plain(theta, width);
-    if divisors.len() != rotary.frequencies.len() || divisors.iter().any(|factor| *factor <= 0.0) {
-        return Err(scaling.bad(format!(
-            "`short_factor` has {} numbers for {} rotary frequencies, which all have to be greater than 0",
-            divisors.len(),
-            rotary.frequencies.len()
-        )));
-    }
-    for (frequency, divisor) in rotary.frequencies.iter_mut().zip(divisors) {
-        *frequency /= divisor;
-    }
+    let mut rotary = with_divisors(theta, width, scaling, "short_factor")?;
     let original = original_context(scaling, top)?.unwrap_or(context_length) as f64;
     let factor = match scaling.positive("factor")? {
         Some(factor) => factor,

@@ -169,7 +169,7 @@ impl Runtime {
     ///
     /// # Panics
     ///
-    /// Panics if there is no such layer, or a part of the model is on a device: its selectors are fixed.
+    /// Panics if there is no such layer, or a part of the model is on a device, whose selectors cannot change.
     pub fn set_policy(
         &mut self,
         layer: usize,
@@ -189,7 +189,7 @@ impl Runtime {
     ///
     /// # Panics
     ///
-    /// Panics if there is no such layer, or a part of the model is on a device: devices read all inputs.
+    /// Panics if there is no such layer, or a part of the model is on a device, where inputs cannot be skipped.
     pub fn set_input_thresholds(&mut self, layer: usize, thresholds: Option<InputThresholds>) {
         self.assert_on_host();
         self.model.input_thresholds[layer] = thresholds;
@@ -555,7 +555,7 @@ impl Runtime {
     ///
     /// # Panics
     ///
-    /// Panics if a part of the model is on a device: its selectors are fixed.
+    /// Panics if a part of the model is on a device, whose selectors cannot change.
     pub fn verify(&mut self, verification: Verification) {
         self.assert_on_host();
         self.observers.verification = Some(verification);
@@ -566,7 +566,7 @@ impl Runtime {
     ///
     /// # Panics
     ///
-    /// Panics if a part of the model is on a device: its selectors are fixed.
+    /// Panics if a part of the model is on a device, whose selectors cannot change.
     pub fn verify_decoded(&mut self, every: usize, forced: bool) {
         let verification = Verification::of_decoded(every, self.model.config.layer_count);
         let bundle = &self.model.bundle;

@@ -10,7 +10,8 @@ use serde_json::Value as Json;
 
 use super::{
     GgufFile, Layout,
-    configuration::{self, ROPE_DIVISORS, architecture_of},
+    architectures::{architecture, architecture_of},
+    configuration::{self, ROPE_DIVISORS},
     rope::{Rope, TOLERANCE},
     tokenizer_metadata,
     writer::{Dialect, Elements, Metadata, TensorEntry},
@@ -297,7 +298,7 @@ fn verify(
         &shapes,
         values.unwrap_or_default(),
     );
-    let architecture = configuration::architecture(&file)?;
+    let architecture = architecture(&file)?;
     let json = configuration::configuration(&file, architecture)?;
     let mut back = ModelConfig::parse(json.to_string().as_bytes(), path)?;
     let cannot = |reason: String| ModelError::NotInGguf {

@@ -3,6 +3,7 @@
 //! The metadata are converted to the files of a Hugging Face folder (`config.json`, `tokenizer.json`, …), so
 //! that all other code knows one layout only.
 
+mod architectures;
 mod configuration;
 mod contents;
 mod dequantise;
@@ -60,7 +61,7 @@ impl Gguf {
     /// The file cannot be read or is damaged, or its architecture or tokenizer is not supported.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let file = GgufFile::open(path)?;
-        let architecture = configuration::architecture(&file)?;
+        let architecture = architectures::architecture(&file)?;
         let mut generated = BTreeMap::new();
         let mut add = |name, json: &serde_json::Value| {
             generated.insert(name, Arc::from(json.to_string().into_bytes()));

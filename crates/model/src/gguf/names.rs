@@ -2,7 +2,7 @@
 
 use crate::{
     Block, LayerWeight, ModelConfig, Weight,
-    gguf::{configuration::Architecture, writer::Dialect},
+    gguf::{architectures::Architecture, writer::Dialect},
     source::{Fused, Rows, Transform, WeightSource, fused_concatenated},
 };
 
