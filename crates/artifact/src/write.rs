@@ -18,7 +18,7 @@ use tempfile::{Builder, NamedTempFile};
 pub use self::{
     contents::{Contents, matches},
     folder::PartialFolder,
-    lock::FolderLock,
+    lock::{FileLock, FolderLock},
     scratch::ScratchFolder,
 };
 use crate::ArtifactError;

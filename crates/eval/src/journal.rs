@@ -4,12 +4,15 @@
 //! rows of all shards into the file that a run without shards writes.
 
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{self, File, OpenOptions},
     io::{Read, Write},
     path::{Path, PathBuf},
 };
 
-use powerinfer_artifact::{Shard, write::write_file};
+use powerinfer_artifact::{
+    Shard,
+    write::{FileLock, write_file},
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -57,7 +60,7 @@ const OTHER_RUN: &str = "it is of a run with other settings, another bundle or o
 #[derive(Debug)]
 pub(crate) struct Journal {
     path: PathBuf,
-    file: File,
+    file: FileLock,
 }
 
 impl Journal {
@@ -78,21 +81,19 @@ impl Journal {
         if path.exists() && !path.is_file() {
             return Err(unwritable(std::io::Error::other("it is no file")));
         }
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .create(true)
             .read(true)
             .append(true)
             .open(path)
             .map_err(unwritable)?;
         // Locked before it is read, so that no other run can append in between.
-        file.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => EvalError::Busy {
-                path: path.to_owned(),
-            },
-            TryLockError::Error(error) => unwritable(error),
+        let file = FileLock::new(file).map_err(|_| EvalError::Busy {
+            path: path.to_owned(),
         })?;
         let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes)
+        file.file()
+            .read_to_end(&mut bytes)
             .map_err(|source| EvalError::Unreadable {
                 path: path.to_owned(),
                 source,
@@ -141,7 +142,9 @@ impl Journal {
         }
         let found = rows.into_iter().map(read).collect::<Result<_, _>>()?;
         // Truncated only now that it is known for a file of this run.
-        file.set_len(lines.len() as u64).map_err(unwritable)?;
+        file.file()
+            .set_len(lines.len() as u64)
+            .map_err(unwritable)?;
         let mut journal = Self {
             path: path.to_owned(),
             file,
@@ -155,7 +158,7 @@ impl Journal {
     /// Appends `row`, which has the field `run`.
     pub(crate) fn push(&mut self, row: &Value) -> Result<(), EvalError> {
         // In one write, so that only a crash of the system can leave half a line.
-        let written = self.file.write_all(format!("{row}\n").as_bytes());
+        let written = self.file.file().write_all(format!("{row}\n").as_bytes());
         written.map_err(|source| EvalError::Unwritable {
             path: self.path.clone(),
             source,

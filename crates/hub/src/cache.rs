@@ -9,13 +9,16 @@
 //! ```
 
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{self, OpenOptions},
     io::ErrorKind,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use powerinfer_artifact::{ArtifactError, Progress, write::write_file};
+use powerinfer_artifact::{
+    ArtifactError, Progress,
+    write::{FileLock, write_file},
+};
 
 use crate::{HubError, ModelName, checksum::Etag, file_name::FileName};
 
@@ -138,28 +141,25 @@ impl ModelCache {
         etag: &Etag,
         name: &FileName,
         progress: &dyn Progress,
-    ) -> Result<File, HubError> {
+    ) -> Result<FileLock, HubError> {
         let path = self.locks.join(format!("{}.lock", etag.as_str()));
         fs::create_dir_all(&self.locks).map_err(ArtifactError::write(&self.locks))?;
         let mut options = OpenOptions::new();
         let file = options.create(true).truncate(false).write(true).open(&path);
-        let file = file.map_err(ArtifactError::write(&path))?;
+        let mut file = file.map_err(ArtifactError::write(&path))?;
         let mut waited = false;
         loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(file),
-                Err(TryLockError::WouldBlock) => {
-                    if !waited {
-                        progress.note(&format!("waiting for another process to fetch `{name}`"));
-                        waited = true;
-                    }
-                    progress.advance(0)?;
-                    std::thread::sleep(LOCK_PAUSE);
-                }
-                // Some network file systems have no locks. The digest then reveals two concurrent
-                // writers.
-                Err(TryLockError::Error(_)) => return Ok(file),
+            // On a file system without locks, the digest reveals two concurrent writers.
+            file = match FileLock::new(file) {
+                Ok(lock) => return Ok(lock),
+                Err(file) => file,
+            };
+            if !waited {
+                progress.note(&format!("waiting for another process to fetch `{name}`"));
+                waited = true;
             }
+            progress.advance(0)?;
+            std::thread::sleep(LOCK_PAUSE);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Contents,
-    lock::{FolderLock, is_at},
+    lock::{FileLock, FolderLock, is_at},
     resolved,
     survey::{Mark, Role},
     unfollowed,
@@ -26,7 +26,7 @@ pub struct PartialFolder {
     partial: PathBuf,
     contents: Contents,
     /// Marks the partial folder as ours; locked while this run works in it.
-    lock: fs::File,
+    lock: FileLock,
 }
 
 /// Name of the file that marks a partial folder.
@@ -62,11 +62,11 @@ impl PartialFolder {
         let mark = partial.join(MARK);
         let lock = unfollowed().create(true).open(&mark);
         let lock = lock.map_err(ArtifactError::write(&mark))?;
-        let is_locked = !matches!(lock.try_lock(), Err(fs::TryLockError::WouldBlock));
-        // The run that had the lock may have renamed the folder since.
-        if !is_locked || !is_at(&lock, &mark) {
-            return Err(ArtifactError::Busy { path: target });
-        }
+        let lock = match FileLock::new(lock) {
+            // The run that had the lock may have renamed the folder since.
+            Ok(lock) if is_at(lock.file(), &mark) => lock,
+            _ => return Err(ArtifactError::Busy { path: target }),
+        };
         survey()?.delete(|role| role == Role::Temporary)?;
         // A run killed between its two renames has left the older artifact in `NAME.old`.
         if !exists(&target) && exists(&old.join(contents.manifest())) {

@@ -1,15 +1,46 @@
-//! Locks on finished folders.
+//! Locks on files and on finished folders.
 
 use std::{fs, path::Path};
 
 use super::is_temporary;
 use crate::ArtifactError;
 
+/// Exclusive lock on an open file, released on drop.
+#[derive(Debug)]
+pub struct FileLock(fs::File);
+
+impl FileLock {
+    /// Locks `file`, or gives it back if another process has the lock. On file systems without locks, always succeeds.
+    ///
+    /// # Errors
+    ///
+    /// `file`, if another process has the lock.
+    pub fn new(file: fs::File) -> Result<Self, fs::File> {
+        match file.try_lock() {
+            Err(fs::TryLockError::WouldBlock) => Err(file),
+            _ => Ok(Self(file)),
+        }
+    }
+
+    /// The locked file.
+    pub fn file(&self) -> &fs::File {
+        &self.0
+    }
+}
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        // Closing the file is not enough: a process that another thread is starting shares our open files until it
+        // executes its program. An error means that the file system has no locks.
+        let _ = self.0.unlock();
+    }
+}
+
 /// Exclusive lock on a finished folder whose files are to be changed; released on drop.
 #[derive(Debug)]
 pub struct FolderLock {
     /// Open handle of the folder, on systems that lock folders; no lock file is needed.
-    _lock: Option<fs::File>,
+    _lock: Option<FileLock>,
 }
 
 impl FolderLock {
@@ -19,16 +50,15 @@ impl FolderLock {
     ///
     /// [`ArtifactError::Busy`] if another run has the lock.
     pub fn of(folder: &Path) -> Result<Self, ArtifactError> {
-        let lock = fs::File::open(folder).ok();
-        if let Some(lock) = &lock {
-            let is_locked = !matches!(lock.try_lock(), Err(fs::TryLockError::WouldBlock));
+        let lock = match fs::File::open(folder).ok().map(FileLock::new).transpose() {
             // The run that had the lock may have replaced the folder since.
-            if !is_locked || !is_at(lock, folder) {
+            Ok(lock) if lock.as_ref().is_none_or(|lock| is_at(lock.file(), folder)) => lock,
+            _ => {
                 return Err(ArtifactError::Busy {
                     path: folder.to_owned(),
                 });
             }
-        }
+        };
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             if is_temporary(&entry.file_name().to_string_lossy()) {
                 let _ = fs::remove_file(entry.path()); // best effort; a folder stays
@@ -42,7 +72,9 @@ impl FolderLock {
         while let Ok(lock) = fs::File::open(folder) {
             // If folders cannot be locked, no other run has the lock either.
             if lock.lock().is_err() || is_at(&lock, folder) {
-                return Self { _lock: Some(lock) };
+                return Self {
+                    _lock: Some(FileLock(lock)),
+                };
             }
         }
         Self { _lock: None }
@@ -78,8 +110,11 @@ mod tests {
             let busy = FolderLock::of(folder.path()).unwrap_err();
             assert!(matches!(busy, ArtifactError::Busy { .. }), "{busy}");
         }
+        // What a process has that is being started.
+        let copy = lock._lock.as_ref().unwrap().file().try_clone().unwrap();
         drop(lock);
         FolderLock::of(folder.path()).unwrap();
+        drop(copy);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

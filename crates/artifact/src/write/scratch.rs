@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Contents, folder::with_ending, survey::Mark, unfollowed};
+use super::{Contents, FileLock, folder::with_ending, survey::Mark, unfollowed};
 use crate::ArtifactError;
 
 /// Temporary folder next to an artifact, for the time of a measurement; removed on drop, or by the next
@@ -15,7 +15,7 @@ pub struct ScratchFolder {
     folder: PathBuf,
     contents: Contents,
     /// Locked while this run uses the folder.
-    _lock: fs::File,
+    _lock: FileLock,
 }
 
 /// Name of the file that marks a scratch folder.
@@ -48,9 +48,9 @@ impl ScratchFolder {
         }
         let lock = unfollowed().create(true).open(folder.join(SCRATCH));
         let lock = lock.map_err(failed())?;
-        if let Err(fs::TryLockError::WouldBlock) = lock.try_lock() {
+        let Ok(lock) = FileLock::new(lock) else {
             return Err(ArtifactError::Busy { path: folder });
-        }
+        };
         Ok(Self {
             folder,
             contents,
@@ -75,9 +75,9 @@ impl ScratchFolder {
         let mark = folder.join(SCRATCH);
         let lock = unfollowed().open(&mark);
         let lock = lock.map_err(ArtifactError::write(&mark))?;
-        match lock.try_lock() {
-            Err(fs::TryLockError::WouldBlock) => Ok(()),
-            _ => survey.delete_folder(),
+        match FileLock::new(lock) {
+            Ok(_lock) => survey.delete_folder(),
+            Err(_) => Ok(()),
         }
     }
 
