@@ -34,6 +34,8 @@ const LADDER: &[&str] = &[
     "powerinfer-solver",
     "powerinfer-eval",
     "powerinfer-planner",
+    "powerinfer-pipeline",
+    "powerinfer",
     "powerinfer-server",
     "powerinfer-cli",
     "powerinfer-attack",

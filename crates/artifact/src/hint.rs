@@ -108,6 +108,10 @@ pub enum Hint {
     ProfileAgain,
     /// Give calibration text.
     GiveText,
+    /// Give a path that exists.
+    GivePath,
+    /// Ask for verbose output, which lists all.
+    ListAll,
     /// Give more calibration text, or use more of it.
     MoreText,
     /// Profile more tokens.

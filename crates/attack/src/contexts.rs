@@ -1,4 +1,4 @@
-//! Runs the same steps over sequences of different contexts on the emulated device and on the CPU; their results must agree.
+//! Runs the same steps over sessions of different contexts on the emulated device and on the CPU; their results must agree.
 
 use std::{path::Path, sync::Arc};
 
@@ -6,20 +6,19 @@ use anyhow::{Context, Result, ensure};
 use powerinfer_artifact::progress::Silent;
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_emulator::{Emulator, Order};
-use powerinfer_model::LanguageModel;
 use powerinfer_runtime::{
-    ActivationFormat, DeviceChoice, Execution, PromptLogits, Runtime, RuntimeError, Sequence,
+    ActivationFormat, DeviceChoice, Engine, Execution, Passes, RuntimeError, Session, Wanted,
 };
 
-/// Maximum number of sequences at a time.
-const SEQUENCES: usize = 5;
+/// Maximum number of sessions at a time.
+const SESSIONS: usize = 5;
 /// Maximum number of steps of a try: the emulator is slow.
 const STEPS: usize = 10;
 /// Largest allowed difference of logits, relative to the CPU's largest logit.
 const TOLERANCE: f32 = 1e-3;
 
-/// A sequence on the device and its copy on the CPU.
-struct Pair([Sequence; 2]);
+/// A session on the device and its copy on the CPU.
+struct Pair([Session; 2]);
 
 /// Runs the steps that `bytes` encode with the bundle in `folder`.
 ///
@@ -33,30 +32,31 @@ pub(crate) fn run(folder: &Path, bytes: &[u8]) {
     for step in bytes.chunks_exact(4).take(STEPS) {
         let [operation, slot, number, other] =
             [step[0], step[1], step[2], step[3]].map(usize::from);
-        if pairs.is_empty() || operation % 8 == 0 && pairs.len() < SEQUENCES {
+        if pairs.is_empty() || operation % 8 == 0 && pairs.len() < SESSIONS {
             let context = 1 + number % 64;
-            let new = |model: &Runtime| model.new_sequence(context).expect("memory for a sequence");
-            pairs.push(Pair(models.each_ref().map(new)));
+            let new =
+                |model: &mut Engine| model.new_session(context).expect("memory for a session");
+            pairs.push(Pair(models.each_mut().map(new)));
             continue;
         }
         let (slot, count) = (slot % pairs.len(), 1 + number % 11);
-        let vocabulary = models[0].config().vocabulary_size;
-        let tokens: Vec<u32> = (0..SEQUENCES + count)
+        let vocabulary = models[0].bundle().config().vocabulary_size;
+        let tokens: Vec<u32> = (0..SESSIONS + count)
             .map(|index| ((other * 31 + index * 7) % vocabulary) as u32)
             .collect();
         match operation % 8 {
-            0 | 1 => each(&mut models, &mut pairs[slot..=slot], |model, sequences| {
-                model.run_prompt(&mut sequences[0], &tokens[..1], PromptLogits::Last)
+            0 | 1 => each(&mut models, &mut pairs[slot..=slot], |model, sessions| {
+                model.pass(sessions, &tokens[..1], Wanted::Last)
             }),
-            2 => each(&mut models, &mut pairs[slot..=slot], |model, sequences| {
-                model.run_prompt(&mut sequences[0], &tokens[..count], PromptLogits::All)
+            2 => each(&mut models, &mut pairs[slot..=slot], |model, sessions| {
+                model.pass(sessions, &tokens[..count], Wanted::All)
             }),
-            3 | 4 => each(&mut models, &mut pairs, |model, sequences| {
-                model.decode_batch(sequences, &tokens[..sequences.len()])
+            3 | 4 => each(&mut models, &mut pairs, |model, sessions| {
+                model.pass(sessions, &tokens[..sessions.len()], Wanted::Last)
             }),
-            5 => each(&mut models, &mut pairs, |model, sequences| {
-                let tokens = &tokens[..sequences.len() - 1 + count];
-                model.run_with_prompt(sequences, tokens, PromptLogits::Last)
+            5 => each(&mut models, &mut pairs, |model, sessions| {
+                let tokens = &tokens[..sessions.len() - 1 + count];
+                model.pass(sessions, tokens, Wanted::Last)
             }),
             6 => {
                 let from = other % pairs.len();
@@ -73,15 +73,19 @@ pub(crate) fn run(folder: &Path, bytes: &[u8]) {
                 pairs[slot]
                     .0
                     .iter_mut()
-                    .for_each(|sequence| sequence.truncate(kept));
+                    .for_each(|session| session.truncate(kept));
             }
         }
     }
-    assert_eq!(models[0].graph_retries(), 0, "tokens were run again");
+    assert_eq!(
+        models[0].observers().graph_retries(),
+        0,
+        "tokens were run again"
+    );
 }
 
 /// Opens the bundle on the emulated device, with this order of threads, and on the CPU.
-fn open(folder: &Path, seed: u8) -> Result<[Runtime; 2]> {
+fn open(folder: &Path, seed: u8) -> Result<[Engine; 2]> {
     let open = |device| {
         let bundle = Bundle::open(folder, IntegrityCheck::Quick)?;
         let execution = Execution {
@@ -89,7 +93,7 @@ fn open(folder: &Path, seed: u8) -> Result<[Runtime; 2]> {
             device,
             ..Execution::on_cpu(1)
         };
-        anyhow::Ok(Runtime::open(bundle, None, &execution, &Silent)?)
+        anyhow::Ok(Engine::open(bundle, None, &execution, &Silent)?)
     };
     let device = Emulator::new(2, Order::Shuffled(seed.into())).context("there is no emulator")?;
     let device = open(DeviceChoice::Given(Arc::new(device)))?;
@@ -97,27 +101,22 @@ fn open(folder: &Path, seed: u8) -> Result<[Runtime; 2]> {
     Ok([device, open(DeviceChoice::Cpu)?])
 }
 
-/// Runs `run` on device and CPU. Checks that the logits agree, or that both fail and leave the sequences unchanged.
+/// Runs `run` on device and CPU. Checks that the logits agree, or that both fail and leave the sessions unchanged.
 fn each(
-    models: &mut [Runtime; 2],
+    models: &mut [Engine; 2],
     pairs: &mut [Pair],
-    run: impl Fn(&mut Runtime, &mut [Sequence]) -> Result<Vec<f32>, RuntimeError>,
+    run: impl Fn(&mut Engine, &mut [&mut Session]) -> Result<(), RuntimeError>,
 ) {
     let positions = |pairs: &[Pair]| -> Vec<[usize; 2]> {
-        let of = |pair: &Pair| pair.0.each_ref().map(Sequence::position);
+        let of = |pair: &Pair| pair.0.each_ref().map(Session::position);
         pairs.iter().map(of).collect()
     };
     let before = positions(pairs);
     let [on_device, on_host] = [0, 1].map(|side| {
-        let taken = pairs
-            .iter_mut()
-            .map(|pair| std::mem::take(&mut pair.0[side]));
-        let mut sequences: Vec<Sequence> = taken.collect();
-        let result = run(&mut models[side], &mut sequences);
-        for (pair, sequence) in pairs.iter_mut().zip(sequences) {
-            pair.0[side] = sequence;
-        }
-        result
+        let mut sessions: Vec<&mut Session> =
+            pairs.iter_mut().map(|pair| &mut pair.0[side]).collect();
+        let model = &mut models[side];
+        run(model, &mut sessions).map(|()| model.logits().to_vec())
     });
     match (on_device, on_host) {
         (Ok(found), Ok(want)) => {

@@ -14,7 +14,7 @@ use anyhow::{Result, ensure};
 use powerinfer_server::{Server, ServerSettings};
 use powerinfer_text::{MessageTokens, Tokenizer};
 
-use crate::target::open_runtime;
+use crate::target::open_model;
 
 /// Valid requests: file name, in which `-` stands for `/`, and body.
 const REQUESTS: [(&str, &str); 12] = [
@@ -132,7 +132,7 @@ fn server() -> SocketAddr {
     static ADDRESS: OnceLock<SocketAddr> = OnceLock::new();
     *ADDRESS.get_or_init(|| {
         let folder = bundle();
-        let model = open_runtime(folder).expect("the bundle is valid");
+        let model = open_model(folder).expect("the bundle is valid");
         let tokenizer = Tokenizer::from_directory(folder).expect("the bundle has a tokenizer");
         let settings = ServerSettings {
             alias: Some("m".to_owned()),
@@ -145,7 +145,7 @@ fn server() -> SocketAddr {
             message_tokens: MessageTokens::Plain,
         };
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let server = Server::bind(model, tokenizer, settings, any).expect("a free port");
+        let server = Server::bind(model.engine, tokenizer, settings, any).expect("a free port");
         let address = server.address().expect("the address is known");
         thread::spawn(move || server.run(|| false).expect("the server runs"));
         address

@@ -23,7 +23,7 @@ use powerinfer_import::open_checkpoint;
 use powerinfer_model::{Files, LanguageModel};
 use powerinfer_profile::{Profile, ProfileDocument};
 use powerinfer_reference::ReferenceModel;
-use powerinfer_runtime::{Execution, Runtime};
+use powerinfer_runtime::{Execution, SingleSession};
 use powerinfer_text::{
     GenerationPrompt, Message, MessageTokens, SpecialText, SpecialTokens, Tokenizer,
 };
@@ -267,13 +267,14 @@ pub const TARGETS: &[Target] = &[
         read: |folder, file| {
             let path = folder.join(file);
             let file = PromptCacheFile::open(&path)?;
-            RUNTIME.with_borrow_mut(|runtime| {
+            MODEL.with_borrow_mut(|runtime| {
                 let runtime = match runtime {
                     Some(runtime) => runtime,
-                    None => runtime.insert(open_runtime(requests::bundle())?),
+                    None => runtime.insert(open_model(requests::bundle())?),
                 };
                 let prompt = [file.tokens(), &[1]].concat();
-                runtime.load_prompt_cache(&path, &file, &prompt)?;
+                let SingleSession { engine, session } = &mut *runtime;
+                engine.load_prompt_cache(session, &path, &file, &prompt)?;
                 runtime.forward_last(&[1])?;
                 Ok(())
             })
@@ -346,7 +347,7 @@ const HIDDEN: usize = 64;
 const NEURONS: usize = 172;
 
 thread_local! {
-    static RUNTIME: RefCell<Option<Runtime>> = const { RefCell::new(None) };
+    static MODEL: RefCell<Option<SingleSession>> = const { RefCell::new(None) };
 }
 
 impl Sources {
@@ -442,16 +443,21 @@ fn read_profile(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn open_runtime(folder: &Path) -> Result<Runtime> {
+pub(crate) fn open_model(folder: &Path) -> Result<SingleSession> {
     let bundle = Bundle::open(folder, IntegrityCheck::Full)?;
-    Ok(Runtime::open(bundle, None, &Execution::on_cpu(1), &Silent)?)
+    Ok(SingleSession::open(
+        bundle,
+        None,
+        &Execution::on_cpu(1),
+        &Silent,
+    )?)
 }
 
 fn run_bundle(folder: &Path) -> Result<()> {
     let bundle = Bundle::open(folder, IntegrityCheck::Full)?;
     let _ = (bundle.certificate_matches(), bundle.placement_inputs());
     let tokenizer = Tokenizer::from_directory(folder).map(|tokenizer| tokenize(&tokenizer));
-    let mut runtime = Runtime::open(bundle, None, &Execution::on_cpu(1), &Silent)?;
+    let mut runtime = SingleSession::open(bundle, None, &Execution::on_cpu(1), &Silent)?;
     runtime.forward_last(&[1, 2, 3])?;
     runtime.forward_last(&[4])?;
     tokenizer?

@@ -12,7 +12,7 @@ mod weights;
 pub use bundle::{Bundle, IntegrityCheck};
 pub use error::BundleError;
 pub use manifest::{FORMAT, Manifest, VERSION, contents};
-pub use pack::{PackInputs, REQUEST, pack, pack_with};
+pub use pack::{PackInputs, REQUEST, pack, pack_plain, pack_with};
 pub use place_again::FIRST_REQUEST;
 pub use weights::{
     Layout, StoredLayer, StoredLinear, StoredNorm, StoredWeights, is_permutation, neuron_bytes,

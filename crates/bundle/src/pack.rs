@@ -9,6 +9,7 @@ use powerinfer_artifact::{
     placement_inputs::{self, LayerInputs},
     plan::{Plan, Policy},
     predictor_file::{self, PredictorFile},
+    progress::Silent,
     tensor_file::Dtype,
     tensor_writer::{TensorShapes, TensorSource, TensorWriter, fill_tensors, write_tensors},
     write::{PartialFolder, write_file},
@@ -61,6 +62,37 @@ pub fn pack(
     progress: &dyn Progress,
 ) -> Result<Bundle, BundleError> {
     pack_with(inputs, out, progress, |_| Ok(()))
+}
+
+/// Packs a model as it is into the folder `out`: float32, every neuron computed on the CPU, and room for `context` tokens.
+/// Files of the checkpoint with the names `companions` are copied.
+///
+/// # Errors
+///
+/// As [`pack`].
+pub fn pack_plain(
+    checkpoint: &Checkpoint,
+    context: usize,
+    companions: &[&str],
+    out: &Path,
+) -> Result<Bundle, BundleError> {
+    let config = checkpoint.config();
+    let (layers, neurons) = (config.layer_count, config.ffn_size);
+    let context = context.min(config.context_length);
+    let order: Vec<u32> = (0..neurons as u32).collect();
+    let inputs = PackInputs {
+        checkpoint,
+        orders: &vec![order; layers],
+        predictors: None,
+        plan: Plan::unplaced(layers, neurons, Policy::Dense, context),
+        placement_inputs: None,
+        quant: Format::F32,
+        companions,
+        inputs: BTreeMap::new(),
+        request: serde_json::Value::Null,
+        seed: 0,
+    };
+    pack(&inputs, out, &Silent)
 }
 
 /// As [`pack`], but what is in `out` is replaced only once `accept` has passed the new bundle, in another folder.

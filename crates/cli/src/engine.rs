@@ -11,7 +11,7 @@ use powerinfer_kernels::{
 };
 use powerinfer_planner::for_this_machine;
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{ActivationFormat, DeviceChoice, Execution, Runtime};
+use powerinfer_runtime::{ActivationFormat, DeviceChoice, Engine, Execution, Verification};
 
 pub(crate) mod evaluated;
 
@@ -166,6 +166,15 @@ impl EngineArguments {
         }
     }
 
+    /// Verification of one of `every` decoded tokens; without error bounds if a policy is forced, as it is not certified.
+    pub(crate) fn verification(&self, every: u32, engine: &Engine) -> Verification {
+        let bundle = engine.bundle();
+        match self.policy {
+            None => Verification::certified(every as usize, bundle),
+            Some(_) => Verification::of_decoded(every as usize, bundle.config().layer_count),
+        }
+    }
+
     fn policy(&self) -> Option<Policy> {
         self.policy.map(Policy::from)
     }
@@ -177,16 +186,16 @@ impl EngineArguments {
 }
 
 /// Opens the bundle meant by `argument` and makes it ready.
-pub(crate) fn open_runtime(
+pub(crate) fn open_engine(
     argument: &str,
     engine: &EngineArguments,
     output: Output,
-) -> Result<Runtime> {
+) -> Result<Engine> {
     let mut bundle = open_bundle(argument)?;
     let (policy, execution) = (engine.policy(), engine.execution()?);
     let bar = Bar::new(output);
     if matches!(execution.device, DeviceChoice::Auto) {
         bundle = for_this_machine(bundle, &bar)?;
     }
-    Ok(Runtime::open(bundle, policy, &execution, &bar)?)
+    Ok(Engine::open(bundle, policy, &execution, &bar)?)
 }

@@ -13,6 +13,7 @@ use powerinfer_eval::EvalError;
 use powerinfer_export::ExportError;
 use powerinfer_hub::HubError;
 use powerinfer_import::ImportError;
+use powerinfer_pipeline::PipelineError;
 use powerinfer_planner::PlannerError;
 use powerinfer_predictor::PredictorError;
 use powerinfer_profile::ProfileError;
@@ -47,6 +48,7 @@ fn of_cause(cause: &(dyn Error + 'static)) -> Option<Hint> {
         .or_else(|| hint(cause, SolveError::hint))
         .or_else(|| hint(cause, SynthError::hint))
         .or_else(|| hint(cause, PlannerError::hint))
+        .or_else(|| hint(cause, PipelineError::hint))
 }
 
 /// The hint for a file that changes while the command in `matches` reads it; names only options that the command has.
@@ -200,7 +202,9 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
         }
         Hint::Profile => "make one with `powerinfer profile`",
         Hint::ProfileAgain => "remove the profile and run `powerinfer profile` again",
-        Hint::GiveText => "give files with text by `--data`",
+        Hint::GiveText => "give files with text by `--data FILE`",
+        Hint::GivePath => "`--data` takes files, folders, or `-` for stdin",
+        Hint::ListAll => "`-v` lists all",
         Hint::MoreText => "give more text by `--data` or a larger `--tokens`",
         Hint::MoreTokens => "profile more tokens with `--tokens`",
         Hint::OtherSeed => "try another `--seed`",

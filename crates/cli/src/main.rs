@@ -6,7 +6,7 @@
 )]
 
 mod budget_arguments;
-mod calibration_text;
+mod calibration_arguments;
 mod certificate_table;
 mod commands;
 mod engine;

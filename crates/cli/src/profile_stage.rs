@@ -1,12 +1,14 @@
 //! The stage that makes a profile: its options, its run, and its report.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use powerinfer_artifact::{Shard, counted};
+use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
+use powerinfer_pipeline::{Stage, profile};
 use powerinfer_profile::{
-    Amount, Calibration, LOCALITY_WINDOWS, NeuronsFor, Profile, ProfileDocument, Settings, measure,
+    Amount, Calibration, LOCALITY_WINDOWS, NeuronsFor, Profile, ProfileDocument, Settings,
 };
 
 use crate::{
@@ -27,7 +29,7 @@ pub(crate) struct TraceArguments {
 }
 
 impl TraceArguments {
-    /// The profile in `out`, measured anew unless it is up to date and `force` is not set.
+    /// The profile in `out`, measured unless it is up to date and `force` is not set.
     pub(crate) fn up_to_date(
         &self,
         checkpoint: &Checkpoint,
@@ -37,60 +39,32 @@ impl TraceArguments {
         force: bool,
         output: Output,
     ) -> Result<Profile> {
-        if !force && Profile::is_current(out, checkpoint, calibration, settings) {
-            output.say(format!("profile: `{}` is up to date", out.display()));
-            return Ok(Profile::open(out)?);
-        }
-        refuse_other_model(out, checkpoint)?;
-        if !force && out.exists() {
-            output.say(format!(
-                "profile: `{}` is of other text or other settings; it is made again",
-                out.display()
-            ));
-        }
-        let activation = checkpoint.config().activation;
-        if checkpoint.assumes_activation() && !activation.has_exact_zeros() {
-            output.say(format!(
-                "the GGUF file does not state its activation function: {} is assumed, as in llama.cpp; prepare a ReLU model from its safetensors",
-                activation.name()
-            ));
-        }
-        let profile = self.measure(checkpoint, calibration, settings, out, output)?;
-        say_result(&profile, output);
-        Ok(profile)
+        let (card, bar) = (self.card(checkpoint, output)?, Bar::new(output));
+        let card = card.as_ref();
+        let made = profile(checkpoint, calibration, settings, card, out, force, &bar)?;
+        say_stage(&made, output);
+        Ok(made.artifact)
     }
 
-    fn measure(
+    /// The GPU that profiles `checkpoint`, if there is one.
+    pub(crate) fn card(
         &self,
         checkpoint: &Checkpoint,
-        calibration: &Calibration,
-        settings: Settings,
-        out: &Path,
         output: Output,
-    ) -> Result<Profile> {
-        let card = match checkpoint.config().device_obstacle() {
-            None => self.device.open("the CPU profiles", output)?,
-            Some(obstacle) => {
-                let family = &checkpoint.config().family;
-                output.say(format!(
-                    "{family} runs on the CPU alone: its {obstacle} are not supported on GPUs"
-                ));
-                None
-            }
-        };
+    ) -> Result<Option<Arc<dyn Device>>> {
+        if let Some(obstacle) = checkpoint.config().device_obstacle() {
+            let family = &checkpoint.config().family;
+            output.say(format!(
+                "{family} runs on the CPU alone: its {obstacle} are not supported on GPUs"
+            ));
+            return Ok(None);
+        }
+        let card = self.device.open("the CPU profiles", output)?;
         if let Some(card) = &card {
             let name = &card.info().name;
             output.say(format!("{name}: layers run there, one after the other"));
         }
-        let bar = Bar::new(output);
-        Ok(measure(
-            checkpoint,
-            calibration,
-            settings,
-            card.as_ref(),
-            out,
-            &bar,
-        )?)
+        Ok(card)
     }
 
     /// The settings of the stage.
@@ -104,18 +78,13 @@ impl TraceArguments {
     }
 }
 
-/// Fails where the profile that would be replaced is of another model: folders of the same name
-/// share a work folder.
-fn refuse_other_model(out: &Path, checkpoint: &Checkpoint) -> Result<()> {
-    match Profile::open(out) {
-        Ok(there) if there.header().model.fingerprint != checkpoint.identity().fingerprint => {
-            bail!(
-                "`{}` is a profile of another model ({}); name another folder by `--out`, or remove it",
-                out.display(),
-                there.header().model
-            )
-        }
-        _ => Ok(()),
+/// Says what a stage has measured, or that it was up to date.
+pub(crate) fn say_stage(made: &Stage<Profile>, output: Output) {
+    if made.is_new {
+        say_result(&made.artifact, output);
+    } else {
+        let folder = made.artifact.folder().display();
+        output.say(format!("profile: `{folder}` is up to date"));
     }
 }
 

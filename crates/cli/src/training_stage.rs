@@ -1,38 +1,23 @@
 //! The stage that makes predictors: its options and its report.
 
-use std::{
-    path::{Path, PathBuf},
-    str::FromStr,
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use powerinfer_artifact::{
-    ByteSize, Shard, counted, numbered,
+    ByteSize, counted, numbered,
     predictor_file::{self, PredictorFile, PredictorSummary},
     threshold_curve::ERRORS,
 };
-use powerinfer_bundle::weight_bytes;
 use powerinfer_import::{OriginalPredictors, PredictedSizes};
-use powerinfer_kernels::Isa;
-use powerinfer_model::{Checkpoint, ModelConfig};
-use powerinfer_predictor::{Import, Recipe, Settings, Sizing, Targets, is_current, make};
-use powerinfer_profile::Profile;
+use powerinfer_model::Checkpoint;
+use powerinfer_pipeline::{ByteBudget, DEFAULT_TARGETS, Stage, Training};
+use powerinfer_predictor::{Import, Recipe, Sizing, Targets};
 use powerinfer_tensor::{Format, TensorError};
 
 use crate::{
     model_argument::{files, model_elsewhere},
-    output::{Output, parse_percent, percent},
-    progress::Bar,
+    output::{Output, percent},
 };
-
-/// Targets of trained predictors unless others are given.
-const DEFAULT_TARGETS: Targets = Targets {
-    recall: 0.95,
-    contribution_recall: 0.99,
-};
-
-/// A share of contributions that any predictor predicts.
-const NOTHING_ASKED: f64 = 0.01;
 
 /// How predictors are made.
 #[derive(Debug, clap::Args)]
@@ -85,43 +70,6 @@ fn sizing(name: &str) -> Result<Sizing, String> {
     known.ok_or_else(|| "give `evidence` or `paper`".to_owned())
 }
 
-/// A number of bytes, or a share of a model's.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum ByteBudget {
-    Bytes(ByteSize),
-    Share(f64),
-}
-
-impl FromStr for ByteBudget {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if !text.ends_with('%') {
-            let size = text.parse().map(Self::Bytes);
-            return size.map_err(|error: <ByteSize as FromStr>::Err| error.to_string());
-        }
-        match parse_percent(text) {
-            Some(share) if share > 0.0 && share <= 1.0 => Ok(Self::Share(share)),
-            _ => Err("give a size such as `200M`, or a share such as `3%`".to_owned()),
-        }
-    }
-}
-
-impl ByteBudget {
-    /// The bytes that a layer of a model with this configuration may have of it.
-    fn of_layer(self, config: &ModelConfig, quant: Format) -> u64 {
-        let all = match self {
-            Self::Bytes(size) => size.0,
-            Self::Share(share) => {
-                let weights = config.weights().into_iter();
-                let bytes = weights.map(|weight| weight_bytes(config, weight, quant));
-                (share * bytes.sum::<u64>() as f64) as u64
-            }
-        };
-        all / config.layer_count.max(1) as u64
-    }
-}
-
 impl TrainingArguments {
     /// The targets, where any is given.
     fn targets(&self) -> Option<Targets> {
@@ -167,46 +115,30 @@ impl TrainingArguments {
                 weights: self.predictor_quant.unwrap_or(Format::Q8_0),
                 seed,
             }),
-            None => Recipe::Train(Settings {
-                targets: match (self.sizing, self.targets().unwrap_or(DEFAULT_TARGETS)) {
-                    (Sizing::Evidence, targets) => targets,
-                    (Sizing::Paper, targets) => Targets {
-                        contribution_recall: NOTHING_ASKED,
-                        ..targets
-                    },
-                },
-                layer_bytes: self.max_bytes.of_layer(config, quant),
-                sizing: self.sizing,
-                steps: self.steps,
-                patience: self.patience,
-                quant,
-                matrices_per_neuron: config.matrices_per_neuron(),
-                weights: self.predictor_quant.unwrap_or(Format::Q4_0),
-                seed,
-            }),
+            None => {
+                let training = Training {
+                    targets: self.targets().unwrap_or(DEFAULT_TARGETS),
+                    max_bytes: self.max_bytes,
+                    sizing: self.sizing,
+                    steps: self.steps,
+                    patience: self.patience,
+                    weights: self.predictor_quant.unwrap_or(Training::default().weights),
+                };
+                Recipe::Train(training.settings(checkpoint, quant, seed))
+            }
         })
     }
 }
 
-/// The predictors of `shard` in `out`, made anew unless they are up to date and `force` is not set.
-pub(crate) fn up_to_date(
-    checkpoint: &Checkpoint,
-    profile: &Profile,
-    recipe: &Recipe,
-    shard: Shard,
-    out: &Path,
-    force: bool,
-    output: Output,
-) -> Result<PredictorFile> {
-    if !force && is_current(out, profile, recipe, shard)? {
-        output.say(format!("predictors: `{}` is up to date", out.display()));
-        return Ok(PredictorFile::open_file(&out.join(predictor_file::FILE))?);
+/// Says how good the predictors are, or that they were up to date.
+pub(crate) fn say_stage(made: &Stage<PredictorFile>, recipe: &Recipe, output: Output) {
+    if made.is_new {
+        say_result(&made.artifact, recipe, output);
+    } else {
+        let file = made.artifact.path();
+        let folder = file.parent().unwrap_or(Path::new("."));
+        output.say(format!("predictors: `{}` is up to date", folder.display()));
     }
-    let bar = Bar::new(output);
-    let isa = Isa::detect()?;
-    let predictors = make(checkpoint, profile, recipe, shard, isa, out, &bar)?;
-    say_result(&predictors, recipe, output);
-    Ok(predictors)
 }
 
 /// Says how good the predictors are, and where they are.

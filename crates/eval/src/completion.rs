@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use powerinfer_model::LanguageModel;
-use powerinfer_runtime::{HostDecoder, Sampler, StopConditions, generate};
+use powerinfer_runtime::{Generation, OneText, Sampler, StopConditions, Text};
 use powerinfer_text::{SpecialText, SpecialTokens, Tokenizer};
 
 use crate::EvalError;
@@ -41,7 +41,7 @@ pub fn complete<Model: LanguageModel + ?Sized>(
     tokenizer: &Tokenizer,
     prompt: &str,
     ends: Ends<'_>,
-    sampler: &mut Sampler,
+    sampler: Sampler,
     prompt_done: impl FnOnce(&mut Model),
 ) -> Result<Completion, EvalError> {
     let ids = tokenizer.encode(prompt, SpecialTokens::Add)?;
@@ -54,17 +54,19 @@ pub fn complete<Model: LanguageModel + ?Sized>(
     let stop_tokens = [tokenizer.stop_ids(), &model.config().end_of_text].concat();
     let stop = StopConditions {
         max_tokens: ends.max_tokens.min(ends.context - ids.len()),
-        stop_tokens: &stop_tokens,
+        stop_tokens: stop_tokens.as_slice().into(),
         vocabulary: tokenizer.vocabulary_size(),
     };
-    let mut decoder = HostDecoder::new(model, ends.context);
-    let (mut generation, _) = generate(&mut decoder, sampler, &ids, stop, || false)?;
-    prompt_done(generation.decoder().model());
+    let mut passes = OneText::new(model, ends.context);
+    let (mut session, mut generated) = ((), Text::new(sampler, stop));
+    let (mut generation, _) =
+        Generation::start(&mut passes, &mut session, &mut generated, &ids, || false)?;
+    prompt_done(generation.passes().model());
     let started = Instant::now();
     let (mut tokens, mut text) = (Vec::new(), String::new());
     let mut stream = tokenizer.decode_stream(SpecialText::Skip);
     for token in &mut generation {
-        let token = token?;
+        let token = token?.id;
         if stop_tokens.contains(&token) {
             break;
         }
@@ -145,8 +147,8 @@ mod tests {
             texts: &[],
         };
         let prompt = "def f(x):\n";
-        let mut sampler = Sampler::greedy();
-        let found = complete(&mut model, &tokenizer, prompt, ends, &mut sampler, |_| ()).unwrap();
+        let sampler = Sampler::greedy();
+        let found = complete(&mut model, &tokenizer, prompt, ends, sampler, |_| ()).unwrap();
         assert_eq!((found.text.as_str(), found.tokens.len()), ("", 0));
         let problem = Problem {
             task_id: "T/0".to_owned(),

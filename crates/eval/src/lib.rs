@@ -21,9 +21,11 @@ mod python_sandbox;
 mod result_file;
 mod sample_file;
 pub mod statistics;
+mod subject;
 pub mod sweep;
 mod system_calls;
 mod texts;
+mod timing;
 
 pub use completion::{Completion, Ends, complete};
 pub use contention::{Contention, CpuTimes};
@@ -37,4 +39,5 @@ pub use likelihood::{Likelihood, continuation_likelihood};
 pub use python_sandbox::{PythonSandbox, Tests};
 pub use result_file::ResultFile;
 pub use sample_file::{Sample, SampleFile};
+pub use subject::Subject;
 pub use texts::{TextSize, leading_tokens, scored_tokens};

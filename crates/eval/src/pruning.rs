@@ -1,7 +1,7 @@
 //! Neurons to keep when a model is pruned: the hottest, or as many at random.
 
 use powerinfer_artifact::{plan::Policy, random::Random};
-use powerinfer_runtime::Runtime;
+use powerinfer_runtime::SingleSession;
 
 /// An arm of the pruning study: a way to compute fewer neurons.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -37,22 +37,27 @@ impl Arm {
 
     /// Applies the arm to `model`, whose layers have these activation `frequencies`; returns the lowest frequency of a
     /// kept neuron where cold ones are dropped.
-    pub fn apply(self, model: &mut Runtime, frequencies: &[&[f32]], seed: u64) -> Option<f32> {
+    pub fn apply(
+        self,
+        model: &mut SingleSession,
+        frequencies: &[&[f32]],
+        seed: u64,
+    ) -> Option<f32> {
         match self {
             Self::Dense => None,
             Self::SkipPredicted(by) => {
-                model.raise_predictors(by);
+                model.experiments().raise_predictors(by);
                 None
             }
             Self::DropCold(share) => {
                 let kept = hottest(frequencies, share);
-                model.keep_only(Some(&kept.layers));
+                model.experiments().keep_only(Some(&kept.layers));
                 Some(kept.coldest)
             }
             Self::DropRandom(share) => {
                 let neurons = frequencies.first().map_or(0, |layer| layer.len());
                 let kept = random(&hottest(frequencies, share), neurons, seed);
-                model.keep_only(Some(&kept));
+                model.experiments().keep_only(Some(&kept));
                 None
             }
         }

@@ -19,7 +19,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::Bundle;
 use powerinfer_eval::{EvalError, Fidelity, ResultFile, Run, WindowComparison, Windows};
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{Drift, Execution, Runtime, Verification};
+use powerinfer_runtime::{Drift, Execution, SingleSession, Verification};
 use powerinfer_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -212,11 +212,11 @@ impl<'a> Measurement<'a> {
         Ok(results.into_results())
     }
 
-    fn open(&self, policy: Option<Policy>) -> Result<Runtime, PlannerError> {
+    fn open(&self, policy: Option<Policy>) -> Result<SingleSession, PlannerError> {
         let execution = Execution::on_cpu(usable_cores());
         let check = powerinfer_bundle::IntegrityCheck::Quick;
         let bundle = Bundle::open(self.bundle.folder(), check)?;
-        Ok(Runtime::open(bundle, policy, &execution, &Silent)?)
+        Ok(SingleSession::open(bundle, policy, &execution, &Silent)?)
     }
 
     /// Digest of everything that the measures depend on.
@@ -308,15 +308,21 @@ impl<'a> Measurement<'a> {
 
 /// Measures one window; `planned` verifies all tokens.
 fn measure(
-    dense: &mut Runtime,
-    planned: &mut Runtime,
+    dense: &mut SingleSession,
+    planned: &mut SingleSession,
     text: &[u32],
     window: Window,
 ) -> Result<MeasuredWindow, EvalError> {
-    let before = planned.verification().map_or(0, Verification::tokens);
+    let before = planned
+        .observers()
+        .verification()
+        .map_or(0, Verification::tokens);
     let comparison = WindowComparison::measure(dense, planned, text, window)?;
-    let counts = planned.take_statistics();
-    let layers = planned.verification().map_or(&[][..], Verification::layers);
+    let counts = planned.observers_mut().take_statistics();
+    let layers = planned
+        .observers()
+        .verification()
+        .map_or(&[][..], Verification::layers);
     Ok(MeasuredWindow {
         comparison,
         neurons_computed: counts.neurons_computed,

@@ -9,7 +9,7 @@ use powerinfer_bundle::Bundle;
 use powerinfer_eval::format::percent;
 use powerinfer_model::LanguageModel;
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{Execution, Runtime};
+use powerinfer_runtime::{Execution, SingleSession};
 
 use crate::PlannerError;
 
@@ -22,8 +22,8 @@ pub(crate) fn calibrate(
 ) -> Result<Vec<InputThresholds>, PlannerError> {
     let policy = Some(Policy::Dense);
     let execution = Execution::on_cpu(usable_cores());
-    let mut model = Runtime::open(bundle, policy, &execution, &Silent)?;
-    model.observe_inputs();
+    let mut model = SingleSession::open(bundle, policy, &execution, &Silent)?;
+    model.observers_mut().count_inputs();
     let tokens: usize = texts.iter().map(Vec::len).sum();
     progress.begin("calibrating inputs", tokens as u64, "tokens");
     let window = model.context_limit();
@@ -33,7 +33,7 @@ pub(crate) fn calibrate(
         progress.advance(part.len() as u64)?;
     }
     progress.end();
-    let found = model.take_input_magnitudes();
+    let found = model.observers_mut().take_input_magnitudes();
     Ok(found.iter().map(|layer| layer.thresholds(share)).collect())
 }
 

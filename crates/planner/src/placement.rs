@@ -11,7 +11,7 @@ use powerinfer_eval::format::percent;
 use powerinfer_model::{Checkpoint, LanguageModel};
 use powerinfer_pool::usable_cores;
 use powerinfer_profile::Profile;
-use powerinfer_runtime::{Execution, Runtime};
+use powerinfer_runtime::{Execution, SingleSession};
 use powerinfer_solver::SolveReport;
 use powerinfer_tensor::Format;
 use powerinfer_text::Tokenizer;
@@ -284,7 +284,7 @@ impl Placement {
                 return Ok(());
             }
             let execution = Execution::on_cpu(usable_cores());
-            let mut model = Runtime::open(bundle, None, &execution, &Silent)?;
+            let mut model = SingleSession::open(bundle, None, &execution, &Silent)?;
             let text = self.texts.first().map_or(&[0][..], Vec::as_slice);
             let tokens = &text[..text.len().min(TRIED_TOKENS).min(model.context_limit())];
             model.forward_last(tokens)?;

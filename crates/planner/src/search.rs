@@ -9,7 +9,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::Bundle;
 use powerinfer_eval::{TokenLosses, Windows, perplexity_rise, statistics::Interval, token_losses};
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{Execution, Runtime};
+use powerinfer_runtime::{Execution, SingleSession};
 
 use crate::{PlannerError, modes::AllowedModes};
 
@@ -62,7 +62,7 @@ pub(crate) fn last_allowed<T>(
 
 /// Measures the rise of perplexity under given policies.
 pub(crate) struct Judge<'a> {
-    model: Runtime,
+    model: SingleSession,
     texts: Vec<Vec<u32>>,
     windows: Windows,
     /// Losses under `dense`.
@@ -79,7 +79,8 @@ impl<'a> Judge<'a> {
     ) -> Result<Self, PlannerError> {
         let windows = windows(&bundle);
         let policy = Some(Policy::Dense);
-        let model = Runtime::open(bundle, policy, &Execution::on_cpu(usable_cores()), &Silent)?;
+        let model =
+            SingleSession::open(bundle, policy, &Execution::on_cpu(usable_cores()), &Silent)?;
         let mut judge = Self {
             model,
             texts,
@@ -95,8 +96,10 @@ impl<'a> Judge<'a> {
     pub(crate) fn rise(&mut self, layers: &[LayerPlan]) -> Result<Interval, PlannerError> {
         for layer in layers {
             self.model
+                .experiments()
                 .set_policy(layer.layer, layer.policy, layer.threshold)?;
             self.model
+                .experiments()
                 .set_input_thresholds(layer.layer, layer.input_thresholds);
         }
         let found = self.losses("perplexity of policies")?;

@@ -11,7 +11,7 @@ use powerinfer_kernels::{Isa, exp2};
 use powerinfer_model::{SoftCaps, alibi_bias};
 use powerinfer_tensor::BLOCK;
 
-use crate::{Threads, scratch::ThreadBuffer, sequence::LayerCache};
+use crate::{Threads, scratch::ThreadBuffer, session::LayerCache};
 
 thread_local! {
     /// Queries of one layer, `[kv_heads, rows, width]`, what attention gives for them, and per span the partial results.

@@ -54,30 +54,28 @@ pub enum RuntimeError {
         /// Bytes of all layers.
         bytes: u64,
     },
-    /// A batch is empty, or does not have one token per sequence.
+    /// A batch is empty, or does not have one token per session.
     #[error(
-        "a batch has {sequences} sequences and {tokens} tokens; give one token for each of at least one sequence, and no \
+        "a batch has {sessions} sessions and {tokens} tokens; give one token for each of at least one session, and no \
          more than fit a pass"
     )]
     BatchSize {
-        /// Number of sequences.
-        sequences: usize,
+        /// Number of sessions.
+        sessions: usize,
         /// Number of tokens.
         tokens: usize,
     },
-    /// A sequence of a batch fails.
-    #[error("sequence {sequence} of the batch: {source}")]
+    /// A session of a batch fails.
+    #[error("session {session} of the batch: {source}")]
     InBatch {
-        /// Index of the sequence.
-        sequence: usize,
+        /// Index of the session.
+        session: usize,
         /// The reason.
         source: Box<RuntimeError>,
     },
-    /// The sequence belongs to another runtime.
-    #[error(
-        "the sequence belongs to another model, bundle or device; make one with `new_sequence`"
-    )]
-    OtherSequence,
+    /// The session belongs to another runtime.
+    #[error("the session belongs to another model, bundle or device; make one with `new_session`")]
+    OtherSession,
     /// A token is outside the vocabulary, or the context is full.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -93,7 +91,24 @@ pub enum RuntimeError {
         /// Value of the model.
         expected: String,
     },
-    /// Verification has changed the policy of layers, so the sequence mixes results of two policies.
+    /// A text is to be continued that has no token to run.
+    #[error(
+        "the text has no pending token: run its prompt first; a text that has stopped cannot be continued"
+    )]
+    NoPending,
+
+    /// Logits of a pass that computed none are asked for.
+    #[error("the last pass computed no logits; ask for them")]
+    NoLogits,
+
+    /// No token can continue a text.
+    #[error("{reason}")]
+    NoToken {
+        /// Reason, from the constraint of the text.
+        reason: String,
+    },
+
+    /// Verification has changed the policy of layers, so the session mixes results of two policies.
     #[error("the prompt cache was not written: {} fell back from the plan's policy", counted(*.layers, "layer"))]
     FellBack {
         /// Number of layers.

@@ -16,25 +16,25 @@ use crate::{
 
 /// Backend of the layers: the CPU, or a GPU and the CPU. Errors are those of a device.
 pub(crate) trait LayerExecutor: std::fmt::Debug + Send {
-    /// Largest number of tokens of a sequence in a pass.
+    /// Largest number of tokens of a session in a pass.
     fn max_batch_tokens(&self) -> usize;
 
-    /// Largest number of tokens in a pass, of any sequences, that have the results which each has alone.
+    /// Largest number of tokens in a pass, of any sessions, that have the results which each has alone.
     fn max_exact_tokens(&self) -> usize;
 
     /// Starts a pass, whose hidden states are the embeddings.
-    fn begin(&mut self, _pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
+    fn begin(&mut self, _pass: &mut Pass<'_, '_>) -> Result<(), RuntimeError> {
         Ok(())
     }
 
     /// Adds attention's output in `layer` to the hidden states, and appends keys and values to the KV cache.
-    fn attention(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError>;
+    fn attention(&mut self, pass: &mut Pass<'_, '_>, layer: usize) -> Result<(), RuntimeError>;
 
     /// Adds the FFN's output in `layer` to the hidden states.
-    fn ffn(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError>;
+    fn ffn(&mut self, pass: &mut Pass<'_, '_>, layer: usize) -> Result<(), RuntimeError>;
 
     /// Ends a pass: its hidden states are those after the last layer.
-    fn finish(&mut self, _pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
+    fn finish(&mut self, _pass: &mut Pass<'_, '_>) -> Result<(), RuntimeError> {
         Ok(())
     }
 
@@ -82,7 +82,7 @@ impl LayerExecutor for CpuExecutor {
         PREFILL_BATCH
     }
 
-    fn attention(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
+    fn attention(&mut self, pass: &mut Pass<'_, '_>, layer: usize) -> Result<(), RuntimeError> {
         // The buffers of one token are kept; those of a batch are freed before its FFN takes its own.
         let mut of_batch = AttentionBuffers::default();
         let buffers = match pass.tokens.len() {
@@ -150,7 +150,7 @@ impl LayerExecutor for CpuExecutor {
         Ok(())
     }
 
-    fn ffn(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
+    fn ffn(&mut self, pass: &mut Pass<'_, '_>, layer: usize) -> Result<(), RuntimeError> {
         let (model, weights) = (pass.model, &pass.model.weights.layers[layer]);
 
         // x = norm(h)
@@ -165,7 +165,7 @@ impl LayerExecutor for CpuExecutor {
         let call = FfnCall {
             layer,
             positions: &pass.buffers.positions,
-            is_decode: pass.tokens.len() == pass.sequences.len(),
+            is_decode: pass.tokens.len() == pass.sessions.len(),
             x: &self.ffn_input,
             predictor_input: match model.predictor_reads_residual(layer) {
                 true => &self.residual,
@@ -194,12 +194,12 @@ impl LayerExecutor for CpuExecutor {
 
 /// Appends keys and values to the KV caches of `layer`, and replaces the queries by what attention mixes of the values,
 /// `[tokens, heads, head_size]`.
-pub(crate) fn mix(pass: &mut Pass<'_>, layer: usize, projections: &mut Projections) {
+pub(crate) fn mix(pass: &mut Pass<'_, '_>, layer: usize, projections: &mut Projections) {
     let (model, weights) = (pass.model, &pass.model.weights.layers[layer]);
     let config = &model.config;
     let Projections { query, key, value } = projections;
-    for sequence in pass.sequences.iter() {
-        let cache = &sequence.layers[layer];
+    for session in pass.sessions.iter() {
+        let cache = &session.layers[layer];
         for plane in [&cache.keys, &cache.values] {
             model.threads.isa().prefetch_next_position(plane);
         }
@@ -237,13 +237,13 @@ pub(crate) fn mix(pass: &mut Pass<'_>, layer: usize, projections: &mut Projectio
         },
     };
     let (mut query, mut key, mut value) = (&mut query[..], &key[..], &value[..]);
-    for index in 0..pass.sequences.len() {
+    for index in 0..pass.sessions.len() {
         let tokens = pass.tokens_of(index);
         let (own_query, other_queries) = query.split_at_mut(tokens * query_size);
         let (own_key, other_keys) = key.split_at(tokens * key_size);
         let (own_value, other_values) = value.split_at(tokens * key_size);
         (query, key, value) = (other_queries, other_keys, other_values);
-        let cache = &mut pass.sequences[index].layers[layer];
+        let cache = &mut pass.sessions[index].layers[layer];
         let rows = own_key.chunks_exact(key_size);
         for (key, value) in rows.zip(own_value.chunks_exact(key_size)) {
             cache.push(key, value);

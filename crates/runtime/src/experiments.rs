@@ -1,29 +1,83 @@
-//! Interventions that measure what skipping neurons costs and saves; no model is run with them otherwise.
+//! Changes to an engine that measure what skipping neurons costs and saves.
 
 use std::time::Duration;
 
-use powerinfer_artifact::random::Random;
+use powerinfer_artifact::{
+    plan::{InputThresholds, Policy, Threshold},
+    random::Random,
+};
 
-use crate::{LayerAudit, Runtime, Stage, Statistics, selector::Selector};
+use crate::{Engine, LayerAudit, RuntimeError, Stage, Statistics, selector::Selector};
 
-impl Runtime {
+/// Access to the neurons and policies of an engine on the CPU; made by [`Engine::experiments`].
+#[derive(Debug)]
+pub struct Experiments<'a> {
+    engine: &'a mut Engine,
+}
+
+impl<'a> Experiments<'a> {
+    pub(crate) fn new(engine: &'a mut Engine) -> Self {
+        Self { engine }
+    }
+
+    fn assert_on_host(&self) {
+        assert!(!self.engine.uses_device(), "everything is on the CPU");
+    }
+    /// Sets the policy of `layer`, and its threshold where one is given.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the bundle lacks what the policy needs.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is no such layer, or a part of the model is on a device, whose selectors cannot change.
+    pub fn set_policy(
+        &mut self,
+        layer: usize,
+        policy: Policy,
+        threshold: Option<Threshold>,
+    ) -> Result<(), RuntimeError> {
+        self.assert_on_host();
+        let selectors = &mut self.engine.model.selectors[layer];
+        selectors.set_threshold(threshold);
+        selectors.check(policy, self.engine.model.bundle.folder(), layer)?;
+        self.engine.model.policies[layer] = policy;
+        Ok(())
+    }
+
+    /// Skips the inputs of projections of `layer` that are below `thresholds`; `None` reads all. Those of gate and up are
+    /// skipped only under `dense`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is no such layer, or a part of the model is on a device, where inputs cannot be skipped.
+    pub fn set_input_thresholds(&mut self, layer: usize, thresholds: Option<InputThresholds>) {
+        self.assert_on_host();
+        self.engine.model.input_thresholds[layer] = thresholds;
+    }
+
     /// Computes only the neurons in `kept`, one list of indices in ascending order per layer, whatever the policies;
     /// `None` lifts the restriction.
     ///
     /// # Panics
     ///
-    /// Panics where lists do not fit the model, and where neurons are on a device.
+    /// Panics if the lists do not fit the model, or a part of it is on a device.
     pub fn keep_only(&mut self, kept: Option<&[Vec<u32>]>) {
-        assert!(!self.uses_device(), "all neurons on the CPU");
-        let neurons = self.model.config.ffn_size as u32;
+        self.assert_on_host();
+        let neurons = self.engine.model.config.ffn_size as u32;
         if let Some(kept) = kept {
-            assert_eq!(kept.len(), self.model.selectors.len(), "a list per layer");
+            assert_eq!(
+                kept.len(),
+                self.engine.model.selectors.len(),
+                "a list per layer"
+            );
             let is_ascending = |list: &Vec<u32>| list.windows(2).all(|pair| pair[0] < pair[1]);
             assert!(kept.iter().all(is_ascending), "indices in ascending order");
             let mut last = kept.iter().filter_map(|list| list.last());
             assert!(last.all(|index| *index < neurons), "indices of neurons");
         }
-        for (layer, selectors) in self.model.selectors.iter_mut().enumerate() {
+        for (layer, selectors) in self.engine.model.selectors.iter_mut().enumerate() {
             selectors.keep_only(kept.map(|kept| kept[layer].clone()));
         }
     }
@@ -32,10 +86,10 @@ impl Runtime {
     ///
     /// # Panics
     ///
-    /// Panics where neurons are on a device.
+    /// Panics if a part of the model is on a device.
     pub fn raise_predictors(&mut self, by: f32) {
-        assert!(!self.uses_device(), "all neurons on the CPU");
-        for selectors in &mut self.model.selectors {
+        self.assert_on_host();
+        for selectors in &mut self.engine.model.selectors {
             selectors.raise_predictor(by);
         }
     }
@@ -44,15 +98,18 @@ impl Runtime {
     ///
     /// # Panics
     ///
-    /// Panics where neurons are on a device.
+    /// Panics if a part of the model is on a device.
     pub fn begin_audit(&mut self) {
-        assert!(!self.uses_device(), "all neurons on the CPU");
-        self.observers.audit = Some(vec![LayerAudit::default(); self.model.selectors.len()]);
+        self.assert_on_host();
+        self.engine.observers.audit = Some(vec![
+            LayerAudit::default();
+            self.engine.model.selectors.len()
+        ]);
     }
 
     /// Takes what was counted, layer by layer, and stops counting.
     pub fn end_audit(&mut self) -> Vec<LayerAudit> {
-        self.observers.audit.take().unwrap_or_default()
+        self.engine.observers.audit.take().unwrap_or_default()
     }
 
     /// Bytes of gate, of up (0 without it) and of down in `layer`.
@@ -61,7 +118,7 @@ impl Runtime {
     ///
     /// Panics where there is no such layer.
     pub fn ffn_bytes(&self, layer: usize) -> [usize; 3] {
-        let ffn = self.model.ffn(layer);
+        let ffn = self.engine.model.ffn(layer);
         let up = ffn.up.as_ref();
         let matrices = [Some(&ffn.gate), up, Some(&ffn.down)];
         matrices.map(|linear| {
@@ -76,11 +133,11 @@ impl Runtime {
     ///
     /// Panics where there is no such layer.
     pub fn predictor_bytes(&self, layer: usize) -> Option<[usize; 3]> {
-        match self.model.ffn(layer).selector {
+        match self.engine.model.ffn(layer).selector {
             Selector::Predicted(predictor) => Some([
                 predictor.shared_bytes(),
                 predictor.units.rows(),
-                predictor.unit_bytes(&self.model.threads),
+                predictor.unit_bytes(&self.engine.model.threads),
             ]),
             _ => None,
         }
@@ -94,12 +151,14 @@ impl Runtime {
     /// Panics where there is no such layer or neuron.
     pub fn time_ffn(&mut self, layer: usize, listed: Option<&[u32]>) -> Duration {
         let selector = listed.map_or(Selector::Dense, Selector::Listed);
-        let ffn = self.model.ffn_with(layer, selector);
+        let ffn = self.engine.model.ffn_with(layer, selector);
         let mut random = Random::new(layer as u64);
         let normal = |_| random.normal() as f32;
-        let x: Vec<f32> = (0..self.model.config.hidden_size).map(normal).collect();
+        let x: Vec<f32> = (0..self.engine.model.config.hidden_size)
+            .map(normal)
+            .collect();
         let (mut hidden, mut statistics) = (x.clone(), Statistics::default());
-        let (threads, buffers) = (&self.model.threads, &mut self.ffn_buffers);
+        let (threads, buffers) = (&self.engine.model.threads, &mut self.engine.ffn_buffers);
         statistics.start_clock();
         ffn.add_output(threads, &x, &x, &mut hidden, buffers, &mut statistics);
         let stages = statistics.stages.unwrap_or_default();

@@ -27,19 +27,19 @@ use crate::{
 };
 
 /// Runs the tokens of `pass` through all layers; on success its hidden states are those after the last one and its
-/// sequences contain the tokens. On failure sequences are as before.
+/// sessions contain the tokens. On failure sessions are as before.
 ///
 /// # Errors
 ///
 /// Fails where the executor does.
 pub(crate) fn forward(
     executor: &mut dyn LayerExecutor,
-    pass: &mut Pass<'_>,
+    pass: &mut Pass<'_, '_>,
 ) -> Result<(), RuntimeError> {
     pass.buffers.positions.clear();
-    for (index, sequence) in pass.sequences.iter().enumerate() {
-        let end = sequence.position() + pass.tokens_of(index);
-        pass.buffers.positions.extend(sequence.position()..end);
+    for (index, session) in pass.sessions.iter().enumerate() {
+        let end = session.position() + pass.tokens_of(index);
+        pass.buffers.positions.extend(session.position()..end);
     }
     let before = pass.observers.statistics;
     while let Err(error) = run_layers(executor, pass) {
@@ -47,8 +47,8 @@ pub(crate) fn forward(
         let stages = pass.observers.statistics.stages;
         pass.observers.statistics = Statistics { stages, ..before };
         // Removes the keys and values of this pass.
-        for sequence in &mut *pass.sequences {
-            sequence.truncate(sequence.position());
+        for session in &mut *pass.sessions {
+            session.truncate(session.position());
         }
         if !executor.recover(&error) {
             return Err(error);
@@ -57,16 +57,19 @@ pub(crate) fn forward(
         pass.observers.retries += 1;
     }
     let mut tokens = pass.tokens;
-    for index in 0..pass.sequences.len() {
+    for index in 0..pass.sessions.len() {
         let (own, rest) = tokens.split_at(pass.tokens_of(index));
-        pass.sequences[index].tokens.extend(own);
+        pass.sessions[index].tokens.extend(own);
         tokens = rest;
     }
     pass.observers.statistics.tokens += pass.tokens.len() as u64;
     Ok(())
 }
 
-fn run_layers(executor: &mut dyn LayerExecutor, pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
+fn run_layers(
+    executor: &mut dyn LayerExecutor,
+    pass: &mut Pass<'_, '_>,
+) -> Result<(), RuntimeError> {
     embed(pass);
     executor.begin(pass)?;
     for layer in 0..pass.model.config.layer_count {
@@ -78,7 +81,7 @@ fn run_layers(executor: &mut dyn LayerExecutor, pass: &mut Pass<'_>) -> Result<(
 
 /// Sets the hidden states to the rows of the token embedding, plus the learned position embedding; and the rotations
 /// of rotary embedding.
-fn embed(pass: &mut Pass<'_>) {
+fn embed(pass: &mut Pass<'_, '_>) {
     let (model, weights) = (pass.model, &pass.model.weights);
     let (config, tensors) = (&model.config, model.bundle.weights());
     let PassBuffers {

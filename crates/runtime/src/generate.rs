@@ -1,191 +1,138 @@
 //! The token loop: run the prompt, then sample and run one token after the other until generation stops.
 //!
 //! ```text
-//! reuse prefix ── run prompt ──▶ sample ── stop token? ── limit? ── cancelled? ──▶ yield token
-//!                                   ▲                                                  │
-//!                                   └─────── run token, and proposed ones ◀────────────┘
+//! reuse prefix ── run prompt ──▶ sample ── stop condition? ── cancelled? ──▶ yield token
+//!                                   ▲                                            │
+//!                                   └────── run token, and proposed ones ◀───────┘
 //! ```
+//!
+//! [`run_pass`] and [`Ran::accept`] are the two halves of the loop, for any number of texts; a [`Generation`] repeats them.
 
-use std::time::Instant;
+use std::{collections::VecDeque, time::Instant};
 
-use powerinfer_model::{LanguageModel, ModelError};
+use powerinfer_model::LanguageModel;
 
-use crate::{Runtime, Sampler, Speculation, Stage, runtime::model_error};
+use crate::{Engine, Logits, RuntimeError, Session, Stage, Text, Token, Wanted};
 
-/// A model that decodes one sequence, token by token.
-pub trait Decoder {
-    /// Tokens of the sequence so far.
-    fn position(&self) -> usize;
+/// Runs the passes of texts: an [`Engine`], or another model by [`OneText`].
+pub trait Passes {
+    /// The tokens of a text so far.
+    type Session;
 
-    /// Tokens that fit the context.
-    fn context_limit(&self) -> usize;
+    /// Number of tokens of `session`.
+    fn position(&self, session: &Self::Session) -> usize;
 
-    /// Keeps the longest common prefix of the sequence with `tokens`, except their last token; returns its length.
-    fn keep_prefix_of(&mut self, tokens: &[u32]) -> usize;
-
-    /// Appends `tokens`, at least one, and computes the logits of the last one; `sampler` is what they are for.
-    ///
-    /// # Errors
-    ///
-    /// Fails where the tokens are outside the vocabulary or the context is full, and where a device does.
-    fn append(&mut self, tokens: &[u32], sampler: &Sampler) -> Result<(), ModelError>;
-
-    /// Most tokens of [`append_all`](Self::append_all); 1 where the logits of several would differ from those of each.
-    fn verified_together(&self) -> usize {
-        1
-    }
-
-    /// As [`append`](Self::append), with the logits of all `tokens`.
-    ///
-    /// # Errors
-    ///
-    /// As [`append`](Self::append).
-    fn append_all(&mut self, tokens: &[u32], sampler: &Sampler) -> Result<(), ModelError> {
-        self.append(tokens, sampler)
-    }
-
-    /// Samples a token among the first `vocabulary` ones by the logits of the last call of [`append`](Self::append), or
-    /// those of `tokens[index]` of [`append_all`](Self::append_all).
-    ///
-    /// # Errors
-    ///
-    /// Fails where a device does.
-    fn sample(
-        &mut self,
-        index: usize,
-        sampler: &mut Sampler,
-        vocabulary: usize,
-    ) -> Result<u32, ModelError>;
+    /// Tokens that `session` has room for.
+    fn context(&self, session: &Self::Session) -> usize;
 
     /// Removes all tokens from index `tokens` on.
-    fn truncate(&mut self, tokens: usize);
+    fn truncate(&mut self, session: &mut Self::Session, tokens: usize);
+
+    /// Keeps the longest common prefix with `tokens`, except their last token; returns its length.
+    fn keep_prefix(&mut self, session: &mut Self::Session, tokens: &[u32]) -> usize;
+
+    /// Tokens of a session that run together with the results that each has alone.
+    fn verified_together(&self) -> usize;
+
+    /// Runs one token of each of `sessions` but the last, and the remaining `tokens` of the last. The logits of the former
+    /// and those that are `wanted` of the latter can then be read.
+    ///
+    /// # Errors
+    ///
+    /// A token is outside the vocabulary, a context is full, or a device fails; the sessions are as before.
+    fn pass(
+        &mut self,
+        sessions: &mut [&mut Self::Session],
+        tokens: &[u32],
+        wanted: Wanted,
+    ) -> Result<(), RuntimeError>;
+
+    /// Logits of the last pass, `[tokens, vocabulary]`; empty if they stayed on a device.
+    fn logits(&self) -> &[f32];
+
+    /// Numbers of a row of the logits.
+    fn vocabulary(&self) -> usize;
+
+    /// The token with the largest of the first `vocabulary` logits, which stayed on a device.
+    ///
+    /// # Errors
+    ///
+    /// The device fails, or no logits stayed on one.
+    fn largest(&mut self, vocabulary: usize) -> Result<u32, RuntimeError>;
+
+    /// Called after tokens were sampled.
+    fn sampled(&mut self) {}
 }
 
-impl Decoder for Runtime {
-    fn position(&self) -> usize {
-        self.position()
+impl Passes for Engine {
+    type Session = Session;
+
+    fn position(&self, session: &Session) -> usize {
+        session.position()
     }
 
-    fn context_limit(&self) -> usize {
-        self.context_limit()
+    fn context(&self, session: &Session) -> usize {
+        session.context()
     }
 
-    fn keep_prefix_of(&mut self, tokens: &[u32]) -> usize {
-        self.keep_prefix_of(tokens)
+    fn truncate(&mut self, session: &mut Session, tokens: usize) {
+        session.truncate(tokens);
     }
 
-    fn append(&mut self, tokens: &[u32], sampler: &Sampler) -> Result<(), ModelError> {
-        self.append(tokens, sampler)
+    fn keep_prefix(&mut self, session: &mut Session, tokens: &[u32]) -> usize {
+        session.keep_prefix(tokens)
     }
 
     fn verified_together(&self) -> usize {
-        match self.verification() {
+        match self.observers.verification() {
             None => self.decode_batch_size(),
             Some(_) => 1,
         }
     }
 
-    fn append_all(&mut self, tokens: &[u32], sampler: &Sampler) -> Result<(), ModelError> {
-        match tokens.len() {
-            1 => self.append(tokens, sampler),
-            _ => self.run_with_logits(tokens),
+    fn pass(
+        &mut self,
+        sessions: &mut [&mut Session],
+        tokens: &[u32],
+        wanted: Wanted,
+    ) -> Result<(), RuntimeError> {
+        self.run(sessions, tokens, wanted)
+    }
+
+    fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.model.config.vocabulary_size
+    }
+
+    fn largest(&mut self, vocabulary: usize) -> Result<u32, RuntimeError> {
+        match self.executor.device_mut() {
+            Some(device) => Ok(device.largest_logit(vocabulary)?),
+            None => Err(RuntimeError::NoLogits),
         }
     }
 
-    fn sample(
-        &mut self,
-        index: usize,
-        sampler: &mut Sampler,
-        vocabulary: usize,
-    ) -> Result<u32, ModelError> {
-        self.sample(index, sampler, vocabulary)
-    }
-
-    fn truncate(&mut self, tokens: usize) {
-        self.truncate(tokens);
+    fn sampled(&mut self) {
+        self.observers.end_stage(Stage::Sampling);
     }
 }
 
-impl Runtime {
-    /// As [`Decoder::append`]. Logits stay on a device that has the head where the sampler needs only the largest.
-    ///
-    /// # Errors
-    ///
-    /// A token is outside the vocabulary, the context is full, or a device fails; the sequence is as before.
-    pub fn append(&mut self, tokens: &[u32], sampler: &Sampler) -> Result<(), ModelError> {
-        self.undo_on_failure(|model| {
-            let last = model.run_to_last(tokens)?;
-            if !model.samples_on_device(sampler) {
-                return model.head(last).map_err(model_error);
-            }
-            let hidden = model.hidden()[last].to_vec();
-            if let Some(device) = model.executor.device_mut() {
-                let launched = device.run_head(&hidden);
-                launched.map_err(|error| model_error(error.into()))?;
-                model.observers.statistics.device_bytes_read += device.head_bytes_read(1);
-                model.logits.clear();
-                model.observers.end_stage(Stage::Head);
-            }
-            Ok(())
-        })
-    }
-
-    /// As [`Decoder::sample`].
-    ///
-    /// # Errors
-    ///
-    /// Fails where a device does.
-    pub fn sample(
-        &mut self,
-        index: usize,
-        sampler: &mut Sampler,
-        vocabulary: usize,
-    ) -> Result<u32, ModelError> {
-        if self.logits.is_empty()
-            && self.samples_on_device(sampler)
-            && let Some(device) = self.executor.device_mut()
-        {
-            let token = device.largest_logit(vocabulary);
-            let token = token.map_err(|error| model_error(error.into()))?;
-            sampler.remember(token);
-            return Ok(token);
-        }
-        let size = self.bundle().config().vocabulary_size;
-        let logits = &self.logits[index * size..];
-        Ok(sampler.sample(&logits[..vocabulary.min(size)]))
-    }
-
-    /// Tokens of the current sequence.
-    pub fn position(&self) -> usize {
-        self.sequence.position()
-    }
-
-    /// Logits of the token that was run last, `[vocabulary]`; none where they stayed on a device.
-    pub fn last_logits(&self) -> Option<&[f32]> {
-        let size = self.bundle().config().vocabulary_size;
-        self.logits.rchunks_exact(size).next()
-    }
-
-    fn samples_on_device(&self, sampler: &Sampler) -> bool {
-        let device = self.executor.device();
-        sampler.is_greedy() && device.is_some_and(|device| device.has_head())
-    }
-}
-
-/// Any model that returns logits, as a [`Decoder`].
+/// Passes of any [`LanguageModel`], for one text at a time; the sequence of the model is its session.
 #[derive(Debug)]
-pub struct HostDecoder<'a, M: ?Sized> {
+pub struct OneText<'a, M: ?Sized> {
     model: &'a mut M,
-    context_limit: usize,
+    context: usize,
     logits: Vec<f32>,
 }
 
-impl<'a, M: LanguageModel + ?Sized> HostDecoder<'a, M> {
-    /// Decodes with `model`, whose sequence may have up to `context_limit` tokens.
-    pub fn new(model: &'a mut M, context_limit: usize) -> Self {
+impl<'a, M: LanguageModel + ?Sized> OneText<'a, M> {
+    /// Generates with `model`, whose sequence may have up to `context` tokens.
+    pub fn new(model: &'a mut M, context: usize) -> Self {
         Self {
             model,
-            context_limit,
+            context,
             logits: Vec::new(),
         }
     }
@@ -196,259 +143,368 @@ impl<'a, M: LanguageModel + ?Sized> HostDecoder<'a, M> {
     }
 }
 
-impl<M: LanguageModel + ?Sized> Decoder for HostDecoder<'_, M> {
-    fn position(&self) -> usize {
+impl<M: LanguageModel + ?Sized> Passes for OneText<'_, M> {
+    type Session = ();
+
+    fn position(&self, (): &()) -> usize {
         self.model.position()
     }
 
-    fn context_limit(&self) -> usize {
-        self.context_limit
+    fn context(&self, (): &()) -> usize {
+        self.context
     }
 
-    fn keep_prefix_of(&mut self, _tokens: &[u32]) -> usize {
+    /// Nothing is removed, as nothing is proposed.
+    fn truncate(&mut self, (): &mut (), _tokens: usize) {}
+
+    fn keep_prefix(&mut self, (): &mut (), _tokens: &[u32]) -> usize {
         self.model.reset();
         0
     }
 
-    fn append(&mut self, tokens: &[u32], _sampler: &Sampler) -> Result<(), ModelError> {
+    fn verified_together(&self) -> usize {
+        1
+    }
+
+    fn pass(&mut self, _: &mut [&mut ()], tokens: &[u32], _: Wanted) -> Result<(), RuntimeError> {
         self.logits = self.model.forward_last(tokens)?;
         Ok(())
     }
 
-    fn sample(
-        &mut self,
-        _index: usize,
-        sampler: &mut Sampler,
-        vocabulary: usize,
-    ) -> Result<u32, ModelError> {
-        let known = vocabulary.min(self.logits.len());
-        Ok(sampler.sample(&self.logits[..known]))
+    fn logits(&self) -> &[f32] {
+        &self.logits
     }
 
-    /// There are no tokens to remove: none are proposed.
-    fn truncate(&mut self, _tokens: usize) {}
+    fn vocabulary(&self) -> usize {
+        self.model.config().vocabulary_size
+    }
+
+    fn largest(&mut self, _vocabulary: usize) -> Result<u32, RuntimeError> {
+        Err(RuntimeError::NoLogits)
+    }
 }
 
-/// When generation stops.
-#[derive(Debug, Clone, Copy)]
-pub struct StopConditions<'a> {
-    /// Tokens to generate, at most.
-    pub max_tokens: usize,
-    /// Tokens that end the text.
-    pub stop_tokens: &'a [u32],
-    /// Tokens to sample from, the first of the vocabulary. Rows of the head beyond the tokenizer's vocabulary are
-    /// padding.
-    pub vocabulary: usize,
-}
+/// A text and its session.
+pub type Running<'a, S> = (&'a mut S, &'a mut Text);
 
-/// Why generation has stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopReason {
-    /// A stop token was sampled.
-    StopToken,
-    /// As many tokens were generated as were asked for.
-    MaxTokens,
-    /// The context is full.
-    ContextFull,
-    /// The caller has cancelled it.
-    Cancelled,
-}
-
-/// Generation of one text: an iterator over its tokens, a stop token included.
-///
-/// Each token but the last has been run when the next one is returned; the decoder's sequence can be continued.
+/// A piece of a prompt that runs in the same pass as texts.
 #[derive(Debug)]
-pub struct Generation<'a, D: ?Sized, C> {
-    decoder: &'a mut D,
-    sampler: &'a mut Sampler,
-    stop: StopConditions<'a>,
-    is_cancelled: C,
-    /// The token that was returned last and has not been run, or was run as a proposed one.
-    pending: Option<u32>,
-    speculation: Option<Speculation>,
-    /// Tokens that were proposed and have been run after the last token before them.
-    proposed: Vec<u32>,
-    /// Number of them that were sampled too.
-    accepted: usize,
-    generated: usize,
-    reason: Option<StopReason>,
+pub struct Piece<'a, S> {
+    /// The prompt's session.
+    pub session: &'a mut S,
+    /// Tokens of the piece, at least one.
+    pub tokens: &'a [u32],
+    /// Logits that are needed of them.
+    pub wanted: Wanted,
 }
 
-/// Runs `prompt`, at least one token, with the prefix that the decoder's sequence has in common with it reused, and
-/// starts to generate; `is_cancelled` is asked before every token.
-///
-/// Returns the generation and the number of reused tokens.
+/// A token that was sampled from the logits of a pass.
+#[derive(Debug)]
+pub struct Sampled<'a> {
+    /// Index of its text in the pass.
+    pub text: usize,
+    /// Index in the pass of the token before it.
+    pub row: usize,
+    /// Logits that it was sampled from, `[vocabulary]`; empty if they stayed on a device.
+    pub logits: &'a [f32],
+    /// The token, or why the text cannot be continued.
+    pub token: Result<Token, RuntimeError>,
+}
+
+/// A pass that has been run, and whose logits are not sampled from yet.
+#[derive(Debug)]
+#[must_use]
+pub struct Ran {
+    texts: usize,
+    /// Tokens that were proposed after the pending one of the only text.
+    proposed: Vec<u32>,
+}
+
+/// Runs the pending tokens of `texts`, those that an only text proposes after its own, and `piece`.
 ///
 /// # Errors
 ///
-/// Fails where the prompt does not fit the context, and where the model does.
-pub fn generate<'a, D: Decoder + ?Sized, C: FnMut() -> bool>(
-    decoder: &'a mut D,
-    sampler: &'a mut Sampler,
-    prompt: &[u32],
-    stop: StopConditions<'a>,
-    is_cancelled: C,
-) -> Result<(Generation<'a, D, C>, usize), ModelError> {
-    let reused = decoder.keep_prefix_of(prompt);
-    prompt.iter().for_each(|token| sampler.remember(*token));
-    decoder.append(&prompt[reused..], sampler)?;
-    let generation = Generation {
-        decoder,
-        sampler,
-        stop,
-        is_cancelled,
-        pending: None,
-        speculation: None,
+/// As [`Passes::pass`], and if a text has no pending token.
+pub fn run_pass<P: Passes>(
+    passes: &mut P,
+    texts: &mut [Running<'_, P::Session>],
+    piece: Option<Piece<'_, P::Session>>,
+) -> Result<Ran, RuntimeError> {
+    let mut ran = Ran {
+        texts: texts.len(),
         proposed: Vec::new(),
-        accepted: 0,
-        generated: 0,
-        reason: None,
     };
-    Ok((generation, reused))
+    if let ([(session, text)], None) = (&mut *texts, &piece) {
+        let token = text.pending().ok_or(RuntimeError::NoPending)?;
+        let room = passes.context(session) - passes.position(session);
+        let room = room.min(passes.verified_together()).saturating_sub(1);
+        ran.proposed.extend_from_slice(text.propose(room));
+        let started = Instant::now();
+        if ran.proposed.is_empty() {
+            let wanted = match text.needs_largest_only() {
+                true => Wanted::Largest,
+                false => Wanted::Last,
+            };
+            passes.pass(&mut [session], &[token], wanted)?;
+        } else {
+            let tokens = [&[token], &ran.proposed[..]].concat();
+            passes.pass(&mut [session], &tokens, Wanted::All)?;
+        }
+        if let Some(speculation) = text.speculation_mut() {
+            speculation.observe_pass(1 + ran.proposed.len(), started.elapsed());
+        }
+        return Ok(ran);
+    }
+    let pending = texts.iter().map(|(_, text)| text.pending());
+    let pending = pending.collect::<Option<Vec<u32>>>();
+    let mut tokens = pending.ok_or(RuntimeError::NoPending)?;
+    let mut sessions: Vec<&mut P::Session> = texts
+        .iter_mut()
+        .map(|(session, _)| &mut **session)
+        .collect();
+    let mut wanted = Wanted::Last;
+    if let Some(piece) = piece {
+        tokens.extend_from_slice(piece.tokens);
+        sessions.push(piece.session);
+        wanted = piece.wanted;
+    }
+    passes.pass(&mut sessions, &tokens, wanted)?;
+    Ok(ran)
 }
 
-impl<D: Decoder + ?Sized, C: FnMut() -> bool> Generation<'_, D, C> {
-    /// The decoder, between two tokens.
-    pub fn decoder(&mut self) -> &mut D {
-        self.decoder
+impl Ran {
+    /// Tokens of texts in the pass.
+    pub fn tokens(&self) -> usize {
+        self.texts + self.proposed.len()
     }
 
-    /// Tokens generated so far, a stop token included.
-    pub fn generated(&self) -> usize {
-        self.generated
+    /// Tokens that the only text proposed.
+    pub fn proposed(&self) -> usize {
+        self.proposed.len()
     }
 
-    /// Why generation has stopped; none while it goes on.
-    pub fn stop_reason(&self) -> Option<StopReason> {
-        self.reason
+    /// Logits of the piece, `[tokens, vocabulary]`.
+    pub fn of_piece<'a, P: Passes>(&self, passes: &'a P) -> &'a [f32] {
+        &passes.logits()[self.tokens() * passes.vocabulary()..]
     }
 
-    /// Proposes tokens that are verified together; the text stays the same.
-    pub fn speculate(&mut self, speculation: Speculation) {
-        self.speculation = Some(speculation);
-    }
-
-    /// The proposals so far.
-    pub fn speculation(&self) -> Option<&Speculation> {
-        self.speculation.as_ref()
-    }
-
-    /// Runs the last token as well, unless it ended the text, so that the sequence has all of them.
+    /// Samples the next token of each of `texts`, those of the pass; of an only text, as many as were proposed correctly,
+    /// and one more. Calls `each` with every token. Returns the number of accepted proposals.
     ///
     /// # Errors
     ///
-    /// Fails where the model does.
-    pub fn finish(&mut self) -> Result<(), ModelError> {
-        self.remove_unconfirmed();
-        match self.pending.take() {
-            Some(token)
-                if self.accepted == 0 && self.decoder.position() < self.decoder.context_limit() =>
-            {
-                self.decoder.append(&[token], self.sampler)
+    /// A device fails. What a [`Constraint`](crate::Constraint) refuses is given to `each`.
+    pub fn accept<P: Passes>(
+        self,
+        passes: &mut P,
+        texts: &mut [Running<'_, P::Session>],
+        mut each: impl FnMut(Sampled<'_>),
+    ) -> Result<usize, RuntimeError> {
+        let mut accepted = 0;
+        for (index, (session, text)) in texts.iter_mut().enumerate() {
+            let position = passes.position(session) - self.proposed.len();
+            loop {
+                let row = index + accepted;
+                let token = accept_row(passes, session, text, row, position + accepted);
+                let (logits, token) = token?;
+                let token = token.map(|token| Token {
+                    text: index,
+                    ..token
+                });
+                let id = token.as_ref().ok().map(|token| token.id);
+                each(Sampled {
+                    text: index,
+                    row,
+                    logits,
+                    token,
+                });
+                if text.stop_reason().is_some()
+                    || id.is_none()
+                    || self.proposed.get(accepted).copied() != id
+                {
+                    break;
+                }
+                accepted += 1;
             }
-            _ => Ok(()),
-        }
-    }
-
-    /// Removes proposed tokens that were not sampled from the decoder's sequence.
-    fn remove_unconfirmed(&mut self) {
-        let unconfirmed = self.proposed.len() - self.accepted;
-        if unconfirmed > 0 {
-            let confirmed = self.decoder.position() - unconfirmed;
-            self.decoder.truncate(confirmed);
-            self.proposed.truncate(self.accepted);
-        }
-    }
-
-    /// Why generation stops before the next token, if it does.
-    fn stops(&mut self) -> Option<StopReason> {
-        if let Some(token) = self.pending {
-            if self.stop.stop_tokens.contains(&token) {
-                // It ends the text, and is not a part of it.
-                self.accepted = self.accepted.saturating_sub(1);
-                self.pending = None;
-                return Some(StopReason::StopToken);
-            }
-            if self.accepted == 0 && self.decoder.position() >= self.decoder.context_limit() {
-                self.pending = None;
-                return Some(StopReason::ContextFull);
+            if !self.proposed.is_empty() {
+                if let Some(speculation) = text.speculation_mut() {
+                    speculation.observe_accepted(accepted, self.proposed.len());
+                }
+                passes.truncate(session, position + accepted);
             }
         }
-        if self.generated >= self.stop.max_tokens {
-            return Some(StopReason::MaxTokens);
-        }
-        (self.is_cancelled)().then_some(StopReason::Cancelled)
-    }
-
-    /// Runs the last token, and those that are proposed to follow it.
-    fn run(&mut self, token: u32) -> Result<(), ModelError> {
-        let Some(speculation) = &mut self.speculation else {
-            return self.decoder.append(&[token], self.sampler);
-        };
-        let room = [
-            self.decoder.verified_together(),
-            self.decoder.context_limit() - self.decoder.position(),
-            self.stop.max_tokens - self.generated,
-        ];
-        let most = room.into_iter().min().unwrap_or_default();
-        let proposed = speculation.propose(most.saturating_sub(1));
-        let tokens = [&[token], proposed].concat();
-        let started = Instant::now();
-        self.decoder.append_all(&tokens, self.sampler)?;
-        speculation.observe_pass(tokens.len(), started.elapsed());
-        self.proposed.extend_from_slice(&tokens[1..]);
-        Ok(())
-    }
-
-    /// Compares the sampled `token` with the one proposed in its place.
-    fn confirm(&mut self, token: u32) {
-        let Some(speculation) = &mut self.speculation else {
-            return;
-        };
-        speculation.push(token);
-        if self.proposed.get(self.accepted) == Some(&token) {
-            self.accepted += 1;
-            return;
-        }
-        if !self.proposed.is_empty() {
-            speculation.observe_accepted(self.accepted, self.proposed.len());
-        }
-        self.remove_unconfirmed();
-        self.proposed.clear();
-        self.accepted = 0;
-    }
-
-    fn step(&mut self) -> Result<Option<u32>, ModelError> {
-        if self.reason.is_some() {
-            return Ok(None);
-        }
-        if let Some(reason) = self.stops() {
-            self.remove_unconfirmed();
-            self.reason = Some(reason);
-            return Ok(None);
-        }
-        if let Some(token) = self.pending.take()
-            && self.accepted == 0
-        {
-            self.run(token)?;
-        }
-        let (index, vocabulary) = (self.accepted, self.stop.vocabulary);
-        let token = self.decoder.sample(index, self.sampler, vocabulary)?;
-        self.confirm(token);
-        self.generated += 1;
-        self.pending = Some(token);
-        Ok(Some(token))
+        passes.sampled();
+        Ok(accepted)
     }
 }
 
-impl<D: Decoder + ?Sized, C: FnMut() -> bool> Iterator for Generation<'_, D, C> {
-    type Item = Result<u32, ModelError>;
+/// Samples the token after row `row` of the last pass; the session had `position` tokens then. Returns the row, too.
+#[expect(clippy::type_complexity, reason = "two kinds of errors")]
+fn accept_row<'a, P: Passes>(
+    passes: &'a mut P,
+    session: &P::Session,
+    text: &mut Text,
+    row: usize,
+    position: usize,
+) -> Result<(&'a [f32], Result<Token, RuntimeError>), RuntimeError> {
+    let (context, size) = (passes.context(session), passes.vocabulary());
+    if passes.logits().is_empty() {
+        let token = passes.largest(text.vocabulary())?;
+        return Ok((&[], text.accept(Logits::Largest(token), position, context)));
+    }
+    let logits = &passes.logits()[row * size..][..size];
+    Ok((logits, text.accept(Logits::Host(logits), position, context)))
+}
+
+/// Generation of texts: an iterator over their tokens, stop tokens included.
+///
+/// Each token of a text but the last has been run when its next one is returned; the sessions can be continued.
+#[derive(Debug)]
+pub struct Generation<'a, P: Passes, C> {
+    passes: &'a mut P,
+    texts: Vec<Running<'a, P::Session>>,
+    is_cancelled: C,
+    /// Whether the logits of a prompt have not been sampled from yet.
+    after_prompt: bool,
+    sampled: VecDeque<Token>,
+}
+
+impl<'a, P: Passes, C: FnMut() -> bool> Generation<'a, P, C> {
+    /// Runs `prompt`, at least one token, and starts to generate `text`. The prefix that `session` has in common with
+    /// the prompt is reused. `is_cancelled` is called before every pass.
+    ///
+    /// Returns the generation and the number of reused tokens.
+    ///
+    /// # Errors
+    ///
+    /// The prompt does not fit the context, or the model fails.
+    pub fn start(
+        passes: &'a mut P,
+        session: &'a mut P::Session,
+        text: &'a mut Text,
+        prompt: &[u32],
+        is_cancelled: C,
+    ) -> Result<(Self, usize), RuntimeError> {
+        let reused = passes.keep_prefix(session, prompt);
+        text.begin(prompt);
+        let wanted = match text.needs_largest_only() {
+            true => Wanted::Largest,
+            false => Wanted::Last,
+        };
+        passes.pass(&mut [session], &prompt[reused..], wanted)?;
+        let mut generation = Self::resume(passes, vec![(session, text)], is_cancelled);
+        generation.after_prompt = true;
+        Ok((generation, reused))
+    }
+
+    /// Continues `texts` that have pending tokens, all of them in each pass. `is_cancelled` is called before every pass.
+    pub fn resume(passes: &'a mut P, texts: Vec<Running<'a, P::Session>>, is_cancelled: C) -> Self {
+        Self {
+            passes,
+            sampled: VecDeque::with_capacity(texts.len()),
+            texts,
+            is_cancelled,
+            after_prompt: false,
+        }
+    }
+
+    /// What runs the passes, between two tokens.
+    pub fn passes(&mut self) -> &mut P {
+        self.passes
+    }
+
+    /// The session of text `index`.
+    pub fn session(&self, index: usize) -> &P::Session {
+        self.texts[index].0
+    }
+
+    /// What runs the passes, and the session of the first text.
+    pub fn parts(&self) -> (&P, &P::Session) {
+        (&*self.passes, &*self.texts[0].0)
+    }
+
+    /// Text `index`.
+    pub fn text(&mut self, index: usize) -> &mut Text {
+        self.texts[index].1
+    }
+
+    /// Runs the last token of each text that it did not end, so that the sessions have all of them.
+    ///
+    /// # Errors
+    ///
+    /// The model fails.
+    pub fn finish(&mut self) -> Result<(), RuntimeError> {
+        for (session, text) in &mut self.texts {
+            let is_room = self.passes.position(session) < self.passes.context(session);
+            if let Some(token) = text.take_pending().filter(|_| is_room) {
+                self.passes.pass(&mut [session], &[token], Wanted::Last)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a pass, and samples from its logits.
+    fn step(&mut self) -> Result<(), RuntimeError> {
+        if self.after_prompt {
+            self.after_prompt = false;
+            let (session, text) = &mut self.texts[0];
+            if text.stop_reason().is_none() {
+                let position = self.passes.position(session);
+                let (_, token) = accept_row(self.passes, session, text, 0, position)?;
+                self.sampled.push_back(token?);
+                self.passes.sampled();
+            }
+            return Ok(());
+        }
+        if (self.is_cancelled)() {
+            self.texts.iter_mut().for_each(|(_, text)| text.cancel());
+            return Ok(());
+        }
+        let mut refused = None;
+        let mut keep = |token: Result<Token, RuntimeError>, place: usize| match token {
+            Ok(token) => self.sampled.push_back(Token {
+                text: place,
+                ..token
+            }),
+            Err(error) => refused = Some(error),
+        };
+        if let [(session, text)] = &mut self.texts[..] {
+            let mut only = [(&mut **session, &mut **text)];
+            let ran = run_pass(self.passes, &mut only, None)?;
+            ran.accept(self.passes, &mut only, |sampled| keep(sampled.token, 0))?;
+        } else {
+            let texts = self.texts.iter_mut().enumerate();
+            let running = texts.filter(|(_, (_, text))| text.stop_reason().is_none());
+            let (places, mut texts): (Vec<usize>, Vec<_>) = running
+                .map(|(place, (session, text))| (place, (&mut **session, &mut **text)))
+                .unzip();
+            let ran = run_pass(self.passes, &mut texts, None)?;
+            let each = |sampled: Sampled<'_>| keep(sampled.token, places[sampled.text]);
+            ran.accept(self.passes, &mut texts, each)?;
+        }
+        refused.map_or(Ok(()), Err)
+    }
+}
+
+impl<P: Passes, C: FnMut() -> bool> Iterator for Generation<'_, P, C> {
+    type Item = Result<Token, RuntimeError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let step = self.step();
-        if step.is_err() {
-            self.reason.get_or_insert(StopReason::Cancelled);
+        loop {
+            if let Some(token) = self.sampled.pop_front() {
+                return Some(Ok(token));
+            }
+            let texts = self.texts.iter();
+            if texts
+                .map(|(_, text)| text.stop_reason())
+                .all(|reason| reason.is_some())
+            {
+                return None;
+            }
+            if let Err(error) = self.step() {
+                self.texts.iter_mut().for_each(|(_, text)| text.cancel());
+                return Some(Err(error));
+            }
         }
-        step.transpose()
     }
 }

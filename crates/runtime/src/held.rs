@@ -1,7 +1,7 @@
 //! Memory in use by the lines of a plan, and the check that the plan accounts for it.
 
 use crate::{
-    RuntimeError, Sequence,
+    RuntimeError,
     memory::{cpu_scratch_bytes, scratch_bytes},
     model::Model,
     selector::LayerSelectors,
@@ -27,8 +27,8 @@ pub struct Held {
 /// The line for all neurons, hot and cold: on the host all of them are mapped.
 const NEURONS: &str = "neurons";
 
-/// Memory in use, line by line.
-pub(crate) fn held(model: &Model, sequence: &Sequence) -> Vec<Held> {
+/// Memory in use, line by line, with a session of `session_bytes` bytes.
+pub(crate) fn held(model: &Model, session_bytes: u64) -> Vec<Held> {
     let Model {
         config,
         weights,
@@ -77,7 +77,7 @@ pub(crate) fn held(model: &Model, sequence: &Sequence) -> Vec<Held> {
         (HEAD, head as u64),
         (EMBEDDINGS, embeddings as u64),
         (NEURONS, neurons as u64),
-        (KV_CACHE, sequence.bytes() as u64),
+        (KV_CACHE, session_bytes),
         (SCRATCH, scratch),
     ]
     .map(|(line, bytes)| Held { line, bytes })

@@ -1,11 +1,12 @@
 //! Runs a bundle: the sparse forward pass with a KV cache, sampling, and the token loop.
 //!
 //! Start with `forward.rs`, the forward pass on a page, and `generate.rs`, the token loop. `executor.rs` computes layers on
-//! the CPU and `hybrid/executor.rs` on a GPU and the CPU; `load.rs` builds a [`Runtime`].
+//! the CPU and `hybrid/executor.rs` on a GPU and the CPU; `load.rs` builds a [`Engine`].
 
 mod attention;
 mod audit;
 mod bandwidth;
+mod engine;
 mod error;
 mod executor;
 mod experiments;
@@ -28,34 +29,39 @@ mod pass;
 mod predictor;
 mod prompt_cache;
 mod rotary;
-mod runtime;
 mod sampling;
 mod scratch;
 mod selector;
-mod sequence;
+mod session;
+mod single;
 mod speculation;
 mod speed;
 mod stages;
 mod statistics;
+mod text;
 mod threads;
 mod verification;
 
 pub use audit::LayerAudit;
 pub use bandwidth::ReadProbe;
+pub use engine::{Engine, Wanted};
 pub use error::RuntimeError;
-pub use generate::{Decoder, Generation, HostDecoder, StopConditions, StopReason, generate};
+pub use experiments::Experiments;
+pub use generate::{Generation, OneText, Passes, Piece, Ran, Running, Sampled, run_pass};
 pub use held::Held;
 pub use hybrid::{LayerTimes, PassTimes};
 pub use input::ActivationFormat;
 pub use input_magnitudes::{InputMagnitudes, Magnitudes};
 pub use load::Options;
+pub use observer::Observers;
 pub use open::{DeviceChoice, Execution, warn_of_too_many_threads};
-pub use runtime::{PromptLogits, Runtime};
 pub use sampling::{Sampler, SamplingSettings};
-pub use sequence::Sequence;
+pub use session::Session;
+pub use single::SingleSession;
 pub use speculation::{Speculation, SpeculationCounts};
 pub use speed::{DecodeOverheads, SpeedTest, WEIGHT_BYTE};
 pub use stages::{Reads, Stage, StageTimes, StageTotal};
 pub use statistics::Statistics;
+pub use text::{Constraint, Logits, StopConditions, StopReason, Text, Token};
 pub use threads::Threads;
 pub use verification::{DRIFT_WINDOW, Drift, DriftAlarm, Verification};

@@ -1,4 +1,4 @@
-//! Builds a [`Runtime`] from a bundle: finds weights and predictors, puts on a device what the plan has there, and
+//! Builds a [`Engine`] from a bundle: finds weights and predictors, puts on a device what the plan has there, and
 //! checks the memory that this takes against the plan.
 
 use std::sync::Arc;
@@ -9,11 +9,12 @@ use powerinfer_gpu::DeviceModel;
 use powerinfer_kernels::cuda::{Device, GpuCache};
 
 use crate::{
-    Runtime, RuntimeError, Sequence, Threads, held,
+    Engine, RuntimeError, Session, Threads,
+    engine::Executor,
+    held,
     hybrid::{self, HybridExecutor},
     memory::kv_bytes,
     model::Model,
-    runtime::Executor,
     selector::LayerSelectors,
 };
 
@@ -26,7 +27,7 @@ pub struct Options {
     pub policy: Option<Policy>,
 }
 
-impl Runtime {
+impl Engine {
     /// Loads `bundle` to run on the CPU alone; nothing is converted or copied.
     ///
     /// # Errors
@@ -55,7 +56,7 @@ fn load(
     bundle: Bundle,
     options: Options,
     device: Option<Arc<dyn Device>>,
-) -> Result<Runtime, RuntimeError> {
+) -> Result<Engine, RuntimeError> {
     let config = bundle.config().clone();
     let weights = StoredWeights::find(bundle.weights(), &config, bundle.quant())?;
     let layers = &bundle.plan().layers;
@@ -86,38 +87,38 @@ fn load(
         _ => None,
     };
     let context = model.context_limit();
-    let sequence = new_sequence(&model.bundle, on_device.as_ref(), context)?;
+    let session = new_session(&model.bundle, on_device.as_ref(), context)?;
     if let Some(device) = &mut on_device {
-        let caches = sequence.on_device.iter().flatten().map(GpuCache::bytes);
+        let caches = session.on_device.iter().flatten().map(GpuCache::bytes);
         let caches = caches.sum();
         hybrid::check_budget(device, &model.bundle, caches)?;
         hybrid::allocate_prompt_buffers(device, &model.bundle, caches)?;
     }
-    held::check(&model.bundle, &held::held(&model, &sequence))?;
+    held::check(&model.bundle, &held::held(&model, session.bytes() as u64))?;
     let executor = match on_device {
         None => Executor::Cpu(Box::default()),
         Some(device) => Executor::Hybrid(Box::new(HybridExecutor::new(device))),
     };
-    Ok(Runtime::of(model, executor, sequence))
+    Ok(Engine::from_parts(model, executor, session))
 }
 
-/// An empty sequence of `bundle` for up to `context` tokens, with the KV caches that are on `device`.
+/// An empty session of `bundle` for up to `context` tokens, with the KV caches that are on `device`.
 ///
 /// # Errors
 ///
 /// Fails where host or device lack the memory.
-pub(crate) fn new_sequence(
+pub(crate) fn new_session(
     bundle: &Bundle,
     device: Option<&DeviceModel>,
     context: usize,
-) -> Result<Sequence, RuntimeError> {
+) -> Result<Session, RuntimeError> {
     let config = bundle.config();
     let format = bundle.plan().budget.kv_cache;
     let on_device = match device {
         Some(device) => device.new_caches(context)?,
         None => Vec::new(),
     };
-    Sequence::new(config, format, context, on_device).ok_or_else(|| RuntimeError::NoRoom {
+    Session::new(config, format, context, on_device).ok_or_else(|| RuntimeError::NoRoom {
         tokens: context,
         bytes: kv_bytes(config, context as u64, format).saturating_mul(config.layer_count as u64),
     })

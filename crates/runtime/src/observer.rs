@@ -1,4 +1,4 @@
-//! Instrumentation of a forward pass. Executors report to it; nothing of it changes what a pass computes.
+//! Instrumentation of passes: executors report to it, and it does not change what a pass computes.
 
 use powerinfer_artifact::plan::Policy;
 
@@ -9,9 +9,10 @@ use crate::{
     verification::Observation,
 };
 
-/// The observers of a model's passes.
-#[derive(Debug, Default)]
-pub(crate) struct Observers {
+/// What the passes of an [`Engine`](crate::Engine) count and measure.
+#[derive(Debug)]
+pub struct Observers {
+    layers: usize,
     /// Counts of tokens, neurons and bytes, and the time of each stage.
     pub(crate) statistics: Statistics,
     /// Passes that were run again.
@@ -45,7 +46,7 @@ pub(crate) enum LayerInput {
 pub(crate) struct FfnCall<'a> {
     pub(crate) layer: usize,
     pub(crate) positions: &'a [usize],
-    /// Whether the pass has one token of each sequence.
+    /// Whether the pass has one token of each session.
     pub(crate) is_decode: bool,
     /// `[tokens, hidden]`.
     pub(crate) x: &'a [f32],
@@ -54,6 +55,77 @@ pub(crate) struct FfnCall<'a> {
 }
 
 impl Observers {
+    /// Observers of a model with `layers` layers. They count tokens, neurons and bytes, and measure nothing else yet.
+    pub(crate) fn new(layers: usize) -> Self {
+        Self {
+            layers,
+            statistics: Statistics::default(),
+            retries: 0,
+            expects_retries: false,
+            verification: None,
+            audit: None,
+            activity: None,
+            magnitudes: None,
+            fallbacks: Vec::new(),
+        }
+    }
+
+    /// Takes the counts since the last call; a running clock continues.
+    pub fn take_statistics(&mut self) -> Statistics {
+        let taken = std::mem::take(&mut self.statistics);
+        if taken.stages.is_some() {
+            self.statistics.start_clock();
+        }
+        taken
+    }
+
+    /// Starts to measure the time of stages, from this call on.
+    pub fn start_clock(&mut self) {
+        self.statistics.start_clock();
+    }
+
+    /// Adds the time since the last stage to `stage`, if the clock runs.
+    pub fn mark(&mut self, stage: Stage) {
+        self.end_stage(stage);
+    }
+
+    /// Starts to count the magnitudes of the inputs of projections.
+    pub fn count_inputs(&mut self) {
+        self.magnitudes = Some(vec![InputMagnitudes::default(); self.layers]);
+    }
+
+    /// Takes the counted magnitudes, layer by layer, and stops counting.
+    pub fn take_input_magnitudes(&mut self) -> Vec<InputMagnitudes> {
+        self.magnitudes.take().unwrap_or_default()
+    }
+
+    /// Lists the active neurons of every token from now on, or no longer. Prompts that run partly on a device list none.
+    pub fn list_active(&mut self, on: bool) {
+        self.activity = on.then(|| vec![Vec::new(); self.layers]);
+    }
+
+    /// Takes the active neurons (`h_i ≠ 0`) of the last pass, `[layers][tokens]`, in the order of the bundle; empty
+    /// without [`Self::list_active`].
+    pub fn take_active(&mut self) -> Vec<Vec<Vec<u32>>> {
+        let layers = self.activity.iter_mut().flatten();
+        layers.map(std::mem::take).collect()
+    }
+
+    /// What verification has measured so far.
+    pub fn verification(&self) -> Option<&Verification> {
+        self.verification.as_ref()
+    }
+
+    /// Number of passes that a device has run again without graphs, because the host was late or a graph failed.
+    pub fn graph_retries(&self) -> u64 {
+        self.retries
+    }
+
+    /// Permits passes to be run again without graphs. Otherwise debug builds panic, so that tests see every failure.
+    pub fn expect_retries(&mut self) {
+        self.expects_retries = true;
+    }
+
     /// Counts bytes read of weights or of the KV cache.
     pub(crate) fn count_bytes(&mut self, bytes: usize) {
         self.statistics.bytes_read += bytes as u64;

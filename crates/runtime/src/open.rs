@@ -14,7 +14,7 @@ use powerinfer_kernels::{
 };
 use powerinfer_pool::{system, usable_cores};
 
-use crate::{ActivationFormat, Options, Runtime, RuntimeError, Threads};
+use crate::{ActivationFormat, Engine, Options, RuntimeError, Threads};
 
 /// Device of the parts that a plan puts on a GPU.
 #[derive(Clone)]
@@ -96,13 +96,13 @@ impl DeviceChoice {
     }
 }
 
-impl Runtime {
+impl Engine {
     /// Opens `bundle` to run it: reads it ahead where it fits into memory, starts the threads, and copies what the
     /// plan puts on a GPU to it.
     ///
     /// # Errors
     ///
-    /// Fails as [`Runtime::new`] and [`Runtime::with_device`] do, where a GPU is requested and missing or unused by
+    /// Fails as [`Engine::new`] and [`Engine::with_device`] do, where a GPU is requested and missing or unused by
     /// the plan, where the plan is for several, and where more of its memory is in use than the plan's budget.
     pub fn open(
         mut bundle: Bundle,
@@ -191,11 +191,11 @@ fn run_on(
     bundle: Bundle,
     options: Options,
     progress: &dyn Progress,
-) -> Result<Runtime, RuntimeError> {
+) -> Result<Engine, RuntimeError> {
     let budget = bundle.plan().budget.vram_bytes;
     let (what, planned) = (describe(bundle.plan()), bundle.plan().totals.gpu_bytes);
     let (free, _) = card.memory()?;
-    let runtime = Runtime::with_device(bundle, options, Arc::clone(&card) as _)?;
+    let runtime = Engine::with_device(bundle, options, Arc::clone(&card) as _)?;
     card.synchronise()?;
     // The driver's own count, whatever was computed before.
     let (left, _) = card.memory()?;

@@ -1,20 +1,20 @@
 //! The tokens that run through the layers together, and their vectors.
 
-use crate::{Sequence, input::InputBuffers, model::Model, observer::Observers};
+use crate::{Session, input::InputBuffers, model::Model, observer::Observers};
 
-/// Some tokens on their way through the layers: one of each sequence but the last, and the remaining ones of the last.
-pub(crate) struct Pass<'a> {
+/// Some tokens on their way through the layers: one of each session but the last, and the remaining ones of the last.
+pub(crate) struct Pass<'a, 's> {
     pub(crate) model: &'a Model,
-    pub(crate) sequences: &'a mut [Sequence],
+    pub(crate) sessions: &'a mut [&'s mut Session],
     pub(crate) tokens: &'a [u32],
     pub(crate) observers: &'a mut Observers,
     pub(crate) buffers: &'a mut PassBuffers,
 }
 
-impl Pass<'_> {
-    /// Tokens of sequence `index`.
+impl Pass<'_, '_> {
+    /// Tokens of session `index`.
     pub(crate) fn tokens_of(&self, index: usize) -> usize {
-        match self.sequences.len() - 1 {
+        match self.sessions.len() - 1 {
             last if index == last => self.tokens.len() - last,
             _ => 1,
         }

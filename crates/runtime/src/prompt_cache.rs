@@ -11,7 +11,7 @@ use powerinfer_bundle::Bundle;
 use powerinfer_tensor::{BLOCK, CachePlane};
 use serde_json::{Value, json};
 
-use crate::{Runtime, RuntimeError, model::Model, sequence};
+use crate::{Engine, RuntimeError, Session, model::Model, session};
 
 const WEIGHTS: &str = "weights";
 const PREDICTORS: &str = "predictors";
@@ -21,25 +21,28 @@ const DECISIONS: &str = "decisions";
 const ACTIVATIONS: &str = "activations";
 const DEVICE: &str = "device";
 
-impl Runtime {
-    /// Writes the current sequence, tokens with keys and values, to `path`.
+impl Engine {
+    /// Writes `session`, tokens with keys and values, to `path`.
     ///
-    /// Equal sequences of the same bundle on the same device give equal bytes.
+    /// Equal sessions of the same bundle on the same device give equal bytes.
     ///
     /// # Errors
     ///
-    /// A layer fell back to another policy while the sequence was computed, the device fails, memory is missing, or the file
+    /// A layer fell back to another policy while the session was computed, the device fails, memory is missing, or the file
     /// cannot be written.
-    pub fn save_prompt_cache(&self, path: &Path) -> Result<(), RuntimeError> {
-        let layers = self.verification().map_or(0, |found| found.alarms().len());
+    pub fn save_prompt_cache(&self, session: &Session, path: &Path) -> Result<(), RuntimeError> {
+        let layers = self
+            .observers
+            .verification()
+            .map_or(0, |found| found.alarms().len());
         if layers > 0 {
             return Err(RuntimeError::FellBack { layers });
         }
-        let sequence = self.sequence();
-        let tokens = sequence.tokens();
-        let copies = (0..sequence.layers.len()).map(|layer| self.copy_of(layer, tokens.len()));
+        let tokens = session.tokens();
+        let copies =
+            (0..session.layers.len()).map(|layer| self.copy_of(session, layer, tokens.len()));
         let copies = copies.collect::<Result<Vec<_>, _>>()?;
-        let layers: Vec<LayerCache<'_>> = (sequence.layers.iter().zip(&copies))
+        let layers: Vec<LayerCache<'_>> = (session.layers.iter().zip(&copies))
             .map(|(layer, copy)| copy.as_ref().unwrap_or(layer))
             .map(|layer| LayerCache {
                 keys: layer.keys.as_bytes(),
@@ -51,7 +54,7 @@ impl Runtime {
         Ok(write(path, self.stamp(), tokens, format, heads, &layers)?)
     }
 
-    /// Replaces the current sequence by the longest common prefix of `file` and `prompt`, except the last token of
+    /// Replaces the content of `session` by the longest common prefix of `file` and `prompt`, except the last token of
     /// `prompt`; returns its length. The remaining tokens can be run then.
     ///
     /// # Errors
@@ -59,7 +62,8 @@ impl Runtime {
     /// The file belongs to another bundle or was computed with other settings, it is damaged, a device fails, or memory is
     /// missing.
     pub fn load_prompt_cache(
-        &mut self,
+        &self,
+        session: &mut Session,
         path: &Path,
         file: &PromptCacheFile,
         prompt: &[u32],
@@ -69,42 +73,43 @@ impl Runtime {
         let common = both.take_while(|(own, other)| own == other).count();
         let kept = common
             .min(prompt.len().saturating_sub(1))
-            .min(self.sequence.context);
+            .min(session.context);
         // All planes are checked before any is copied.
         let layers = self.bundle().config().layer_count;
         let layers = (0..layers).map(|layer| file.layer(layer, self.heads()));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
-        if let Err(error) = self.read_layers(&layers, kept) {
+        if let Err(error) = self.read_layers(session, &layers, kept) {
             // Layers that were already read have positions without tokens.
-            self.sequence.truncate(0);
+            session.truncate(0);
             return Err(error);
         }
-        self.sequence.tokens.clear();
-        self.sequence.tokens.extend(&prompt[..kept]);
+        session.tokens.clear();
+        session.tokens.extend(&prompt[..kept]);
         Ok(kept)
     }
 
-    /// Replaces the first `positions` keys and values of every layer of the current sequence.
+    /// Replaces the first `positions` keys and values of every layer of `session`.
     fn read_layers(
-        &mut self,
+        &self,
+        session: &mut Session,
         layers: &[LayerCache<'_>],
         positions: usize,
     ) -> Result<(), RuntimeError> {
         for (index, planes) in layers.iter().enumerate() {
             let planes = [planes.keys, planes.values];
-            let read = |layer: &mut sequence::LayerCache| {
+            let read = |layer: &mut session::LayerCache| {
                 for (plane, (numbers, scales)) in layer.planes_mut().into_iter().zip(planes) {
                     plane.read_bytes(numbers, scales, positions);
                 }
             };
             let mut copy = self.empty_cache(positions)?;
-            match self.sequence.on_device.get_mut(index) {
+            match session.on_device.get_mut(index) {
                 Some(Some(cache)) => {
                     read(&mut copy);
                     let [keys, values] = [&copy.keys, &copy.values].map(floats_of);
                     cache.write(positions, [&keys, &values])?;
                 }
-                _ => read(&mut self.sequence.layers[index]),
+                _ => read(&mut session.layers[index]),
             }
         }
         Ok(())
@@ -113,10 +118,11 @@ impl Runtime {
     /// A copy in host memory of the first `positions` keys and values of `layer`; `None` if they are there already.
     fn copy_of(
         &self,
+        session: &Session,
         layer: usize,
         positions: usize,
-    ) -> Result<Option<sequence::LayerCache>, RuntimeError> {
-        let Some(Some(cache)) = self.sequence.on_device.get(layer) else {
+    ) -> Result<Option<session::LayerCache>, RuntimeError> {
+        let Some(Some(cache)) = session.on_device.get(layer) else {
             return Ok(None);
         };
         let mut copy = self.empty_cache(positions)?;
@@ -135,11 +141,11 @@ impl Runtime {
     }
 
     /// An empty cache of a layer in host memory.
-    fn empty_cache(&self, positions: usize) -> Result<sequence::LayerCache, RuntimeError> {
+    fn empty_cache(&self, positions: usize) -> Result<session::LayerCache, RuntimeError> {
         let config = self.bundle().config();
         let format = self.bundle().plan().budget.kv_cache;
         let (heads, size) = (config.kv_head_count, config.head_size);
-        let cache = sequence::LayerCache::new(heads, size, format, positions);
+        let cache = session::LayerCache::new(heads, size, format, positions);
         cache.ok_or(RuntimeError::NoRoom {
             tokens: positions,
             bytes: (2 * format.plane_bytes(heads, size, positions)) as u64,

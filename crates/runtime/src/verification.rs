@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use powerinfer_artifact::plan::Policy;
+use powerinfer_bundle::Bundle;
 use powerinfer_tensor::Matrix;
 
 /// Verified tokens whose mean error is compared with the error bound, so that one outlier is no drift.
@@ -157,6 +158,23 @@ impl Verification {
         Self::new(Which::Decoded(every.max(1)), layers)
     }
 
+    /// Verifies one of `every` decoded tokens, within the error bounds of the certificate of `bundle`, if it has a valid
+    /// one.
+    pub fn certified(every: usize, bundle: &Bundle) -> Self {
+        let config = bundle.config();
+        let verification = Self::of_decoded(every, config.layer_count);
+        let certificate = bundle.certificate();
+        let Some(certificate) = certificate.filter(|_| bundle.certificate_matches()) else {
+            return verification;
+        };
+        let layers = certificate.layers.iter();
+        let fallback = match config.activation.has_exact_zeros() {
+            true => Policy::Exact,
+            false => Policy::Dense,
+        };
+        verification.within(layers.map(|layer| layer.error_bound).collect(), fallback)
+    }
+
     /// Verifies all tokens.
     pub fn of_all(layers: usize) -> Self {
         Self::new(Which::All, layers)
@@ -182,7 +200,7 @@ impl Verification {
     }
 
     /// Whether a pass over the tokens at `positions` is to be verified; in one of decoded tokens each is of another
-    /// sequence.
+    /// session.
     pub(crate) fn wants(&self, positions: &[usize], is_decode: bool) -> bool {
         let is_kth = |every| move |position: &usize| position.is_multiple_of(every);
         match self.which {

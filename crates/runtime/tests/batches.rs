@@ -27,8 +27,9 @@ use powerinfer_artifact::{
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel};
 use powerinfer_runtime::{
-    Options, PromptLogits, Runtime, RuntimeError, Sampler, SamplingSettings, Sequence, Speculation,
-    SpeculationCounts, StopConditions, StopReason, Threads, generate,
+    Engine, Generation, Options, Passes, RuntimeError, Sampler, SamplingSettings, Session,
+    SingleSession, Speculation, SpeculationCounts, StopConditions, StopReason, Text, Threads,
+    Wanted,
 };
 use powerinfer_tensor::{Format, OwnedMatrix};
 use predictor_files::{insert_signs, summary, write_predictors};
@@ -100,7 +101,7 @@ struct Case {
     threads: usize,
 }
 
-fn runtime(case: Case) -> Runtime {
+fn runtime(case: Case) -> SingleSession {
     let golden = Golden::open(case.model);
     let checkpoint = golden.checkpoint();
     let config = checkpoint.config();
@@ -142,32 +143,45 @@ fn runtime(case: Case) -> Runtime {
     let threads = Threads::new(Isa::detect().unwrap(), case.threads).unwrap();
     let policy = case.policy;
     // The files stay mapped after the folder is gone.
-    Runtime::new(bundle, Options { threads, policy }).unwrap()
+    SingleSession::new(Engine::new(bundle, Options { threads, policy }).unwrap()).unwrap()
 }
 
-/// Sequences of these lengths, each of which begins with so many tokens of the one before.
-fn sequences(
-    model: &mut Runtime,
+/// Sessions for the whole context.
+fn new_sessions(model: &mut Engine, count: usize) -> Vec<Session> {
+    let new = |_| model.new_session(usize::MAX).unwrap();
+    (0..count).map(new).collect()
+}
+
+/// Sessions of these lengths, each of which begins with so many tokens of the one before.
+fn sessions(
+    model: &mut SingleSession,
     beginnings: &[(usize, usize)],
     random: &mut Random,
-) -> Vec<Sequence> {
+) -> Vec<Session> {
     let vocabulary = model.config().vocabulary_size;
-    let mut all: Vec<Sequence> = model.new_sequences(beginnings.len(), usize::MAX).unwrap();
+    let mut all = new_sessions(model, beginnings.len());
     for (index, (shared, own)) in beginnings.iter().enumerate() {
-        let mut sequence = std::mem::take(&mut all[index]);
-        if let Some(before) = index.checked_sub(1).map(|before| &all[before]) {
-            sequence
-                .copy_from(before, before.position().min(*shared))
-                .unwrap();
+        let (before, rest) = all.split_at_mut(index);
+        if let Some(before) = before.last() {
+            let kept = before.position().min(*shared);
+            rest[0].copy_from(before, kept).unwrap();
         }
         let tokens: Vec<u32> = (0..*own).map(|_| random.below(vocabulary) as u32).collect();
-        let other = model.replace_sequence(sequence);
         if !tokens.is_empty() {
-            model.forward_last(&tokens).unwrap();
+            model.prefill(&mut rest[0], &tokens, Wanted::None).unwrap();
         }
-        all[index] = model.replace_sequence(other);
     }
     all
+}
+
+/// Logits of one token of each session.
+fn decode(
+    model: &mut Engine,
+    sessions: &mut [Session],
+    tokens: &[u32],
+) -> Result<Vec<f32>, RuntimeError> {
+    let batch = sessions.iter_mut().zip(tokens.iter().copied());
+    Ok(model.decode(&mut batch.collect::<Vec<_>>())?.to_vec())
 }
 
 fn bits(numbers: &[f32]) -> Vec<u32> {
@@ -201,37 +215,37 @@ proptest! {
             .into_iter()
             .map(|(shared, own)| (shared.min(room / 2), own.min(room / 2)))
             .collect();
-        let mut batch = sequences(&mut model, &beginnings, &mut random);
+        let mut batch = sessions(&mut model, &beginnings, &mut random);
         let vocabulary = model.config().vocabulary_size;
-        let mut alone = model.new_sequences(batch.len(), usize::MAX).unwrap();
+        let mut alone = new_sessions(&mut model, batch.len());
         for (alone, sequence) in alone.iter_mut().zip(&batch) {
             alone.copy_from(sequence, sequence.position()).unwrap();
         }
         for _ in 0..STEPS {
             let tokens: Vec<u32> = batch.iter().map(|_| random.below(vocabulary) as u32).collect();
-            let together = model.decode_batch(&mut batch, &tokens).unwrap();
+            let together = decode(&mut model, &mut batch, &tokens).unwrap();
             prop_assert_eq!(together.len(), batch.len() * vocabulary);
             for ((token, together), alone) in
                 tokens.iter().zip(together.chunks_exact(vocabulary)).zip(&mut alone)
             {
-                let other = model.replace_sequence(std::mem::take(alone));
-                let logits = model.forward_last(&[*token]).unwrap();
-                *alone = model.replace_sequence(other);
-                prop_assert!(bits(together) == bits(&logits));
+                let logits = model.prefill(alone, &[*token], Wanted::Last).unwrap();
+                prop_assert!(bits(together) == bits(logits));
             }
         }
         // With a piece of a prompt, in the last sequence.
         let (decoded, count) = (batch.len() - 1, batch.len() + piece);
         let tokens: Vec<u32> = (0..count).map(|_| random.below(vocabulary) as u32).collect();
-        let wanted = [PromptLogits::None, PromptLogits::Last, PromptLogits::All][piece % 3];
-        let together = model.run_with_prompt(&mut batch, &tokens, wanted).unwrap();
+        let wanted = [Wanted::None, Wanted::Last, Wanted::All][piece % 3];
+        let mut all: Vec<_> = batch.iter_mut().collect();
+        model.pass(&mut all, &tokens, wanted).unwrap();
+        let together = model.logits().to_vec();
         let mut separate = Vec::new();
         for (index, alone) in alone.iter_mut().enumerate() {
             let (own, wanted) = match index == decoded {
                 true => (&tokens[index..], wanted),
-                false => (&tokens[index..=index], PromptLogits::Last),
+                false => (&tokens[index..=index], Wanted::Last),
             };
-            separate.extend(model.run_prompt(alone, own, wanted).unwrap());
+            separate.extend_from_slice(model.prefill(alone, own, wanted).unwrap());
         }
         prop_assert!(bits(&together) == bits(&separate));
         for (one, other) in batch.iter().zip(&alone) {
@@ -245,39 +259,40 @@ proptest! {
 struct Generated {
     tokens: Vec<u32>,
     reason: Option<StopReason>,
-    /// Tokens of the sequence at the end.
-    sequence: Vec<u32>,
+    /// Tokens of the session at the end.
+    session: Vec<u32>,
     /// Logits of one more token.
     logits: Vec<u32>,
 }
 
 fn generated(
-    model: &mut Runtime,
+    model: &mut SingleSession,
     prompt: &[u32],
     settings: SamplingSettings,
-    stop: StopConditions<'_>,
+    stop: StopConditions,
     speculates: bool,
 ) -> (Generated, SpeculationCounts) {
     model.reset();
-    let mut sampler = Sampler::new(settings).unwrap();
-    let (mut generation, _) = generate(model, &mut sampler, prompt, stop, || false).unwrap();
+    let mut text = Text::new(Sampler::new(settings).unwrap(), stop);
     if speculates {
         // So that many tokens are proposed.
-        generation.speculate(Speculation::with_cost(prompt, 0.05));
+        text.speculate(Speculation::with_cost(prompt, 0.05));
     }
-    let tokens = generation.by_ref().map(Result::unwrap).collect();
-    let reason = generation.stop_reason();
+    let SingleSession { engine, session } = model;
+    let (mut generation, _) =
+        Generation::start(engine, session, &mut text, prompt, || false).unwrap();
+    let tokens = generation.by_ref().map(|token| token.unwrap().id).collect();
     generation.finish().unwrap();
-    let counts = generation.speculation().map(Speculation::counts);
-    let sequence = model.sequence().tokens().to_vec();
+    let counts = text.speculation().map(Speculation::counts);
+    let tokens_of_session = model.session.tokens().to_vec();
     let logits = match model.position() < model.context_limit() {
         true => bits(&model.forward_last(&[1]).unwrap()),
         false => Vec::new(),
     };
     let generated = Generated {
         tokens,
-        reason,
-        sequence,
+        reason: text.stop_reason(),
+        session: tokens_of_session,
         logits,
     };
     (generated, counts.unwrap_or_default())
@@ -304,11 +319,11 @@ proptest! {
         let mut model = runtime(Case { model, quant, policy, threads: 2 });
         let stop = StopConditions {
             max_tokens,
-            stop_tokens: &[stop_token],
+            stop_tokens: [stop_token].into(),
             vocabulary: model.config().vocabulary_size - 3,
         };
         let settings = SamplingSettings { temperature, repeat_penalty, seed, ..SamplingSettings::default() };
-        let (plain, _) = generated(&mut model, &prompt, settings.clone(), stop, false);
+        let (plain, _) = generated(&mut model, &prompt, settings.clone(), stop.clone(), false);
         let (speculative, _) = generated(&mut model, &prompt, settings, stop, true);
         prop_assert_eq!(plain, speculative);
     }
@@ -328,7 +343,7 @@ fn repeated_text_is_accepted_and_ends_as_without_speculation() {
     let mut of = |max_tokens, stop_tokens: &[u32], speculates| {
         let stop = StopConditions {
             max_tokens,
-            stop_tokens,
+            stop_tokens: stop_tokens.into(),
             vocabulary,
         };
         generated(&mut model, &[3, 5, 3, 5], greedy(), stop, speculates)
@@ -338,7 +353,7 @@ fn repeated_text_is_accepted_and_ends_as_without_speculation() {
     let (speculative, counts) = of(usize::MAX, &[], true);
     assert_eq!(plain, speculative);
     assert_eq!(plain.reason, Some(StopReason::ContextFull));
-    assert_eq!(plain.sequence.len(), context);
+    assert_eq!(plain.session.len(), context);
     assert!(counts.accepted > 0 && counts.passes < plain.tokens.len() as u64);
     // Each token of the text once as the one that ends it, by its limit and by its name.
     for (index, token) in plain.tokens.iter().enumerate() {
@@ -356,10 +371,10 @@ fn more_sequences_than_go_through_a_layer_together_are_decoded_too() {
         policy: Some(Policy::Exact),
         threads: 2,
     });
-    let mut batch = model.new_sequences(70, usize::MAX).unwrap();
+    let mut batch = new_sessions(&mut model, 70);
     let vocabulary = model.config().vocabulary_size;
     let tokens: Vec<u32> = (0..70).map(|token| token % vocabulary as u32).collect();
-    let together = model.decode_batch(&mut batch, &tokens).unwrap();
+    let together = decode(&mut model, &mut batch, &tokens).unwrap();
     assert!(batch.iter().all(|sequence| sequence.position() == 1));
     for (token, together) in tokens.iter().zip(together.chunks_exact(vocabulary)) {
         model.reset();
@@ -378,34 +393,27 @@ fn what_cannot_be_decoded_names_its_sequence_and_changes_nothing() {
     });
     let mut random = Random::new(1);
     let limit = model.context_limit();
-    let mut batch = sequences(&mut model, &[(0, 3), (0, limit), (2, 1)], &mut random);
-    let positions = |batch: &[Sequence]| batch.iter().map(Sequence::position).collect::<Vec<_>>();
+    let mut batch = sessions(&mut model, &[(0, 3), (0, limit), (2, 1)], &mut random);
+    let positions = |batch: &[Session]| batch.iter().map(Session::position).collect::<Vec<_>>();
     let before = positions(&batch);
-    let mut refused = |batch: &mut [Sequence], tokens: &[u32]| {
-        let error = model.decode_batch(batch, tokens).unwrap_err();
-        let source = std::error::Error::source(&error);
-        assert!(source.is_some() || matches!(error, RuntimeError::BatchSize { .. }));
+    let mut refused = |batch: &mut [Session], tokens: &[u32]| {
+        let error = decode(&mut model, batch, tokens).unwrap_err();
         error.to_string()
     };
     let full = refused(&mut batch, &[0, 0, 0]);
     assert!(
-        full.contains("sequence 1") && full.contains(&limit.to_string()),
+        full.contains("session 1") && full.contains(&limit.to_string()),
         "{full}"
     );
     let outside = refused(&mut batch, &[0, 0, 1 << 20]);
-    assert!(outside.contains("sequence 1"), "{outside}");
+    assert!(outside.contains("session 1"), "{outside}");
     let outside = refused(&mut batch[2..], &[1 << 20]);
-    assert!(
-        outside.contains("sequence 0") && outside.contains("1048576"),
-        "{outside}"
-    );
+    assert!(outside.contains("1048576"), "{outside}");
     let nothing = refused(&mut [], &[]);
-    assert!(nothing.contains("0 sequences"), "{nothing}");
-    let uneven = refused(&mut batch, &[0]);
-    assert!(uneven.contains("3 sequences and 1 tokens"), "{uneven}");
-    for (sequences, tokens) in [(0, 1), (3, 2), (1, 65)] {
-        let (sequences, tokens) = (&mut batch[..sequences], vec![0; tokens]);
-        let result = model.run_with_prompt(sequences, &tokens, PromptLogits::Last);
+    assert!(nothing.contains("0 sessions"), "{nothing}");
+    for (sessions, tokens) in [(0, 1), (3, 2)] {
+        let mut sessions: Vec<_> = batch[..sessions].iter_mut().collect();
+        let result = model.pass(&mut sessions, &vec![0; tokens], Wanted::Last);
         assert!(
             matches!(result, Err(RuntimeError::BatchSize { .. })),
             "{result:?}"

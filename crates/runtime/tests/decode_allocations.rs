@@ -17,7 +17,9 @@ use golden::Golden;
 use packing::pack_bundle;
 use powerinfer_artifact::plan::{Plan, Policy};
 use powerinfer_kernels::Isa;
-use powerinfer_runtime::{Options, Runtime, Sampler, SamplingSettings, Threads};
+use powerinfer_runtime::{
+    Engine, Generation, Options, Sampler, SamplingSettings, StopConditions, Text, Threads,
+};
 use powerinfer_tensor::Format;
 use predictor_files::full_predictors;
 
@@ -68,21 +70,26 @@ fn decoding_allocates_nothing() {
                 threads: Threads::new(Isa::detect().unwrap(), threads).unwrap(),
                 policy: None,
             };
-            let mut model = Runtime::new(bundle, options).unwrap();
+            let mut engine = Engine::new(bundle, options).unwrap();
+            let mut session = engine.new_session(256).unwrap();
             for settings in &settings {
-                let mut sampler = Sampler::new(settings.clone()).unwrap();
-                model.truncate(0);
-                model.append(&prompt, &sampler).unwrap();
+                let stop = StopConditions {
+                    max_tokens: usize::MAX,
+                    stop_tokens: [].into(),
+                    vocabulary: config.vocabulary_size,
+                };
+                let mut text = Text::new(Sampler::new(settings.clone()).unwrap(), stop);
+                session.truncate(0);
+                let (engine, session) = (&mut engine, &mut session);
+                let started = Generation::start(engine, session, &mut text, &prompt, || false);
+                let (mut generation, _) = started.unwrap();
+                generation.next();
                 // A thread takes its buffers with its first part of a kernel, which may come late.
                 let allocated = (0..ATTEMPTS).map(|_| {
                     let before = MEMORY.total_allocated();
                     for _ in 0..10 {
-                        let token = model
-                            .sample(0, &mut sampler, config.vocabulary_size)
-                            .unwrap();
-                        model.append(&[token], &sampler).unwrap();
+                        generation.next().unwrap().unwrap();
                     }
-                    model.truncate(prompt.len());
                     MEMORY.total_allocated() - before
                 });
                 let least = allocated.min().unwrap();

@@ -24,7 +24,7 @@ use powerinfer_bundle::{Bundle, StoredWeights, neuron_bytes};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight, greedy_token};
 use powerinfer_reference::{FfnObservation, FfnObserver, ReferenceModel};
-use powerinfer_runtime::{Options, Runtime, Threads};
+use powerinfer_runtime::{Engine, Options, SingleSession, Threads};
 use powerinfer_tensor::Format;
 use predictor_files::{Network, write_networks};
 
@@ -63,19 +63,20 @@ fn bundle_with(
     pack_bundle(&checkpoint, order, predictors, plan, quant, out)
 }
 
-fn runtime(golden: &Golden, quant: Format, hot: usize, policy: Policy, threads: usize) -> Runtime {
+fn runtime(
+    golden: &Golden,
+    quant: Format,
+    hot: usize,
+    policy: Policy,
+    threads: usize,
+) -> SingleSession {
     let folder = tempfile::tempdir().unwrap();
     let bundle = bundle(golden, quant, hot, &folder.path().join("bundle"));
     let threads = Threads::new(Isa::detect().unwrap(), threads).unwrap();
     // The files stay mapped after the folder is gone.
-    Runtime::new(
-        bundle,
-        Options {
-            threads,
-            policy: Some(policy),
-        },
-    )
-    .unwrap()
+    let policy = Some(policy);
+    let engine = Engine::new(bundle, Options { threads, policy }).unwrap();
+    SingleSession::new(engine).unwrap()
 }
 
 #[test]
@@ -96,7 +97,7 @@ fn logits_are_those_of_the_standard_implementation() {
 }
 
 /// Greedy tokens after `prompt`, with the logits they were taken from.
-fn greedy(model: &mut Runtime, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<f32>) {
+fn greedy(model: &mut SingleSession, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<f32>) {
     model.reset();
     let (mut tokens, mut all) = (Vec::new(), Vec::new());
     let mut logits = model.forward_last(prompt).unwrap();
@@ -181,7 +182,7 @@ fn masked_logits_are_those_of_the_standard_implementation() {
                 threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
                 policy: Some(Policy::Predicted),
             };
-            let mut model = Runtime::new(bundle, options).unwrap();
+            let mut model = SingleSession::new(Engine::new(bundle, options).unwrap()).unwrap();
             for case in cases {
                 model.reset();
                 let prompt = format!("{}.input_ids", case.split_once('.').unwrap().0);
@@ -199,15 +200,15 @@ fn masked_logits_are_those_of_the_standard_implementation() {
                 threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
                 policy: Some(Policy::Dense),
             };
-            let mut model = Runtime::new(bundle, options).unwrap();
+            let mut model = SingleSession::new(Engine::new(bundle, options).unwrap()).unwrap();
             let prompt = golden.ids("p17.input_ids");
             let dense = model.forward(&prompt).unwrap();
-            model.keep_only(Some(&kept));
+            model.experiments().keep_only(Some(&kept));
             model.reset();
             let logits = model.forward(&prompt).unwrap();
             let want = floats(&sparse, cases[0]);
             golden.assert_close(&logits, &want, &format!("{name} {}, kept", cases[0]));
-            model.keep_only(None);
+            model.experiments().keep_only(None);
             model.reset();
             assert_eq!(model.forward(&prompt).unwrap(), dense);
         }
@@ -279,7 +280,7 @@ fn predictors_see_what_the_file_says_they_see() {
                 threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
                 policy: Some(Policy::Predicted),
             };
-            let mut model = Runtime::new(bundle, options).unwrap();
+            let mut model = SingleSession::new(Engine::new(bundle, options).unwrap()).unwrap();
             let logits = model.forward(&prompt).unwrap();
             let mut observer = Predicting {
                 networks: &networks,
@@ -324,7 +325,7 @@ fn predictors_run_in_every_format() {
             threads: Threads::new(Isa::detect().unwrap(), 1).unwrap(),
             policy: Some(Policy::Predicted),
         };
-        let mut model = Runtime::new(bundle, options).unwrap();
+        let mut model = SingleSession::new(Engine::new(bundle, options).unwrap()).unwrap();
         model.forward(&golden.ids("p17.input_ids")).unwrap()
     });
     assert!(logits.iter().all(|other| *other == logits[0]));
@@ -456,9 +457,9 @@ fn statistics_count_what_is_read() {
     for policy in [Policy::Dense, Policy::Exact] {
         let mut model = runtime(&golden, Format::F32, 0, policy, 1);
         model.forward_last(&prompt).unwrap();
-        model.take_statistics();
+        model.observers_mut().take_statistics();
         model.forward_last(&prompt[..1]).unwrap();
-        let statistics = model.take_statistics();
+        let statistics = model.observers_mut().take_statistics();
         assert_eq!((statistics.tokens, statistics.neurons), (1, 3 * 172));
         read.push(statistics);
     }
@@ -494,6 +495,6 @@ fn predicted_without_predictors_is_refused() {
         threads,
         policy: Some(Policy::Predicted),
     };
-    let error = Runtime::new(bundle, options).unwrap_err().to_string();
+    let error = Engine::new(bundle, options).unwrap_err().to_string();
     assert!(error.contains("predictor"), "{error}");
 }

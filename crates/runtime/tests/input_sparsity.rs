@@ -14,7 +14,7 @@ use powerinfer_artifact::plan::{InputThresholds, Plan, Policy};
 use powerinfer_bundle::weight_bytes;
 use powerinfer_kernels::Isa;
 use powerinfer_model::{LanguageModel, LayerWeight, Weight};
-use powerinfer_runtime::{Options, Runtime, Threads};
+use powerinfer_runtime::{Engine, Options, SingleSession, Threads};
 use powerinfer_tensor::Format;
 
 /// Gated and plain FFNs, blocks one after the other and side by side, with and without biases.
@@ -33,7 +33,7 @@ fn runtime(
     quant: Format,
     thresholds: Option<InputThresholds>,
     policy: Option<Policy>,
-) -> Runtime {
+) -> SingleSession {
     let checkpoint = golden.checkpoint();
     let config = checkpoint.config();
     let (count, neurons) = (config.layer_count, config.ffn_size);
@@ -49,16 +49,16 @@ fn runtime(
     let bundle = pack_bundle(&checkpoint, order, None, plan, quant, &out);
     let threads = Threads::new(Isa::detect().unwrap(), 2).unwrap();
     // The files stay mapped after the folder is gone.
-    Runtime::new(bundle, Options { threads, policy }).unwrap()
+    SingleSession::new(Engine::new(bundle, Options { threads, policy }).unwrap()).unwrap()
 }
 
 /// Thresholds that `share` of the inputs of each layer stay below on `prompt`.
 fn calibrated(golden: &Golden, share: f64, prompt: &[u32]) -> Vec<InputThresholds> {
     let forced = Some(Policy::Dense);
     let mut model = runtime(golden, Format::F32, None, forced);
-    model.observe_inputs();
+    model.observers_mut().count_inputs();
     model.forward_last(prompt).unwrap();
-    let found = model.take_input_magnitudes();
+    let found = model.observers_mut().take_input_magnitudes();
     found.iter().map(|layer| layer.thresholds(share)).collect()
 }
 
@@ -68,11 +68,13 @@ fn skipping(
     quant: Format,
     thresholds: &[InputThresholds],
     by_input: bool,
-) -> Runtime {
+) -> SingleSession {
     let stored = by_input.then_some(NOTHING);
     let mut model = runtime(golden, quant, stored, None);
     for (layer, thresholds) in thresholds.iter().enumerate() {
-        model.set_input_thresholds(layer, Some(*thresholds));
+        model
+            .experiments()
+            .set_input_thresholds(layer, Some(*thresholds));
     }
     model
 }
@@ -169,7 +171,7 @@ fn channels_that_are_left_out_are_not_read() {
             for token in &prompt {
                 model.forward_last(&[*token]).unwrap();
             }
-            model.take_statistics().bytes_per_token()
+            model.observers_mut().take_statistics().bytes_per_token()
         };
         use LayerWeight::{Gate, Key, Output, Query, Up, Value};
         let skipped: u64 = config

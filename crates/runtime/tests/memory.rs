@@ -27,7 +27,9 @@ use powerinfer_artifact::{
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{LanguageModel, ModelConfig};
-use powerinfer_runtime::{Options, Runtime, Sampler, SamplingSettings, Threads, memory};
+use powerinfer_runtime::{
+    Engine, Options, Sampler, SamplingSettings, SingleSession, Threads, memory,
+};
 use powerinfer_tensor::Format;
 use predictor_files::{RANK, full_predictors};
 
@@ -149,12 +151,12 @@ fn plan(config: &ModelConfig, case: Case, file: Option<&PredictorFile>) -> Plan 
     plan
 }
 
-fn runtime(bundle: Bundle) -> Result<Runtime, powerinfer_runtime::RuntimeError> {
+fn runtime(bundle: Bundle) -> Result<SingleSession, powerinfer_runtime::RuntimeError> {
     let options = Options {
         threads: Threads::new(Isa::detect().unwrap(), 1).unwrap(),
         policy: None,
     };
-    Runtime::new(bundle, options)
+    SingleSession::new(Engine::new(bundle, options)?)
 }
 
 /// Bytes of all tensors of a file but the orders of neurons, which are only checked.

@@ -26,7 +26,7 @@ use powerinfer_artifact::{
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight};
 use powerinfer_reference::{FeedForward, FfnObservation, FfnObserver, ReferenceModel};
-use powerinfer_runtime::{DRIFT_WINDOW, Options, Runtime, Threads, Verification};
+use powerinfer_runtime::{DRIFT_WINDOW, Engine, Options, SingleSession, Threads, Verification};
 use powerinfer_tensor::Format;
 use predictor_files::{insert_signs, summary, write_predictors};
 
@@ -116,7 +116,7 @@ fn runtime(
     policy: Policy,
     threshold: Option<Threshold>,
     folder: &Path,
-) -> Runtime {
+) -> SingleSession {
     let config = checkpoint.config();
     let predictors = write(checkpoint, layers, folder);
     let (count, neurons) = (config.layer_count, config.ffn_size);
@@ -140,7 +140,7 @@ fn runtime(
         threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
         policy: None,
     };
-    Runtime::new(bundle, options).unwrap()
+    SingleSession::new(Engine::new(bundle, options).unwrap()).unwrap()
 }
 
 /// Masks each FFN of the reference engine by the definitions.
@@ -292,7 +292,7 @@ fn a_layer_outside_its_band_is_computed_in_full_from_then_on() {
     for token in 0..tokens as u32 {
         model.forward_last(&[token % 7]).unwrap();
     }
-    let found = model.verification().unwrap();
+    let found = model.observers().verification().unwrap();
     assert_eq!(found.tokens(), tokens.div_ceil(2));
     let mut alarmed: Vec<usize> = found.alarms().iter().map(|alarm| alarm.layer).collect();
     alarmed.sort_unstable();

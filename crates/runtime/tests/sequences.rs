@@ -19,7 +19,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::Bundle;
 use powerinfer_kernels::Isa;
 use powerinfer_model::{LanguageModel, greedy_token};
-use powerinfer_runtime::{ActivationFormat, Options, Runtime, Threads};
+use powerinfer_runtime::{ActivationFormat, Engine, Options, SingleSession, Threads};
 use powerinfer_tensor::{CacheFormat, Format};
 use proptest::prelude::*;
 
@@ -42,27 +42,32 @@ fn bundle(golden: &Golden, quant: Format, format: CacheFormat, out: &Path) -> Bu
     pack_bundle(&checkpoint, 0..neurons as u32, None, plan, quant, out)
 }
 
-fn runtime_of(golden: &Golden, quant: Format, format: CacheFormat, policy: Policy) -> Runtime {
+fn runtime_of(
+    golden: &Golden,
+    quant: Format,
+    format: CacheFormat,
+    policy: Policy,
+) -> SingleSession {
     let folder = tempfile::tempdir().unwrap();
     let bundle = bundle(golden, quant, format, &folder.path().join("bundle"));
     let threads = Threads::new(Isa::detect().unwrap(), 2).unwrap();
     let policy = Some(policy);
     // The files stay mapped after the folder is gone.
-    Runtime::new(bundle, Options { threads, policy }).unwrap()
+    SingleSession::new(Engine::new(bundle, Options { threads, policy }).unwrap()).unwrap()
 }
 
-/// Runtime with the given format of activations.
-fn runtime_in(golden: &Golden, activations: ActivationFormat) -> Runtime {
+/// SingleSession with the given format of activations.
+fn runtime_in(golden: &Golden, activations: ActivationFormat) -> SingleSession {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("bundle");
     let bundle = bundle(golden, Format::Q8_0, CacheFormat::F16, &out);
     let threads = Threads::new(Isa::detect().unwrap(), 2).unwrap();
     let threads = threads.with_activations(activations);
     let policy = Some(Policy::Dense);
-    Runtime::new(bundle, Options { threads, policy }).unwrap()
+    SingleSession::new(Engine::new(bundle, Options { threads, policy }).unwrap()).unwrap()
 }
 
-fn runtime(golden: &Golden, format: CacheFormat) -> Runtime {
+fn runtime(golden: &Golden, format: CacheFormat) -> SingleSession {
     runtime_of(golden, Format::Q8_0, format, Policy::Dense)
 }
 
@@ -71,7 +76,7 @@ fn bits(logits: &[f32]) -> Vec<u32> {
 }
 
 /// Logits of `tokens` and of three greedy tokens after them, one after the other.
-fn go_on(model: &mut Runtime, tokens: &[u32]) -> Vec<u32> {
+fn go_on(model: &mut SingleSession, tokens: &[u32]) -> Vec<u32> {
     let mut all = model.forward(tokens).unwrap();
     let size = model.config().vocabulary_size;
     for _ in 0..3 {
@@ -124,12 +129,12 @@ fn what_was_cut_or_copied_goes_on_as_if_it_had_been_run() {
                 other.iter_mut().skip(kept).for_each(|token| *token ^= 1);
                 model.reset();
                 model.forward(&other).unwrap();
-                assert_eq!(model.keep_prefix_of(&prompt), kept, "{what}");
+                assert_eq!(model.session.keep_prefix(&prompt), kept, "{what}");
                 assert_eq!(go_on(&mut model, &prompt[kept..]), rest, "{what} cut");
                 // A copy of what both have, while the first goes on by itself.
-                let mut copy = model.new_sequence(usize::MAX).unwrap();
-                copy.copy_from(model.sequence(), kept).unwrap();
-                let first = model.replace_sequence(copy);
+                let mut copy = model.new_session(usize::MAX).unwrap();
+                copy.copy_from(&model.session, kept).unwrap();
+                let first = std::mem::replace(&mut model.session, copy);
                 assert_eq!(first.position(), prompt.len() + 3);
                 assert_eq!(model.position(), kept);
                 assert_eq!(go_on(&mut model, &prompt[kept..]), rest, "{what} copied");
@@ -144,10 +149,10 @@ fn of_the_very_same_prompt_the_last_token_is_computed_again() {
     let prompt = golden.ids("p17.input_ids");
     let mut model = runtime(&golden, CacheFormat::F16);
     let fresh = bits(&model.forward_last(&prompt).unwrap());
-    assert_eq!(model.keep_prefix_of(&prompt), prompt.len() - 1);
+    assert_eq!(model.session.keep_prefix(&prompt), prompt.len() - 1);
     let again = model.forward_last(&prompt[prompt.len() - 1..]).unwrap();
     assert_eq!(bits(&again), fresh);
-    assert_eq!(model.keep_prefix_of(&[]), 0);
+    assert_eq!(model.session.keep_prefix(&[]), 0);
 }
 
 #[test]
@@ -160,8 +165,8 @@ fn a_prompt_cache_is_as_good_as_the_prompt() {
         for format in CacheFormat::ALL {
             let mut model = runtime(&golden, format);
             let fresh = go_on(&mut model, &prompt);
-            model.truncate(prompt.len());
-            model.save_prompt_cache(&path).unwrap();
+            model.session.truncate(prompt.len());
+            model.save_prompt_cache(&model.session, &path).unwrap();
             let bytes = std::fs::read(&path).unwrap();
             let file = PromptCacheFile::open(&path).unwrap();
             assert_eq!((file.tokens(), file.format()), (&prompt[..], format));
@@ -171,7 +176,10 @@ fn a_prompt_cache_is_as_good_as_the_prompt() {
             for shared in [70, 69, 40, 32, 1, 0] {
                 let mut other = prompt.clone();
                 other.iter_mut().skip(shared).for_each(|token| *token ^= 1);
-                let kept = model.load_prompt_cache(&path, &file, &other).unwrap();
+                let SingleSession { engine, session } = &mut model;
+                let kept = engine
+                    .load_prompt_cache(session, &path, &file, &other)
+                    .unwrap();
                 assert_eq!(kept, shared.min(prompt.len() - 1));
                 assert_eq!(model.position(), kept);
                 let cached = go_on(&mut model, &other[kept..]);
@@ -188,16 +196,17 @@ fn a_prompt_cache_is_as_good_as_the_prompt() {
             // The same again gives the same bytes, whatever was there in between.
             model.reset();
             model.forward(&prompt).unwrap();
-            model.save_prompt_cache(&path).unwrap();
+            model.save_prompt_cache(&model.session, &path).unwrap();
             assert_eq!(std::fs::read(&path).unwrap(), bytes, "{name} {format}");
         }
     }
 }
 
 /// What a runtime says of the prompt cache at `path`.
-fn refusal(model: &mut Runtime, path: &Path) -> String {
+fn refusal(model: &mut SingleSession, path: &Path) -> String {
     let file = PromptCacheFile::open(path).unwrap();
-    let refused = model.load_prompt_cache(path, &file, &[1, 2, 3]);
+    let SingleSession { engine, session } = model;
+    let refused = engine.load_prompt_cache(session, path, &file, &[1, 2, 3]);
     refused.unwrap_err().to_string()
 }
 
@@ -208,14 +217,16 @@ fn a_prompt_cache_of_something_else_is_refused_by_what_differs() {
     let golden = Golden::open(SPARSE_MODELS[0]);
     let mut model = runtime(&golden, CacheFormat::F16);
     model.forward(&golden.ids("p17.input_ids")).unwrap();
-    model.save_prompt_cache(&path).unwrap();
+    model.save_prompt_cache(&model.session, &path).unwrap();
 
     let other = MODELS.iter().find(|name| **name != SPARSE_MODELS[0]);
     let other = Golden::open(other.unwrap());
     let neurons = model.config().ffn_size as u32;
     let layers = model.config().layer_count;
     let mut pruned = runtime(&golden, CacheFormat::F16);
-    pruned.keep_only(Some(&vec![(0..neurons / 2).collect(); layers]));
+    pruned
+        .experiments()
+        .keep_only(Some(&vec![(0..neurons / 2).collect(); layers]));
     let cases = [
         ("of other model:", runtime(&other, CacheFormat::F16)),
         (
@@ -250,7 +261,7 @@ fn a_damaged_prompt_cache_is_an_error_wherever_the_damage_is() {
     let golden = Golden::open(MODELS[0]);
     let mut model = runtime(&golden, CacheFormat::Q8_0);
     model.forward(&golden.ids("p17.input_ids")).unwrap();
-    model.save_prompt_cache(&path).unwrap();
+    model.save_prompt_cache(&model.session, &path).unwrap();
     let whole = std::fs::read(&path).unwrap();
     let damaged = folder.path().join("damaged");
     let step = (whole.len() / 400).max(1);
@@ -282,7 +293,7 @@ proptest! {
         let fresh = bits(&model.forward_last(&text).unwrap());
         model.reset();
         model.forward_last(&first).unwrap();
-        let taken = model.keep_prefix_of(&text);
+        let taken = model.session.keep_prefix(&text);
         prop_assert!(taken >= kept.min(first.len()));
         prop_assert_eq!(bits(&model.forward_last(&text[taken..]).unwrap()), fresh);
     }

@@ -2,7 +2,7 @@
 
 use powerinfer_artifact::ByteSize;
 use powerinfer_pool::system;
-use powerinfer_runtime::{Runtime, memory::PREFILL_BATCH};
+use powerinfer_runtime::{Engine, memory::PREFILL_BATCH};
 
 use crate::ServerError;
 
@@ -28,14 +28,14 @@ impl Capacity {
     ///
     /// Fails where the KV caches of `parallel` requests do not fit the memory that the weights leave free.
     pub(crate) fn of(
-        model: &Runtime,
+        model: &Engine,
         context: usize,
         parallel: Option<usize>,
     ) -> Result<Self, ServerError> {
         // Pages of the weights count as free until they have been read.
         let weights = model.bundle().bytes();
         let free = system::memory().map(|(_, free)| free.saturating_sub(weights));
-        let [on_host, on_device] = model.sequence_bytes(context);
+        let [on_host, on_device] = model.session_bytes(context);
         let memories = [(on_host, free), (on_device, model.device_cache_budget())];
         Self::in_memory(memories, parallel)
     }

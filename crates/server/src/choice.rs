@@ -5,7 +5,7 @@ use std::{ops::Deref, sync::Arc};
 use powerinfer_text::{SpecialText, StreamDecoder, TextError, Tokenizer};
 
 use crate::{
-    engine::{Finish, Score},
+    scheduler::{Finish, Score},
     stops::{StopSearch, StopStrings},
 };
 

@@ -112,13 +112,9 @@ fn factory(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
     Ok(factory)
 }
 
-impl Constraint {
-    /// Samples among the tokens that the text permits.
-    ///
-    /// # Errors
-    ///
-    /// Fails where no token is permitted, or working out which are exceeds the library's limits.
-    pub(crate) fn sample(&mut self, logits: &[f32], sampler: &mut Sampler) -> Result<u32, String> {
+impl powerinfer_runtime::Constraint for Constraint {
+    /// Fails also if working out which tokens are permitted exceeds the library's limits.
+    fn sample(&mut self, logits: &[f32], sampler: &mut Sampler) -> Result<u32, String> {
         let permitted = self.matcher.compute_mask_or_eos();
         let permitted = permitted.map_err(|error| error.to_string())?;
         self.masked.clear();
@@ -139,8 +135,7 @@ impl Constraint {
         Ok(id)
     }
 
-    /// Whether the text is complete and nothing may follow.
-    pub(crate) fn is_complete(&self) -> bool {
+    fn is_complete(&self) -> bool {
         self.matcher.is_stopped()
     }
 }

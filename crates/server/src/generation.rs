@@ -16,7 +16,7 @@ use crate::{
     Service,
     api::{MAX_TEXTS, error::ApiError},
     choice::{Choice, Piece},
-    engine::{Activity, Cancel, Event, Events, Finish, Job, JobSettings, Score},
+    scheduler::{Activity, Cancel, Event, Events, Finish, Job, JobSettings, Score},
     stops::StopStrings,
 };
 

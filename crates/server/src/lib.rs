@@ -1,12 +1,12 @@
 //! An OpenAI-compatible server over one model, with continuous batching.
 //!
 //! ```text
-//! api ─▶ TextRequest ─▶ Texts ─ jobs ─▶ Engine (a thread of its own) ─▶ Runtime::decode_batch
+//! api ─▶ TextRequest ─▶ Texts ─ jobs ─▶ Scheduler (a thread of its own) ─▶ Engine
 //!  ▲                      │ ◀─ tokens ──┘
 //!  └── text, scores ◀─ Choice
 //! ```
 //!
-//! Start with `engine`, which decides what runs next; `generation.rs` turns tokens into text, and `api` has a file for
+//! Start with `scheduler`, which decides what runs next; `generation.rs` turns tokens into text, and `api` has a file for
 //! each group of routes.
 
 mod api;
@@ -14,9 +14,9 @@ mod capacity;
 mod choice;
 mod connection;
 mod constraint;
-mod engine;
 mod generation;
 mod metrics;
+mod scheduler;
 mod stops;
 mod workers;
 
@@ -30,8 +30,7 @@ use std::{
 
 use axum::http::HeaderValue;
 use powerinfer_artifact::ByteSize;
-use powerinfer_model::LanguageModel;
-use powerinfer_runtime::{Runtime, RuntimeError, SamplingSettings, Sequence};
+use powerinfer_runtime::{Engine, RuntimeError, SamplingSettings};
 use powerinfer_text::{MessageTokens, Tokenizer};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -43,9 +42,9 @@ use crate::{
     capacity::Capacity,
     connection::Places,
     constraint::{Constraints, Grammar},
-    engine::{Engine, EngineHandle, EngineSettings},
     generation::TextFormat,
     metrics::Metrics,
+    scheduler::{Scheduler, SchedulerHandle, SchedulerSettings},
     workers::Workers,
 };
 
@@ -138,13 +137,13 @@ pub struct Server {
     listener: TcpListener,
     places: Places,
     service: Arc<Service>,
-    engine: Engine,
+    scheduler: Scheduler,
 }
 
 /// What the handlers of requests share.
 pub(crate) struct Service {
     pub(crate) settings: ServerSettings,
-    pub(crate) engine: EngineHandle,
+    pub(crate) engine: SchedulerHandle,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) constraints: Constraints,
@@ -184,7 +183,7 @@ impl Server {
     /// Fails if the address cannot be used, memory has no room for the requests, the system refuses threads or files, or the
     /// model's sampling settings are invalid.
     pub fn bind(
-        mut model: Runtime,
+        mut engine: Engine,
         tokenizer: Tokenizer,
         settings: ServerSettings,
         address: SocketAddr,
@@ -193,34 +192,35 @@ impl Server {
         let places = Places::of_system()?;
         let listener = TcpListener::bind(address).map_err(listen)?;
         listener.set_nonblocking(true).map_err(listen)?;
-        let batches = model.decode_batch_size() > 1;
-        let sampling = SamplingSettings::of_model(&model.bundle().files())?;
-        let context = model.context_limit();
+        let batches = engine.decode_batch_size() > 1;
+        let sampling = SamplingSettings::of_model(&engine.bundle().files())?;
+        let context = engine.context_limit();
         let context = settings.context.map_or(context, |limit| limit.min(context));
-        let capacity = Capacity::of(&model, context, settings.parallel)?;
-        let cache_bytes = model.sequence_bytes(context).iter().sum();
-        // Caches of the plan's context give way to shorter ones first.
-        drop(model.replace_sequence(Sequence::default()));
-        let own = model.new_sequence(context)?;
-        model.replace_sequence(own);
+        let capacity = Capacity::of(&engine, context, settings.parallel)?;
+        let cache_bytes = engine.session_bytes(context).iter().sum();
+        let first = engine.new_session(context)?;
         let name = settings.alias.clone();
         let tokenizer = Arc::new(tokenizer);
         let metrics = Arc::new(Metrics::new());
         let started = SystemTime::now().duration_since(UNIX_EPOCH);
-        let vocabulary = model.config().vocabulary_size;
-        let about = about(&model);
-        let name = name.unwrap_or_else(|| model.bundle().header().model.name.clone());
-        let stop_tokens = [tokenizer.stop_ids(), &model.config().end_of_text].concat();
-        let engine_settings = EngineSettings {
+        let vocabulary = engine.bundle().config().vocabulary_size;
+        let about = about(&engine);
+        let name = name.unwrap_or_else(|| engine.bundle().header().model.name.clone());
+        let stop_tokens = [tokenizer.stop_ids(), &engine.bundle().config().end_of_text]
+            .concat()
+            .into();
+        let scheduler_settings = SchedulerSettings {
             capacity,
             queue: settings.queue,
-            context,
-            speculates: settings.speculates && batches && model.verification().is_none(),
+            speculates: settings.speculates
+                && batches
+                && engine.observers().verification().is_none(),
         };
         let sampled = tokenizer.vocabulary_size();
-        let (engine, handle) = Engine::new(
-            model,
-            engine_settings,
+        let (scheduler, handle) = Scheduler::new(
+            engine,
+            first,
+            scheduler_settings,
             stop_tokens,
             sampled,
             Arc::clone(&metrics),
@@ -250,7 +250,7 @@ impl Server {
             listener,
             places,
             service: Arc::new(service),
-            engine,
+            scheduler,
         })
     }
 
@@ -290,10 +290,10 @@ impl Server {
     ///
     /// Fails if the system refuses threads or sockets, or the thread of the model has panicked.
     pub fn run(self, mut should_stop: impl FnMut() -> bool) -> Result<(), ServerError> {
-        let engine = self.engine;
+        let scheduler = self.scheduler;
         let engine = thread::Builder::new()
             .name("engine".to_owned())
-            .spawn(move || engine.run())?;
+            .spawn(move || scheduler.run())?;
         // One thread answers all connections: it starts no others that the system might refuse, and none of its tasks
         // takes long, since workers do what depends on the size of a request.
         let network = tokio::runtime::Builder::new_current_thread()
@@ -361,19 +361,19 @@ impl Service {
 }
 
 /// The model's layers: neurons, how many of them are hot, the policy, and the device of the hot ones.
-fn about(model: &Runtime) -> Value {
-    let plan = model.bundle().plan();
-    let on_gpu = model.uses_device();
-    let layers = plan.layers.iter().zip(model.policies());
+fn about(engine: &Engine) -> Value {
+    let plan = engine.bundle().plan();
+    let on_gpu = engine.uses_device();
+    let layers = plan.layers.iter().zip(engine.policies());
     let layers: Vec<Value> = layers
         .map(|(layer, policy)| {
             json!({ "hot_neurons": layer.hot_count, "policy": policy.to_string(), "hot_on_gpu": on_gpu && layer.hot_count > 0 })
         })
         .collect();
     json!({
-        "context_length": model.context_limit(),
-        "neurons_per_layer": model.config().ffn_size,
-        "format": model.bundle().quant().to_string(),
+        "context_length": engine.context_limit(),
+        "neurons_per_layer": engine.bundle().config().ffn_size,
+        "format": engine.bundle().quant().to_string(),
         "layers": layers,
     })
 }

@@ -1,6 +1,6 @@
 //! What the server counts, in Prometheus' text format.
 
-use powerinfer_runtime::{Runtime, Statistics};
+use powerinfer_runtime::{Observers, Statistics};
 use prometheus::{
     Gauge, Histogram, HistogramOpts, IntCounter, IntGauge, Opts, Registry, TextEncoder,
     core::Collector,
@@ -40,6 +40,7 @@ pub(crate) struct Metrics {
     verified_tokens: IntGauge,
     ffn_error: Gauge,
     drifted_layers: IntGauge,
+    graph_retries: IntGauge,
 }
 
 /// Upper bounds of the buckets of times, in seconds.
@@ -129,18 +130,23 @@ impl Metrics {
                 "drifted_layers",
                 "Layers that exceeded their certified error and run a lossless policy",
             ),
+            graph_retries: gauge(
+                "graph_retries",
+                "Passes that the GPU ran again without graphs",
+            ),
             registry,
         }
     }
 
     /// Adds what was computed with `running` texts.
-    pub(crate) fn count(&self, counts: &Statistics, running: usize, model: &Runtime) {
+    pub(crate) fn count(&self, counts: &Statistics, running: usize, observers: &Observers) {
+        self.graph_retries.set(observers.graph_retries() as i64);
         self.running.set(running as i64);
         self.tokens.inc_by(counts.tokens);
         self.neurons.inc_by(counts.neurons);
         self.neurons_computed.inc_by(counts.neurons_computed);
         self.bytes_read.inc_by(counts.all_bytes_read());
-        if let Some(verification) = model.verification()
+        if let Some(verification) = observers.verification()
             && verification.tokens() as i64 != self.verified_tokens.get()
         {
             self.verified_tokens.set(verification.tokens() as i64);

@@ -23,8 +23,9 @@ const FUEL: u64 = 10_000_000;
 /// Bytes of a rendered conversation, at most.
 const MAX_BYTES: usize = 64 << 20;
 
-/// Time for a conversation, which takes less than a millisecond.
-const TIME_LIMIT: Duration = Duration::from_secs(10);
+/// Time limit for a conversation, which takes less than a millisecond. A template without end stops sooner, for lack of
+/// fuel, unless the machine is busy.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,11 +14,11 @@ use powerinfer_kernels::Isa;
 use powerinfer_model::LanguageModel;
 use powerinfer_planner::machine::speed_test;
 use powerinfer_pool::system;
-use powerinfer_runtime::{ReadProbe, Runtime, Threads};
+use powerinfer_runtime::{ReadProbe, SingleSession, Threads};
 use powerinfer_text::SpecialTokens;
 
 use crate::{
-    engine::{EngineArguments, open_runtime},
+    engine::{EngineArguments, open_engine},
     model_argument::{self, DEMO, open_bundle},
     output::{Output, print, print_json},
     progress::Bar,
@@ -74,7 +74,7 @@ pub(crate) struct BenchArguments {
 pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     let threads = arguments.engine.thread_count();
     let probe_bytes = probe_bytes(arguments.probe)?;
-    let mut model = open_runtime(&arguments.bundle, &arguments.engine, output)?;
+    let mut model = SingleSession::new(open_engine(&arguments.bundle, &arguments.engine, output)?)?;
     if model.uses_device() && !arguments.ffn_densities.is_empty() {
         bail!("`--ffn-densities` times the CPU alone; give `--device cpu` with it");
     }
@@ -118,7 +118,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         let bundle = open_bundle(&arguments.bundle)?;
         let dense = Some(Policy::Dense);
         let execution = arguments.engine.execution_on_cpu();
-        Runtime::open(bundle, dense, &execution, &Silent)?
+        SingleSession::open(bundle, dense, &execution, &Silent)?
     };
     let mut found = check(&mut model, &mut dense, &ids[..checked], &bar)?;
     if let Some(batches) = &mut batches {
@@ -156,7 +156,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     let hybrid = time_hybrid(&mut model, &ids, bench.read())?;
     let batches = match &mut batches {
         Some(batches) => {
-            let dense = times_dense.then_some(&mut dense);
+            let dense = times_dense.then_some(&mut dense.engine);
             batches.measure(&bench, &mut model, dense)?
         }
         None => Vec::new(),
@@ -241,7 +241,7 @@ fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
 }
 
 /// The texts of `--completions`.
-fn completions(arguments: &BenchArguments, model: &Runtime) -> Result<Vec<Completion>> {
+fn completions(arguments: &BenchArguments, model: &SingleSession) -> Result<Vec<Completion>> {
     let Some(path) = &arguments.completions else {
         return Ok(Vec::new());
     };
@@ -250,7 +250,7 @@ fn completions(arguments: &BenchArguments, model: &Runtime) -> Result<Vec<Comple
 }
 
 /// `count` tokens of the text, or random ones.
-fn tokens(arguments: &BenchArguments, model: &Runtime, count: usize) -> Result<Vec<u32>> {
+fn tokens(arguments: &BenchArguments, model: &SingleSession, count: usize) -> Result<Vec<u32>> {
     let mut ids = batch_tokens(arguments, model, count)?;
     if let Some(path) = arguments.prompt.as_ref().filter(|_| ids.len() < count) {
         bail!(
@@ -264,7 +264,11 @@ fn tokens(arguments: &BenchArguments, model: &Runtime, count: usize) -> Result<V
 }
 
 /// All tokens of the text, or `count` random ones.
-fn batch_tokens(arguments: &BenchArguments, model: &Runtime, count: usize) -> Result<Vec<u32>> {
+fn batch_tokens(
+    arguments: &BenchArguments,
+    model: &SingleSession,
+    count: usize,
+) -> Result<Vec<u32>> {
     let Some(path) = &arguments.prompt else {
         let mut random = Random::new(arguments.seed);
         let vocabulary = model.config().vocabulary_size;
@@ -291,7 +295,7 @@ fn parse_density(text: &str) -> Result<f64, String> {
 }
 
 /// Fails if KV caches of `tokens` tokens for the largest of `batches` do not fit the free memory.
-fn check_room(model: &Runtime, batches: &[usize], tokens: usize) -> Result<()> {
+fn check_room(model: &SingleSession, batches: &[usize], tokens: usize) -> Result<()> {
     let sequences = batches.iter().max().copied().unwrap_or(0);
     let needed = kv_cache_bytes(model, sequences, tokens);
     if let Some((_, free)) = system::memory().filter(|(_, free)| needed > *free) {

@@ -10,6 +10,7 @@ use powerinfer_cluster::{
 };
 use powerinfer_corpus::STDIN;
 use powerinfer_model::ModelConfig;
+use powerinfer_pipeline::{Tokens, check_paths};
 use powerinfer_planner::{certify, machine::this_machine, read_hardware};
 use powerinfer_pool::usable_cores;
 use powerinfer_synth::Shape;
@@ -18,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::{
     budget_arguments::BudgetArguments,
-    calibration_text::{CalibrationArguments, Tokens, check_paths},
+    calibration_arguments::CalibrationArguments,
     model_argument,
     output::{Output, Table, print, print_json},
     profile_stage::TraceArguments,

@@ -13,7 +13,8 @@ use powerinfer_artifact::{
 };
 use powerinfer_datasets::minipython::{Split, Task, distinct_tasks};
 use powerinfer_eval::{
-    Ends, EvalError, Fidelity, Likelihood, ResultFile, Run, complete, continuation_likelihood,
+    Ends, EvalError, Fidelity, Likelihood, ResultFile, Run, Subject, complete,
+    continuation_likelihood,
     function_tasks::{CASES, Verdict, judge},
     statistics::Paired,
 };
@@ -29,10 +30,7 @@ use self::{
     text::{Shown, TextArguments},
 };
 use crate::{
-    engine::{
-        PolicyArgument,
-        evaluated::{Model, SubjectArguments},
-    },
+    engine::{PolicyArgument, evaluated::SubjectArguments},
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
 };
@@ -310,7 +308,7 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
 
 /// Solves a task.
 fn measure(
-    model: &mut Model,
+    model: &mut Subject,
     tokenizer: &Tokenizer,
     task: &Task,
     arguments: &TasksArguments,
@@ -325,7 +323,7 @@ fn measure(
         tokenizer,
         task.prompt(),
         ends,
-        &mut Sampler::greedy(),
+        Sampler::greedy(),
         |model| {
             model.take_statistics();
         },

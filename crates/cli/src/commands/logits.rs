@@ -9,16 +9,13 @@ use powerinfer_artifact::{
     tensor_file::Dtype,
     tensor_writer::{TensorSource, write_tensors},
 };
+use powerinfer_bundle::pack_plain;
 use powerinfer_model::LanguageModel;
 use powerinfer_reference::ReferenceModel;
-use powerinfer_runtime::Runtime;
+use powerinfer_runtime::SingleSession;
 
 use crate::{
-    engine::{
-        EngineArguments, PolicyArgument,
-        evaluated::{EngineKind, pack_plain},
-        open_runtime,
-    },
+    engine::{EngineArguments, PolicyArgument, evaluated::EngineKind, open_engine},
     model_argument::{self, bundle_folder},
     output::Output,
     progress::Bar,
@@ -59,7 +56,7 @@ pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
     let policy = arguments.execution.policy;
     let (logits, vocabulary) = match (engine, is_bundle) {
         (EngineKind::Runtime, true) => forward(
-            open_runtime(&arguments.model, &arguments.execution, output)?,
+            SingleSession::new(open_engine(&arguments.model, &arguments.execution, output)?)?,
             &arguments.ids,
         )?,
         (EngineKind::Runtime, false) => {
@@ -75,10 +72,12 @@ pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
             let bundle = pack_plain(
                 &checkpoint,
                 arguments.ids.len(),
+                &[],
                 &folder.path().join("bundle"),
             )?;
             let (policy, bar) = (Some(policy), Bar::new(output));
-            let model = Runtime::open(bundle, policy, &arguments.execution.execution()?, &bar)?;
+            let model =
+                SingleSession::open(bundle, policy, &arguments.execution.execution()?, &bar)?;
             forward(model, &arguments.ids)?
         }
         (EngineKind::Reference, false) => {

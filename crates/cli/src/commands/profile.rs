@@ -4,14 +4,16 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::Shard;
+use powerinfer_pipeline::check_paths;
 use powerinfer_profile::Amount;
 use serde_json::json;
 
 use crate::{
-    calibration_text::{CalibrationArguments, calibration, check_paths},
+    calibration_arguments::CalibrationArguments,
     model_argument,
     output::{Output, print, print_json},
     profile_stage::{TraceArguments, report},
+    progress::Bar,
 };
 
 /// What to profile, on what, and where to.
@@ -46,7 +48,8 @@ pub(crate) struct ProfileArguments {
 
 pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
     check_paths(&arguments.calibration.data)?;
-    let amount = arguments.calibration.amount();
+    let (text, bar) = (arguments.calibration.text(), Bar::new(output));
+    let amount = text.amount();
     let shard = arguments.shard;
     if shard != Shard::WHOLE && amount != Amount::Everything {
         bail!("a shard cannot see when all of them together have enough; give `--tokens N`");
@@ -55,14 +58,8 @@ pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
     let out = arguments.out.clone().unwrap_or_else(|| {
         model_argument::work_folder(&checkpoint.identity().name).join(shard.file_name("profile"))
     });
-    let calibration = calibration(
-        &arguments.calibration,
-        checkpoint.files(),
-        checkpoint.config(),
-        &tokenizer,
-        arguments.seed,
-        output,
-    )?;
+    let (files, config) = (checkpoint.files(), checkpoint.config());
+    let calibration = text.read(files, config, &tokenizer, arguments.seed, &bar)?;
     let settings = arguments.tracing.settings(amount, shard, arguments.seed);
     let force = arguments.force;
     let tracing = &arguments.tracing;

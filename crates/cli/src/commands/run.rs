@@ -6,23 +6,24 @@ mod verification;
 
 use std::{
     io::{IsTerminal, Read},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{ByteSize, counted, progress::Interrupted, shell_quoted};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
-use powerinfer_model::{Files, LanguageModel};
+use powerinfer_model::Files;
 use powerinfer_runtime::{
-    Runtime, Sampler, SamplingSettings, Speculation, SpeculationCounts, Statistics, StopConditions,
-    StopReason, Verification, generate,
+    Engine, Generation, Sampler, SamplingSettings, Session, Speculation, SpeculationCounts,
+    Statistics, StopConditions, StopReason, Text,
 };
 use powerinfer_text::{SpecialText, SpecialTokens, Tokenizer};
 use serde_json::json;
 
 use self::prompt_cache::{PromptCache, PromptCacheArguments};
 use crate::{
-    engine::{EngineArguments, open_runtime},
+    engine::{EngineArguments, open_engine},
     model_argument::{self, DEMO},
     output::{Output, percent, print_data, print_json},
     progress::{interrupted, while_waiting},
@@ -133,18 +134,19 @@ struct Timing {
 }
 
 pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
-    let mut model = open_runtime(&arguments.bundle, &arguments.engine, output)?;
-    if model.uses_device() && arguments.verify_every.is_some() {
+    let mut engine = open_engine(&arguments.bundle, &arguments.engine, output)?;
+    if engine.uses_device() && arguments.verify_every.is_some() {
         bail!("`--verify-every` works on the CPU alone; add `--device cpu`, or leave it out");
     }
     if let Some(every) = arguments.verify_every {
-        model.verify_decoded(every as usize, arguments.engine.policy.is_some());
+        let verification = arguments.engine.verification(every, &engine);
+        engine.verify(verification);
     }
-    let files = model.bundle().files();
+    let files = engine.bundle().files();
     let tokenizer = model_argument::tokenizer(&files)?;
     let sampler = || Ok::<_, anyhow::Error>(Sampler::new(arguments.sampling.settings(&files)?)?);
     sampler()?; // reports invalid settings before any work
-    let is_demo = model.bundle().header().model.name == DEMO;
+    let is_demo = engine.bundle().header().model.name == DEMO;
     let (prompt, is_example) = match read_prompt(arguments, is_demo)? {
         Prompt::Text(text) => (text, false),
         Prompt::Example(text) => (text, true),
@@ -152,11 +154,13 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
             bail!("`--prompt-cache` takes a prompt; give one with `--prompt TEXT` or on stdin")
         }
         Prompt::Interactive => {
-            return chat::run(arguments, &mut model, &tokenizer, sampler()?, output);
+            let mut writer = Writer::new(arguments, engine, &tokenizer, sampler()?, output)?;
+            return chat::run(&mut writer);
         }
     };
     let ids = tokenizer.encode(&prompt, SpecialTokens::Add)?;
-    check_prompt(arguments, &model, ids.len())?;
+    let mut writer = Writer::new(arguments, engine, &tokenizer, sampler()?, output)?;
+    writer.check_prompt(ids.len())?;
     if is_example {
         output.say("no prompt given: this is a task that the model was not trained on; `--prompt` sets another");
     }
@@ -165,18 +169,11 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     }
     let mut completion = String::new();
     let json = arguments.json;
-    let timing = respond(
-        arguments,
-        &mut model,
-        &tokenizer,
-        &mut sampler()?,
-        &ids,
-        output,
-        &mut |piece| {
-            completion.push_str(piece);
-            if json { Ok(()) } else { print_data(piece) }
-        },
-    )?;
+    let timing = writer.respond(&ids, &mut |piece| {
+        completion.push_str(piece);
+        if json { Ok(()) } else { print_data(piece) }
+    })?;
+    let observers = writer.engine.observers();
     if json {
         print_json(&json!({
             "prompt": prompt,
@@ -189,26 +186,26 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
             "decode_tokens_per_second": rate(timing.generated_tokens, timing.decode),
             "ffn_neurons_computed": timing.decoded.computed_share(),
             "bytes_per_token": timing.bytes_per_token(),
-            "graph_retries": model.graph_retries(),
+            "graph_retries": observers.graph_retries(),
             "speculation": timing.speculation.map(|counts| json!({
                 "passes": counts.passes,
                 "proposed_tokens": counts.proposed,
                 "accepted_tokens": counts.accepted,
             })),
-            "verified": model.verification().map(verification::to_json),
+            "verified": observers.verification().map(verification::to_json),
         }))?;
     } else if !completion.ends_with('\n') {
         print_data("\n")?;
     }
     timing.note_limit(output);
     output.say(timing.describe());
-    if model.graph_retries() > 0 {
+    if observers.graph_retries() > 0 {
         output.say(format!(
             "the GPU ran {} again without graphs, as the CPU was late or a graph failed",
-            counted(model.graph_retries() as usize, "token")
+            counted(observers.graph_retries() as usize, "token")
         ));
     }
-    verification::print_summary(&model, output);
+    verification::print_summary(observers.verification(), output);
     if interrupted() {
         Err(Interrupted.into())
     } else {
@@ -263,86 +260,124 @@ fn piped_text() -> Result<String> {
     Ok(line.unwrap_or(text).to_owned())
 }
 
-/// Generates text until a stop condition holds or Ctrl-C, and passes it to `write` piece by piece.
-fn respond(
-    arguments: &RunArguments,
-    model: &mut Runtime,
-    tokenizer: &Tokenizer,
-    sampler: &mut Sampler,
-    ids: &[u32],
+/// Writes texts with one engine and session.
+struct Writer<'a> {
+    arguments: &'a RunArguments,
+    engine: Engine,
+    session: Session,
+    text: Text,
+    stop_tokens: Arc<[u32]>,
+    tokenizer: &'a Tokenizer,
     output: Output,
-    write: &mut dyn FnMut(&str) -> Result<()>,
-) -> Result<Timing> {
-    let cache = PromptCache::open(&arguments.prompt_cache, model, ids)?;
-    let mut alarms = model.verification().map_or(0, |found| found.alarms().len());
-    let mut verified = model.verification().map_or(0, Verification::tokens);
-    let mut timing = Timing {
-        prompt_tokens: ids.len(),
-        cached_tokens: cache.taken,
-        ..Timing::default()
-    };
-    model.take_statistics();
-    let stop_tokens = [tokenizer.stop_ids(), &model.config().end_of_text].concat();
-    let stop = StopConditions {
-        max_tokens: arguments.max_tokens,
-        stop_tokens: &stop_tokens,
-        vocabulary: tokenizer.vocabulary_size(),
-    };
-    let started = Instant::now();
-    let (mut generation, _) = generate(model, sampler, ids, stop, interrupted)?;
-    timing.prompt = started.elapsed();
-    generation.decoder().take_statistics();
-    cache.keep_prompt(generation.decoder())?;
-    if arguments.speculate {
-        generation.speculate(Speculation::new(ids));
-    }
-
-    let mut decoder = tokenizer.decode_stream(SpecialText::Skip);
-    let started = Instant::now();
-    while let Some(token) = generation.next() {
-        let token = token?;
-        timing.generated_tokens += 1;
-        if !stop_tokens.contains(&token)
-            && let Some(piece) = decoder.push(token)?
-        {
-            write(&piece)?;
-        }
-        verified = verification::print_token(generation.decoder(), verified, output);
-        verification::print_alarms(generation.decoder(), &mut alarms, output);
-    }
-    timing.stop = generation.stop_reason();
-    generation.finish()?;
-    timing.speculation = generation.speculation().map(Speculation::counts);
-    verification::print_token(model, verified, output);
-    verification::print_alarms(model, &mut alarms, output);
-    timing.decode = started.elapsed();
-    timing.decoded = model.take_statistics();
-    if let Some(piece) = decoder.finish()? {
-        write(&piece)?;
-    }
-    cache.keep_all(model)?;
-    Ok(timing)
 }
 
-/// Refuses a prompt of `tokens` tokens that is empty or exceeds the context.
-fn check_prompt(arguments: &RunArguments, model: &Runtime, tokens: usize) -> Result<()> {
-    let (limit, longest) = (model.context_limit(), model.config().context_length);
-    if tokens == 0 {
-        bail!("the prompt has no tokens; give some text with `--prompt`");
+impl<'a> Writer<'a> {
+    fn new(
+        arguments: &'a RunArguments,
+        mut engine: Engine,
+        tokenizer: &'a Tokenizer,
+        sampler: Sampler,
+        output: Output,
+    ) -> Result<Self> {
+        let end_of_text = &engine.bundle().config().end_of_text;
+        let stop_tokens: Arc<[u32]> = [tokenizer.stop_ids(), end_of_text].concat().into();
+        let stop = StopConditions {
+            max_tokens: arguments.max_tokens,
+            stop_tokens: Arc::clone(&stop_tokens),
+            vocabulary: tokenizer.vocabulary_size(),
+        };
+        Ok(Self {
+            arguments,
+            session: engine.new_session(engine.context_limit())?,
+            engine,
+            text: Text::new(sampler, stop),
+            stop_tokens,
+            tokenizer,
+            output,
+        })
     }
-    if tokens <= limit {
-        return Ok(());
+
+    /// Generates text after `ids` until a stop condition holds or Ctrl-C, and passes it to `write` piece by piece.
+    fn respond(
+        &mut self,
+        ids: &[u32],
+        write: &mut dyn FnMut(&str) -> Result<()>,
+    ) -> Result<Timing> {
+        let Self {
+            arguments,
+            engine,
+            session,
+            text,
+            output,
+            ..
+        } = self;
+        let cache = PromptCache::open(&arguments.prompt_cache, engine, session, ids)?;
+        let mut report = verification::Progress::new(engine.observers(), *output);
+        let mut timing = Timing {
+            prompt_tokens: ids.len(),
+            cached_tokens: cache.taken,
+            ..Timing::default()
+        };
+        engine.observers_mut().take_statistics();
+        let started = Instant::now();
+        let (mut generation, _) = Generation::start(engine, session, text, ids, interrupted)?;
+        timing.prompt = started.elapsed();
+        generation.passes().observers_mut().take_statistics();
+        let (engine, session) = generation.parts();
+        cache.keep_prompt(engine, session)?;
+        if arguments.speculate {
+            generation.text(0).speculate(Speculation::new(ids));
+        }
+
+        let mut decoder = self.tokenizer.decode_stream(SpecialText::Skip);
+        let started = Instant::now();
+        while let Some(token) = generation.next() {
+            let token = token?.id;
+            timing.generated_tokens += 1;
+            if !self.stop_tokens.contains(&token)
+                && let Some(piece) = decoder.push(token)?
+            {
+                write(&piece)?;
+            }
+            report.print(generation.parts());
+        }
+        timing.stop = generation.text(0).stop_reason();
+        generation.finish()?;
+        let speculation = generation.text(0).speculation();
+        timing.speculation = speculation.map(Speculation::counts);
+        report.print(generation.parts());
+        timing.decode = started.elapsed();
+        timing.decoded = generation.passes().observers_mut().take_statistics();
+        if let Some(piece) = decoder.finish()? {
+            write(&piece)?;
+        }
+        let (engine, session) = generation.parts();
+        cache.keep_all(engine, session)?;
+        Ok(timing)
     }
-    // Room for the answer too.
-    let needed = longest.min(tokens.saturating_add(arguments.max_tokens));
-    let instead = match tokens <= longest {
-        true => format!(
-            "shorten it, or place the bundle again: `powerinfer place {} --context {needed}`",
-            shell_quoted(&model.bundle().folder().to_string_lossy())
-        ),
-        false => format!("shorten it, the model supports a context of {longest} tokens at most"),
-    };
-    bail!("the prompt has {tokens} tokens, and the context holds {limit}; {instead}")
+
+    /// Refuses a prompt of `tokens` tokens that is empty or exceeds the context.
+    fn check_prompt(&self, tokens: usize) -> Result<()> {
+        let bundle = self.engine.bundle();
+        let (limit, longest) = (self.engine.context_limit(), bundle.config().context_length);
+        if tokens == 0 {
+            bail!("the prompt has no tokens; give some text with `--prompt`");
+        }
+        if tokens <= limit {
+            return Ok(());
+        }
+        // Room for the answer too.
+        let needed = longest.min(tokens.saturating_add(self.arguments.max_tokens));
+        let instead = if tokens <= longest {
+            format!(
+                "shorten it, or place the bundle again: `powerinfer place {} --context {needed}`",
+                shell_quoted(&bundle.folder().to_string_lossy())
+            )
+        } else {
+            format!("shorten it, the model supports a context of {longest} tokens at most")
+        };
+        bail!("the prompt has {tokens} tokens, and the context holds {limit}; {instead}")
+    }
 }
 
 /// Tokens per second.

@@ -7,7 +7,7 @@ use powerinfer_artifact::{ByteSize, mapped_file::FileBytes};
 use powerinfer_server::{MAX_PARALLEL, Server, ServerSettings};
 
 use crate::{
-    engine::{EngineArguments, open_runtime},
+    engine::{EngineArguments, open_engine},
     model_argument::{self, DEMO},
     output::{Output, print},
     progress::interrupted,
@@ -82,14 +82,15 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
                 .context("`--allow-origin` is not an origin")?,
         ),
     };
-    let mut model = open_runtime(&arguments.bundle, &arguments.engine, output)?;
-    if model.uses_device() && arguments.verify_every.is_some() {
+    let mut engine = open_engine(&arguments.bundle, &arguments.engine, output)?;
+    if engine.uses_device() && arguments.verify_every.is_some() {
         bail!("`--verify-every` works on the CPU alone; add `--device cpu`, or leave it out");
     }
     if let Some(every) = arguments.verify_every {
-        model.verify_decoded(every as usize, arguments.engine.policy.is_some());
+        let verification = arguments.engine.verification(every, &engine);
+        engine.verify(verification);
     }
-    let limit = model.context_limit();
+    let limit = engine.context_limit();
     if let Some(context) = arguments.context
         && context as usize > limit
     {
@@ -107,11 +108,11 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
         allow_origin,
         message_tokens: arguments.special_tokens.in_messages(),
     };
-    let uses_device = model.uses_device();
-    let files = model.bundle().large_files();
-    let tokenizer = model_argument::tokenizer(&model.bundle().files())?;
+    let uses_device = engine.uses_device();
+    let files = engine.bundle().large_files();
+    let tokenizer = model_argument::tokenizer(&engine.bundle().files())?;
     let address = SocketAddr::new(arguments.host, arguments.port);
-    let server = Server::bind(model, tokenizer, settings, address)?;
+    let server = Server::bind(engine, tokenizer, settings, address)?;
     let address = server.address()?;
     if !address.ip().is_loopback() && arguments.api_key.is_none() {
         output

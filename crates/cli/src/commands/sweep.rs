@@ -22,6 +22,7 @@ use powerinfer_eval::{
     },
 };
 use powerinfer_kernels::Isa;
+use powerinfer_pipeline::{check_paths, texts};
 use powerinfer_planner::{
     Vram, default_hardware,
     machine::{Thoroughness, measure},
@@ -35,7 +36,6 @@ use serde_json::json;
 
 use self::arguments::{GridArguments, MeasureArguments};
 use crate::{
-    calibration_text::{check_paths, texts},
     engine::DeviceArgument,
     model_argument::{self, DEMO, open_bundle},
     output::{Output, print, print_json},
@@ -249,7 +249,7 @@ fn items(
             bundle.config(),
             tokenizer,
             measures.tokens,
-            output,
+            &Bar::new(output),
         )?,
     };
     let texts = leading_tokens(&texts, measures.tokens);

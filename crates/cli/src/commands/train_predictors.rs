@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use powerinfer_artifact::Shard;
 use powerinfer_kernels::Isa;
+use powerinfer_pipeline::train;
 use powerinfer_profile::Profile;
 use powerinfer_tensor::Format;
 use serde_json::json;
@@ -13,7 +14,8 @@ use crate::{
     model_argument,
     output::{Output, print, print_json},
     predictor_table::tables,
-    training_stage::{TrainingArguments, up_to_date},
+    progress::Bar,
+    training_stage::{TrainingArguments, say_stage},
     values::{FORMATS, Offered},
 };
 
@@ -80,7 +82,10 @@ pub(crate) fn run(arguments: &TrainPredictorsArguments, output: Output) -> Resul
         output,
     )?;
     let force = arguments.force;
-    let predictors = up_to_date(&checkpoint, &profile, &recipe, shard, &out, force, output)?;
+    let bar = Bar::new(output);
+    let made = train(&checkpoint, &profile, &recipe, shard, &out, force, &bar)?;
+    say_stage(&made, &recipe, output);
+    let predictors = made.artifact;
     if arguments.json {
         return print_json(
             &json!({ "header": predictors.header(), "layers": predictors.layers() }),

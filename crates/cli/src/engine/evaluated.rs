@@ -1,23 +1,16 @@
 //! What is evaluated: a bundle under policies, or an unpacked model.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use powerinfer_artifact::{
-    Digest,
-    plan::{Plan, Policy},
-    progress::Silent,
-};
-use powerinfer_bundle::{Bundle, IntegrityCheck, PackInputs, pack};
-use powerinfer_model::{Checkpoint, Files, LanguageModel, ModelConfig, ModelError};
+use powerinfer_artifact::{Digest, plan::Policy};
+use powerinfer_bundle::{Bundle, IntegrityCheck, pack_plain};
+use powerinfer_eval::Subject;
+use powerinfer_model::{Checkpoint, Files};
 use powerinfer_pool::usable_cores;
 use powerinfer_reference::ReferenceModel;
-use powerinfer_runtime::{Runtime, Statistics};
-use powerinfer_tensor::Format;
+use powerinfer_runtime::SingleSession;
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -74,12 +67,6 @@ enum Source {
     Reference(Box<Checkpoint>),
 }
 
-/// A model that runs.
-pub(crate) enum Model {
-    Runtime(Box<Runtime>),
-    Reference(Box<ReferenceModel>),
-}
-
 impl SubjectArguments {
     /// What is meant: what was prepared here goes before the model it was made from.
     pub(crate) fn open(&self, output: Output) -> Result<Evaluated> {
@@ -123,36 +110,12 @@ fn packed(checkpoint: &Checkpoint) -> Result<(Source, Files)> {
     let scratch =
         tempfile::tempdir().context("cannot make a temporary folder for the packed weights")?;
     let folder = scratch.path().join("bundle");
-    pack_plain(checkpoint, checkpoint.config().context_length, &folder)?;
+    pack_plain(checkpoint, checkpoint.config().context_length, &[], &folder)?;
     let _scratch = Some(scratch);
     Ok((
         Source::Bundle { folder, _scratch },
         checkpoint.files().clone(),
     ))
-}
-
-/// Packs a model as it is, in float32, everything on the CPU, for one run over `context` tokens.
-pub(crate) fn pack_plain(checkpoint: &Checkpoint, context: usize, out: &Path) -> Result<Bundle> {
-    let config = checkpoint.config();
-    let order: Vec<u32> = (0..config.ffn_size as u32).collect();
-    let inputs = PackInputs {
-        checkpoint,
-        orders: &vec![order; config.layer_count],
-        predictors: None,
-        plan: Plan::unplaced(
-            config.layer_count,
-            config.ffn_size,
-            Policy::Dense,
-            context.min(config.context_length),
-        ),
-        placement_inputs: None,
-        quant: Format::F32,
-        companions: &[],
-        inputs: BTreeMap::new(),
-        request: Value::Null,
-        seed: 0,
-    };
-    Ok(pack(&inputs, out, &Silent)?)
 }
 
 impl Evaluated {
@@ -209,13 +172,13 @@ impl Evaluated {
     /// Ready to run under `policy`.
     ///
     /// Fails where the reference engine is to follow any but `dense`.
-    pub(crate) fn model(&self, policy: Option<Policy>, output: Output) -> Result<Model> {
+    pub(crate) fn model(&self, policy: Option<Policy>, output: Output) -> Result<Subject> {
         match &self.source {
             Source::Bundle { folder, .. } => {
                 let bundle = Bundle::open(folder, IntegrityCheck::Quick)?;
                 let execution = self.device.execution(self.threads)?;
-                let runtime = Runtime::open(bundle, policy, &execution, &Bar::new(output))?;
-                Ok(Model::Runtime(Box::new(runtime)))
+                let model = SingleSession::open(bundle, policy, &execution, &Bar::new(output))?;
+                Ok(Subject::Engine(Box::new(model)))
             }
             Source::Reference(checkpoint) => {
                 if !matches!(policy, None | Some(Policy::Dense)) {
@@ -224,7 +187,7 @@ impl Evaluated {
                     );
                 }
                 let model = ReferenceModel::load(checkpoint)?;
-                Ok(Model::Reference(Box::new(model)))
+                Ok(Subject::Reference(Box::new(model)))
             }
         }
     }
@@ -249,64 +212,5 @@ impl Evaluated {
                 "tokenizer": self.tokenizer_files,
             }),
         })
-    }
-}
-
-impl Model {
-    /// Tokens that there is room for.
-    pub(crate) fn context_limit(&self) -> usize {
-        match self {
-            Self::Runtime(model) => model.context_limit(),
-            Self::Reference(model) => model.config().context_length,
-        }
-    }
-
-    /// Share of FFN neurons that were computed since the last call.
-    pub(crate) fn computed_share(&mut self) -> f64 {
-        self.take_statistics()
-            .map_or(1.0, |found| found.computed_share())
-    }
-
-    /// What was read and computed since the last call; none by the reference engine, which computes everything.
-    pub(crate) fn take_statistics(&mut self) -> Option<Statistics> {
-        match self {
-            Self::Runtime(model) => Some(model.take_statistics()),
-            Self::Reference(_) => None,
-        }
-    }
-
-    fn inner(&mut self) -> &mut dyn LanguageModel {
-        match self {
-            Self::Runtime(model) => &mut **model,
-            Self::Reference(model) => &mut **model,
-        }
-    }
-}
-
-impl LanguageModel for Model {
-    fn config(&self) -> &ModelConfig {
-        match self {
-            Self::Runtime(model) => model.config(),
-            Self::Reference(model) => model.config(),
-        }
-    }
-
-    fn forward(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
-        self.inner().forward(tokens)
-    }
-
-    fn forward_last(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
-        self.inner().forward_last(tokens)
-    }
-
-    fn reset(&mut self) {
-        self.inner().reset();
-    }
-
-    fn position(&self) -> usize {
-        match self {
-            Self::Runtime(model) => model.position(),
-            Self::Reference(model) => model.position(),
-        }
     }
 }

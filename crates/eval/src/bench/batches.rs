@@ -1,15 +1,11 @@
 //! Time of decoding several sequences together, under a policy and under `dense` in turn.
 
-use std::{hint::black_box, time::Instant};
-
 use powerinfer_artifact::Progress;
-use powerinfer_model::LanguageModel;
-use powerinfer_runtime::memory::kv_bytes;
-use powerinfer_runtime::{Runtime, Sampler, SamplingSettings, Sequence, Stage};
+use powerinfer_runtime::{Engine, Session, Wanted, memory::kv_bytes};
 use serde::Serialize;
 
-use super::measure::{Bench, Measured, Repeat, Work, summary};
-use crate::{CpuTimes, EvalError};
+use super::measure::{Bench, Measured, Work, summary};
+use crate::{EvalError, timing::Timed};
 
 /// Time of decoding a number of sequences together.
 #[derive(Debug, Serialize)]
@@ -39,7 +35,7 @@ pub struct BatchBench<'a> {
     /// Tokens in each context before them.
     depth: usize,
     ids: &'a [u32],
-    sequences: Vec<Sequence>,
+    sessions: Vec<Session>,
 }
 
 impl<'a> BatchBench<'a> {
@@ -49,7 +45,7 @@ impl<'a> BatchBench<'a> {
     ///
     /// Fails if the model does.
     pub fn new(
-        model: &mut Runtime,
+        model: &mut Engine,
         mut sizes: Vec<usize>,
         (tokens, depth): (usize, usize),
         ids: &'a [u32],
@@ -58,7 +54,9 @@ impl<'a> BatchBench<'a> {
         sizes.dedup();
         let most = sizes.last().copied().unwrap_or(0);
         let mut bench = Self {
-            sequences: model.new_sequences(most, depth + tokens)?,
+            sessions: (0..most)
+                .map(|_| model.new_session(depth + tokens))
+                .collect::<Result<_, _>>()?,
             sizes,
             tokens,
             depth,
@@ -67,11 +65,7 @@ impl<'a> BatchBench<'a> {
         if depth > 0 {
             for index in 0..most {
                 let beginning: Vec<u32> = (0..depth).map(|place| bench.id(index, place)).collect();
-                let own = std::mem::take(&mut bench.sequences[index]);
-                let other = model.replace_sequence(own);
-                let done = model.forward_last(&beginning);
-                bench.sequences[index] = model.replace_sequence(other);
-                done?;
+                model.prefill(&mut bench.sessions[index], &beginning, Wanted::None)?;
             }
         }
         Ok(bench)
@@ -85,7 +79,7 @@ impl<'a> BatchBench<'a> {
 
     /// Token `place` of sequence `sequence`: each begins at another place of the ids.
     fn id(&self, sequence: usize, place: usize) -> u32 {
-        let start = sequence * self.ids.len() / self.sequences.len();
+        let start = sequence * self.ids.len() / self.sessions.len();
         self.ids[(start + place) % self.ids.len()]
     }
 
@@ -101,25 +95,22 @@ impl<'a> BatchBench<'a> {
     /// Fails with [`EvalError::BatchDiffers`] if a bit differs, and if the model fails.
     pub fn check(
         &mut self,
-        model: &mut Runtime,
+        model: &mut Engine,
         progress: &dyn Progress,
     ) -> Result<usize, EvalError> {
-        let most = self.sequences.len();
+        let most = self.sessions.len();
         let mut alone = Vec::new();
         for (index, id) in self.ids_at(most, self.depth).into_iter().enumerate() {
             progress.advance(0)?;
-            let own = std::mem::take(&mut self.sequences[index]);
-            let other = model.replace_sequence(own);
-            let logits = model.forward_last(&[id]);
-            self.sequences[index] = model.replace_sequence(other);
-            self.sequences[index].truncate(self.depth);
-            alone.extend(logits?);
+            let logits = model.prefill(&mut self.sessions[index], &[id], Wanted::Last)?;
+            alone.extend_from_slice(logits);
+            self.sessions[index].truncate(self.depth);
         }
-        let vocabulary = model.config().vocabulary_size;
+        let vocabulary = model.bundle().config().vocabulary_size;
         for size in self.sizes.clone() {
             let ids = self.ids_at(size, self.depth);
-            let together = model.decode_batch(&mut self.sequences[..size], &ids)?;
-            self.truncate();
+            let mut batch: Vec<_> = self.sessions.iter_mut().zip(ids).collect();
+            let together = model.decode(&mut batch)?;
             let pairs = together
                 .chunks_exact(vocabulary)
                 .zip(alone.chunks_exact(vocabulary));
@@ -132,15 +123,16 @@ impl<'a> BatchBench<'a> {
                     });
                 }
             }
+            self.truncate();
         }
         Ok(self.sizes.iter().sum())
     }
 
     fn truncate(&mut self) {
         let depth = self.depth;
-        self.sequences
+        self.sessions
             .iter_mut()
-            .for_each(|sequence| sequence.truncate(depth));
+            .for_each(|session| session.truncate(depth));
     }
 
     /// Times batches of all sizes with `model`, in turn with `dense`.
@@ -151,8 +143,8 @@ impl<'a> BatchBench<'a> {
     pub fn measure(
         &mut self,
         bench: &Bench<'_>,
-        model: &mut Runtime,
-        mut dense: Option<&mut Runtime>,
+        model: &mut Engine,
+        mut dense: Option<&mut Engine>,
     ) -> Result<Vec<BatchMeasured>, EvalError> {
         let mut all = Vec::new();
         for sequences in self.sizes.clone() {
@@ -196,39 +188,22 @@ impl<'a> BatchBench<'a> {
     fn decode(
         &mut self,
         bench: &Bench<'_>,
-        model: &mut Runtime,
+        model: &mut Engine,
         count: usize,
-    ) -> Result<Repeat, EvalError> {
+    ) -> Result<Timed, EvalError> {
         self.truncate();
-        let mut sampler = Sampler::new(SamplingSettings::default())?;
-        let vocabulary = model.config().vocabulary_size;
-        model.take_statistics();
-        let before = CpuTimes::now();
-        let mut seconds = 0.0;
-        for place in self.depth..self.depth + self.tokens {
-            bench.progress.advance(0)?;
-            let ids = self.ids_at(count, place);
-            let started = Instant::now();
-            model.start_clock();
-            let logits = model.decode_batch(&mut self.sequences[..count], &ids)?;
-            for logits in logits.chunks_exact(vocabulary) {
-                black_box(sampler.sample(logits));
-            }
-            model.mark(Stage::Sampling);
-            seconds += started.elapsed().as_secs_f64();
-            bench.progress.advance(count as u64)?;
-        }
-        Ok(Repeat {
-            seconds,
-            contention: before.since(bench.threads),
-            statistics: model.take_statistics(),
-        })
+        let places = self.depth..self.depth + self.tokens;
+        let ids = |index| places.clone().map(|place| self.id(index, place)).collect();
+        let ids: Vec<Vec<u32>> = (0..count).map(ids).collect();
+        bench
+            .timer()
+            .decode(model, &mut self.sessions[..count], &ids)
     }
 }
 
 /// Bytes of the KV caches of `sequences` sequences of `tokens` tokens each.
-pub fn kv_cache_bytes(model: &Runtime, sequences: usize, tokens: usize) -> u64 {
-    let config = model.config();
+pub fn kv_cache_bytes(model: &Engine, sequences: usize, tokens: usize) -> u64 {
+    let config = model.bundle().config();
     let format = model.bundle().plan().budget.kv_cache;
     let each = kv_bytes(config, tokens as u64, format).saturating_mul(config.layer_count as u64);
     each.saturating_mul(sequences as u64)

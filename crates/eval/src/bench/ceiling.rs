@@ -2,7 +2,7 @@
 
 use powerinfer_artifact::{plan::Policy, random::Random};
 use powerinfer_model::LanguageModel;
-use powerinfer_runtime::{ReadProbe, Runtime, Sampler, SamplingSettings, Stage};
+use powerinfer_runtime::{ReadProbe, SingleSession, Stage, Wanted};
 
 use super::Bench;
 use crate::EvalError;
@@ -31,30 +31,31 @@ impl ListedRows {
     ///
     /// Fails if the model does, or if the user asks to stop.
     pub(super) fn of_tokens(
-        model: &mut Runtime,
+        model: &mut SingleSession,
         ids: &[u32],
         bench: &Bench<'_>,
     ) -> Result<Option<Self>, EvalError> {
         let Some(dense_bytes) = Self::dense_bytes(model).filter(|_| !model.uses_device()) else {
             return Ok(None);
         };
-        let sampler = Sampler::new(SamplingSettings::default())?;
         let mut lists = Vec::new();
-        model.observe_activity(true);
+        model.observers_mut().list_active(true);
         for id in ids.iter().take(MOST_TOKENS) {
             bench.progress.advance(0)?;
-            model.append(&[*id], &sampler)?;
-            let layers = model.take_activity().into_iter().zip(model.policies());
+            let SingleSession { engine, session } = &mut *model;
+            engine.prefill(session, &[*id], Wanted::None)?;
+            let active = engine.observers_mut().take_active();
+            let layers = active.into_iter().zip(engine.policies());
             let selected = layers.filter(|(_, policy)| **policy != Policy::Dense);
             lists.extend(selected.flat_map(|(tokens, _)| tokens));
         }
-        model.observe_activity(false);
+        model.observers_mut().list_active(false);
         lists.retain(|list| !list.is_empty());
         if lists.is_empty() {
             return Ok(None);
         }
         let neurons = model.config().ffn_size;
-        let row_bytes = model.ffn_bytes(0)[2] / neurons.max(1);
+        let row_bytes = model.experiments().ffn_bytes(0)[2] / neurons.max(1);
         let mut next = lists.iter().cycle();
         let draw = || next.next().cloned().unwrap_or_default();
         let found = Self {
@@ -66,11 +67,14 @@ impl ListedRows {
     }
 
     /// Bytes of gate and up, and of down, that the policies read as a whole; `None` if that is all.
-    fn dense_bytes(model: &Runtime) -> Option<[f64; 2]> {
-        let policies = model.policies();
+    fn dense_bytes(model: &mut SingleSession) -> Option<[f64; 2]> {
+        let policies = model.policies().to_vec();
         let mut dense_bytes = [0.0; 2];
         for (layer, policy) in policies.iter().enumerate() {
-            let [gate, up, down] = model.ffn_bytes(layer).map(|bytes| bytes as f64);
+            let [gate, up, down] = model
+                .experiments()
+                .ffn_bytes(layer)
+                .map(|bytes| bytes as f64);
             let [gate_up, of_down] = match policy {
                 Policy::Dense => [gate + up, down],
                 Policy::Exact | Policy::Threshold => [gate, 0.0],
@@ -86,13 +90,13 @@ impl ListedRows {
     /// Rows of active hidden units, where trained predictors read `bytes` per token: random ones, as many as were read. Also the
     /// bytes of these predictors that every token reads. `None` without such predictors, beside others, or on another device.
     pub(super) fn of_hidden_units(
-        model: &Runtime,
+        model: &mut SingleSession,
         bytes: f64,
         probe: &ReadProbe,
     ) -> Option<(Self, f64)> {
         let layers = 0..model.policies().len();
         let predictors: Vec<_> = layers
-            .filter_map(|layer| model.predictor_bytes(layer))
+            .filter_map(|layer| model.experiments().predictor_bytes(layer))
             .collect();
         let others = model.uses_device() || model.policies().contains(&Policy::SignBit);
         let [_, units, row_bytes] = predictors.first().copied().filter(|_| !others)?;

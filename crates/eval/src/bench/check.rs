@@ -4,7 +4,7 @@ use std::fmt;
 
 use powerinfer_artifact::Progress;
 use powerinfer_model::{LanguageModel, greedy_token};
-use powerinfer_runtime::Runtime;
+use powerinfer_runtime::SingleSession;
 use serde::Serialize;
 
 use crate::EvalError;
@@ -58,12 +58,12 @@ pub const CHECKED_TOKENS: usize = BATCH + SINGLE;
 ///
 /// Fails with [`EvalError::ResultDiffers`] if results differ that should be equal, and if a model fails.
 pub fn check(
-    model: &mut Runtime,
-    dense: &mut Runtime,
+    model: &mut SingleSession,
+    dense: &mut SingleSession,
     ids: &[u32],
     progress: &dyn Progress,
 ) -> Result<Check, EvalError> {
-    let logits = |model: &mut Runtime, batch| logits(model, ids, batch, progress);
+    let logits = |model: &mut SingleSession, batch| logits(model, ids, batch, progress);
     let batch = ids.len().saturating_sub(SINGLE).max(1);
     let batched = logits(model, batch)?;
     let alone = logits(model, 1)?;
@@ -90,7 +90,7 @@ pub fn check(
 
 /// Logits of all `ids`, the first `batch` of them in one pass.
 fn logits(
-    model: &mut Runtime,
+    model: &mut SingleSession,
     ids: &[u32],
     batch: usize,
     progress: &dyn Progress,
@@ -106,7 +106,7 @@ fn logits(
 }
 
 /// Whether the result should equal dense's. `exact` computes every neuron where no activation is exactly zero.
-fn is_lossless(model: &Runtime) -> bool {
+fn is_lossless(model: &SingleSession) -> bool {
     model.policies().iter().all(|policy| policy.is_lossless()) && !model.skips_inputs()
 }
 

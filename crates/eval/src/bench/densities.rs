@@ -2,7 +2,7 @@
 
 use powerinfer_artifact::random::Random;
 use powerinfer_model::LanguageModel;
-use powerinfer_runtime::Runtime;
+use powerinfer_runtime::SingleSession;
 use serde::Serialize;
 
 use super::{Bench, ceiling::ListedRows, measure::Spread};
@@ -30,7 +30,7 @@ pub struct FfnTime {
 /// Fails if the user asks to stop.
 pub fn time_ffns(
     bench: &Bench<'_>,
-    model: &mut Runtime,
+    model: &mut SingleSession,
     shares: &[f64],
 ) -> Result<Vec<FfnTime>, EvalError> {
     let (layers, neurons) = {
@@ -49,16 +49,16 @@ pub fn time_ffns(
             bench.progress.advance(0)?;
             for layer in 0..layers {
                 let listed = share.map(|share| draw(*share));
-                let time = model.time_ffn(layer, listed.as_deref());
+                let time = model.experiments().time_ffn(layer, listed.as_deref());
                 if repeat > 0 {
                     times.push(time.as_secs_f64() * 1e6);
                 }
             }
         }
     }
-    let ffn_bytes = |layer| model.ffn_bytes(layer).iter().sum::<usize>();
+    let ffn_bytes = |layer| model.experiments().ffn_bytes(layer).iter().sum::<usize>();
     let bytes = (0..layers).map(ffn_bytes).sum::<usize>() as f64 / layers.max(1) as f64;
-    let row_bytes = model.ffn_bytes(0)[2] / neurons.max(1);
+    let row_bytes = model.experiments().ffn_bytes(0)[2] / neurons.max(1);
     let bandwidths = shares.iter().map(|share| {
         let listed = ListedRows::drawn(|| draw(*share), neurons, row_bytes, bench.probe);
         match listed.rows.is_empty() {

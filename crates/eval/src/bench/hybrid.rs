@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use powerinfer_artifact::plan::Plan;
-use powerinfer_model::LanguageModel;
-use powerinfer_runtime::{PassTimes, Runtime};
+use powerinfer_runtime::{PassTimes, SingleSession, Wanted};
 use serde::Serialize;
 
 use crate::EvalError;
@@ -83,27 +82,28 @@ pub struct HybridTimes {
 ///
 /// Fails if the model does.
 pub fn time_hybrid(
-    model: &mut Runtime,
+    model: &mut SingleSession,
     ids: &[u32],
     cpu_read_bandwidth: f64,
 ) -> Result<Option<HybridTimes>, EvalError> {
     if !model.uses_device() {
         return Ok(None);
     }
-    model.reset();
+    let SingleSession { engine, session } = model;
+    session.truncate(0);
     let ids = &ids[..ids.len().min(WARM_UP + TOKENS)];
     let (warm_up, timed) = ids.split_at(WARM_UP.min(ids.len()));
     for id in warm_up {
-        model.forward_last(&[*id])?;
+        engine.prefill(session, &[*id], Wanted::Last)?;
     }
-    model.take_pass_times(true);
+    engine.take_pass_times(true);
     for id in timed {
-        model.forward_last(&[*id])?;
+        engine.prefill(session, &[*id], Wanted::Last)?;
     }
-    let times = model.take_pass_times(false);
-    model.reset();
-    let bandwidths = [model.device_read_bandwidth()?, Some(cpu_read_bandwidth)];
-    Ok(times.map(|times| HybridTimes::new(&times, model.bundle().plan(), bandwidths)))
+    let times = engine.take_pass_times(false);
+    session.truncate(0);
+    let bandwidths = [engine.device_read_bandwidth()?, Some(cpu_read_bandwidth)];
+    Ok(times.map(|times| HybridTimes::new(&times, engine.bundle().plan(), bandwidths)))
 }
 
 impl HybridTimes {

@@ -1,17 +1,17 @@
 //! Time of prompts and of decoding, repeat by repeat, with the read bandwidth probed between repeats.
 
-use std::{hint::black_box, time::Instant};
+use std::slice::from_mut;
 
 use powerinfer_artifact::Progress;
 use powerinfer_kernels::Isa;
-use powerinfer_model::LanguageModel;
-use powerinfer_runtime::{
-    ReadProbe, Reads, Runtime, Sampler, SamplingSettings, Stage, StageTimes, Statistics,
-};
+use powerinfer_runtime::{ReadProbe, Reads, SingleSession, Stage, StageTimes, Wanted};
 use serde::Serialize;
 
 use super::ceiling::{ListedRows, mixed};
-use crate::{Contention, CpuTimes, EvalError};
+use crate::{
+    Contention, EvalError,
+    timing::{Timed, Timer},
+};
 
 /// Work that is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -167,13 +167,6 @@ pub struct Measured {
     pub contention: Contention,
 }
 
-/// Time and statistics of one repeat.
-pub(super) struct Repeat {
-    pub(super) seconds: f64,
-    pub(super) statistics: Statistics,
-    pub(super) contention: Contention,
-}
-
 /// Settings of a benchmark.
 pub struct Bench<'a> {
     /// Instruction set of the read probe.
@@ -205,10 +198,10 @@ impl Bench<'_> {
     /// # Panics
     ///
     /// Panics for [`Work::Batch`], which [`BatchBench`](super::BatchBench) times, and if there are too few ids.
-    pub fn measure(&self, model: &mut Runtime, work: Work) -> Result<Measured, EvalError> {
+    pub fn measure(&self, model: &mut SingleSession, work: Work) -> Result<Measured, EvalError> {
         let listed = match work {
             Work::Decode { .. } => {
-                model.reset();
+                model.session.truncate(0);
                 ListedRows::of_tokens(model, self.ids, self)?
             }
             _ => None,
@@ -218,7 +211,10 @@ impl Bench<'_> {
         let mut of_rows = Vec::new();
         for _ in 0..self.repeats {
             repeats.push(match work {
-                Work::Prompt { tokens } => self.prompt(model, tokens)?,
+                Work::Prompt { tokens } => {
+                    let SingleSession { engine, session } = &mut *model;
+                    self.timer().prefill(engine, session, &self.ids[..tokens])?
+                }
                 Work::Decode { tokens, depth } => self.decode(model, tokens, depth)?,
                 Work::Batch { .. } => unreachable!("batches have sequences of their own"),
             });
@@ -261,60 +257,33 @@ impl Bench<'_> {
         self.probe.rows(self.isa, self.threads, *row_bytes, rows)
     }
 
-    fn prompt(&self, model: &mut Runtime, tokens: usize) -> Result<Repeat, EvalError> {
-        model.reset();
-        model.take_statistics();
-        let before = CpuTimes::now();
-        let started = Instant::now();
-        model.start_clock();
-        black_box(model.forward_last(&self.ids[..tokens])?);
-        let seconds = started.elapsed().as_secs_f64();
-        let contention = before.since(self.threads);
-        self.progress.advance(tokens as u64)?;
-        Ok(Repeat {
-            seconds,
-            statistics: model.take_statistics(),
-            contention,
-        })
+    pub(super) fn timer(&self) -> Timer<'_> {
+        Timer {
+            threads: self.threads,
+            progress: self.progress,
+        }
     }
 
     fn decode(
         &self,
-        model: &mut Runtime,
+        model: &mut SingleSession,
         tokens: usize,
         depth: usize,
-    ) -> Result<Repeat, EvalError> {
-        model.reset();
+    ) -> Result<Timed, EvalError> {
+        let SingleSession { engine, session } = model;
+        session.truncate(0);
         if depth > 0 {
-            model.forward_last(&self.ids[..depth])?;
+            engine.prefill(session, &self.ids[..depth], Wanted::None)?;
         }
-        let mut sampler = Sampler::new(SamplingSettings::default())?;
-        model.take_statistics();
-        let before = CpuTimes::now();
-        let mut seconds = 0.0;
-        for id in &self.ids[depth..depth + tokens] {
-            self.progress.advance(0)?;
-            let started = Instant::now();
-            model.start_clock();
-            model.append(&[*id], &sampler)?;
-            // Sampled as in generation, but the given ids go on: the same ones for every policy.
-            black_box(model.sample(0, &mut sampler, usize::MAX)?);
-            model.mark(Stage::Sampling);
-            seconds += started.elapsed().as_secs_f64();
-            self.progress.advance(1)?;
-        }
-        Ok(Repeat {
-            seconds,
-            contention: before.since(self.threads),
-            statistics: model.take_statistics(),
-        })
+        let ids = self.ids[depth..depth + tokens].to_vec();
+        self.timer().decode(engine, from_mut(session), &[ids])
     }
 }
 
 /// Summary of repeats of `work`; `bandwidths` were measured before the first and after each.
-pub(super) fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Measured {
+pub(super) fn summary(work: Work, repeats: &[Timed], bandwidths: &[f64]) -> Measured {
     let tokens = work.tokens() as f64;
-    let of_all = |figure: &dyn Fn(usize, &Repeat) -> f64| {
+    let of_all = |figure: &dyn Fn(usize, &Timed) -> f64| {
         let repeats = repeats.iter().enumerate();
         Spread::of(
             repeats
@@ -322,7 +291,7 @@ pub(super) fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Mea
                 .collect(),
         )
     };
-    let lap = |repeat: &Repeat, stage| {
+    let lap = |repeat: &Timed, stage| {
         let stages: Option<&StageTimes> = repeat.statistics.stages.as_ref();
         stages.map(|stages| stages.lap(stage)).unwrap_or_default()
     };
@@ -361,7 +330,7 @@ pub(super) fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Mea
         .stages
         .map_or(0, |stages| stages.marks());
     let around = |index: usize| (bandwidths[index] + bandwidths[index + 1]) / 2.0;
-    let speed = |repeat: &Repeat| repeat.statistics.bytes_read as f64 / repeat.seconds;
+    let speed = |repeat: &Timed| repeat.statistics.bytes_read as f64 / repeat.seconds;
     let contention: Vec<Contention> = repeats.iter().map(|repeat| repeat.contention).collect();
     Measured {
         work,

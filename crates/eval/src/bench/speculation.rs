@@ -5,10 +5,9 @@
 
 use std::{collections::BTreeMap, path::Path, time::Instant};
 
-use powerinfer_model::ModelError;
 use powerinfer_runtime::{
-    Decoder, Runtime, Sampler, SamplingSettings, Speculation, SpeculationCounts, Statistics,
-    StopConditions, generate,
+    Generation, Sampler, SingleSession, Speculation, SpeculationCounts, Statistics, StopConditions,
+    Text,
 };
 use powerinfer_text::{SpecialTokens, Tokenizer};
 use serde::Serialize;
@@ -104,7 +103,7 @@ pub struct PassTime {
 /// fails or the user asks to stop.
 pub fn time_speculation(
     bench: &Bench<'_>,
-    model: &mut Runtime,
+    model: &mut SingleSession,
     completions: &[Completion],
 ) -> Result<SpeculationTimes, EvalError> {
     let tokens: usize = completions.iter().map(Completion::token_count).sum();
@@ -178,113 +177,49 @@ struct Decoded {
 
 fn decode(
     bench: &Bench<'_>,
-    model: &mut Runtime,
+    model: &mut SingleSession,
     completion: &Completion,
     speculation: Option<Speculation>,
     passes: &mut BTreeMap<usize, PassTotal>,
 ) -> Result<Decoded, EvalError> {
-    let mut sampler = Sampler::new(SamplingSettings::default())?;
     let stop = StopConditions {
         max_tokens: completion.tokens.len(),
-        stop_tokens: &[],
+        stop_tokens: [].into(),
         vocabulary: usize::MAX,
     };
-    let mut given = GivenText {
-        model,
-        text: &completion.tokens,
-        sampled: Vec::new(),
-        passes,
-    };
-    let (mut generation, _) =
-        generate(&mut given, &mut sampler, &completion.prompt, stop, || false)?;
+    let mut text = Text::new(Sampler::greedy(), stop).with_given(completion.tokens.clone());
     if let Some(speculation) = speculation {
-        generation.speculate(speculation);
+        text.speculate(speculation);
     }
-    let mut seconds = 0.0;
+    let SingleSession { engine, session } = model;
+    let prompt = &completion.prompt;
+    let (mut generation, _) = Generation::start(engine, session, &mut text, prompt, || false)?;
+    generation.passes().observers_mut().take_statistics();
+    let (mut seconds, mut sampled) = (0.0, Vec::new());
     loop {
         bench.progress.advance(0)?;
         let started = Instant::now();
         let token = generation.next();
-        seconds += started.elapsed().as_secs_f64();
-        match token {
-            Some(token) => token?,
-            None => break,
+        let elapsed = started.elapsed().as_secs_f64();
+        let Some(token) = token else {
+            break;
         };
+        seconds += elapsed;
+        sampled.push(token?.sampled);
+        let statistics = generation.passes().observers_mut().take_statistics();
+        // Accepted tokens and the first one need no pass.
+        if statistics.tokens > 0 {
+            let total = passes.entry(statistics.tokens as usize).or_default();
+            total.seconds += elapsed;
+            total.statistics += statistics;
+            total.passes += 1;
+        }
         bench.progress.advance(1)?;
     }
-    let counts = generation.speculation().map(Speculation::counts);
+    let counts = text.speculation().map(Speculation::counts);
     Ok(Decoded {
         seconds,
         counts: counts.unwrap_or_default(),
-        sampled: given.sampled,
+        sampled,
     })
-}
-
-/// A model that goes on with a text, whatever it samples.
-struct GivenText<'a> {
-    model: &'a mut Runtime,
-    text: &'a [u32],
-    sampled: Vec<u32>,
-    passes: &'a mut BTreeMap<usize, PassTotal>,
-}
-
-impl GivenText<'_> {
-    /// Runs a pass of `tokens`, which counts after the prompt.
-    fn run(
-        &mut self,
-        tokens: &[u32],
-        pass: impl FnOnce(&mut Runtime) -> Result<(), ModelError>,
-    ) -> Result<(), ModelError> {
-        self.model.take_statistics();
-        let started = Instant::now();
-        pass(self.model)?;
-        if !self.sampled.is_empty() {
-            let total = self.passes.entry(tokens.len()).or_default();
-            total.seconds += started.elapsed().as_secs_f64();
-            total.statistics += self.model.take_statistics();
-            total.passes += 1;
-        }
-        Ok(())
-    }
-}
-
-impl Decoder for GivenText<'_> {
-    fn position(&self) -> usize {
-        self.model.position()
-    }
-
-    fn context_limit(&self) -> usize {
-        self.model.context_limit()
-    }
-
-    fn keep_prefix_of(&mut self, tokens: &[u32]) -> usize {
-        self.model.keep_prefix_of(tokens)
-    }
-
-    fn append(&mut self, tokens: &[u32], sampler: &Sampler) -> Result<(), ModelError> {
-        self.run(tokens, |model| model.append(tokens, sampler))
-    }
-
-    fn verified_together(&self) -> usize {
-        Decoder::verified_together(&*self.model)
-    }
-
-    fn append_all(&mut self, tokens: &[u32], sampler: &Sampler) -> Result<(), ModelError> {
-        self.run(tokens, |model| model.append_all(tokens, sampler))
-    }
-
-    fn sample(
-        &mut self,
-        index: usize,
-        sampler: &mut Sampler,
-        vocabulary: usize,
-    ) -> Result<u32, ModelError> {
-        let token = self.model.sample(index, sampler, vocabulary)?;
-        self.sampled.push(token);
-        Ok(self.text[self.sampled.len() - 1])
-    }
-
-    fn truncate(&mut self, tokens: usize) {
-        self.model.truncate(tokens);
-    }
 }

@@ -69,13 +69,13 @@ pub fn solve<Model: LanguageModel + ?Sized>(
             }
             // A random stream per completion, so that a resumed run draws the same tokens.
             let index = options.before + index;
-            let mut sampler = Sampler::new(SamplingSettings {
+            let sampler = Sampler::new(SamplingSettings {
                 temperature: options.temperature,
                 seed: options.seed ^ ((((index << 16) | sample) as u64) << 20),
                 ..SamplingSettings::default()
             })?;
             let prompt = &problem.prompt;
-            let written = complete(model, tokenizer, prompt, ends, &mut sampler, |_| ());
+            let written = complete(model, tokenizer, prompt, ends, sampler, |_| ());
             let (completion, verdict) = match written {
                 Ok(completion) => {
                     let verdict = problem.judge(&completion.text, judge);

@@ -7,7 +7,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_kernels::Isa;
-use powerinfer_runtime::{DeviceChoice, Execution, ReadProbe, Runtime};
+use powerinfer_runtime::{DeviceChoice, Execution, ReadProbe, SingleSession};
 use powerinfer_text::Tokenizer;
 
 use super::{
@@ -249,11 +249,12 @@ impl Sweep<'_> {
     }
 
     /// The bundle under `policy`: on the CPU, or as `plan` places it.
-    fn open(&self, policy: Policy, plan: Option<Plan>) -> Result<Runtime, EvalError> {
+    fn open(&self, policy: Policy, plan: Option<Plan>) -> Result<SingleSession, EvalError> {
         let bundle = Bundle::open(self.bundle.folder(), IntegrityCheck::Quick)?;
         let policy = Some(policy);
-        let open =
-            |bundle, execution: &Execution| Ok(Runtime::open(bundle, policy, execution, &Silent)?);
+        let open = |bundle, execution: &Execution| {
+            Ok(SingleSession::open(bundle, policy, execution, &Silent)?)
+        };
         match plan {
             Some(plan) => open(bundle.with_plan(plan)?, &self.execution),
             None => {
@@ -271,7 +272,7 @@ impl Sweep<'_> {
         &self,
         setting: PolicySetting,
         thresholds: Option<&[Threshold]>,
-    ) -> Result<Runtime, EvalError> {
+    ) -> Result<SingleSession, EvalError> {
         // Layers get thresholds one by one: the bundle's plan need not have any.
         let policy = match thresholds {
             Some(_) => Policy::Dense,
@@ -287,7 +288,7 @@ impl Sweep<'_> {
         &self,
         policy: &AuditedPolicy,
         found: &PlacedPoint,
-    ) -> Result<Runtime, EvalError> {
+    ) -> Result<SingleSession, EvalError> {
         let mut plan = found.plan.clone();
         plan.clear_memory_use();
         let own = self.bundle.plan();
@@ -311,7 +312,7 @@ impl Sweep<'_> {
 
     fn judge<Planner>(
         &self,
-        other: &mut Runtime,
+        other: &mut SingleSession,
         bench: &mut Bench<'_, Planner>,
     ) -> Result<Quality, EvalError> {
         judge_relative(
@@ -335,7 +336,7 @@ impl Sweep<'_> {
     /// Times `model` next to the cost model's estimate; `found` is the placement that runs, if any.
     fn time<Planner: SweepPlanner>(
         &self,
-        model: &mut Runtime,
+        model: &mut SingleSession,
         policy: &AuditedPolicy,
         point: &Point,
         found: Option<&PlacedPoint>,
@@ -405,7 +406,7 @@ fn timed_before(rows: &[SweepRow], point: &Point) -> Option<Timed> {
 /// Models and tools that all points are measured with.
 struct Bench<'a, Planner> {
     planner: &'a Planner,
-    dense: Runtime,
+    dense: SingleSession,
     /// Functions that `dense` generated.
     by_dense: Vec<Generated>,
     meter: SpeedMeter<'a>,
@@ -414,7 +415,7 @@ struct Bench<'a, Planner> {
 /// A policy setting's model and neuron counts.
 struct AtSetting {
     /// On the CPU.
-    model: Runtime,
+    model: SingleSession,
     sparsity: Sparsity,
     policy: AuditedPolicy,
 }

@@ -6,7 +6,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_datasets::minipython::Task;
 use powerinfer_model::LanguageModel;
-use powerinfer_runtime::{LayerAudit, Runtime, Sampler};
+use powerinfer_runtime::{LayerAudit, Sampler, SingleSession};
 use powerinfer_text::Tokenizer;
 
 use super::{FunctionResults, PolicySetting, Quality};
@@ -83,7 +83,7 @@ pub(super) struct Generated {
 
 /// Generates every function of `items` with `model`, greedily.
 pub(super) fn generate(
-    model: &mut Runtime,
+    model: &mut SingleSession,
     tokenizer: &Tokenizer,
     items: &SweepItems,
     progress: &dyn Progress,
@@ -120,7 +120,7 @@ pub(super) fn generate(
 
 /// Greedy completion of `prompt`, at most `max_tokens` tokens and up to the first of `stops`.
 fn solution(
-    model: &mut Runtime,
+    model: &mut SingleSession,
     tokenizer: &Tokenizer,
     prompt: &str,
     max_tokens: usize,
@@ -131,21 +131,13 @@ fn solution(
         context: model.context_limit(),
         texts: stops,
     };
-    Ok(complete(
-        model,
-        tokenizer,
-        prompt,
-        ends,
-        &mut Sampler::greedy(),
-        |_| (),
-    )?
-    .text)
+    Ok(complete(model, tokenizer, prompt, ends, Sampler::greedy(), |_| ())?.text)
 }
 
 /// Quality of `other` relative to `dense`, which generated `by_dense`.
 pub(super) fn judge_relative(
-    dense: &mut Runtime,
-    other: &mut Runtime,
+    dense: &mut SingleSession,
+    other: &mut SingleSession,
     tokenizer: &Tokenizer,
     items: &SweepItems,
     by_dense: &[Generated],
@@ -235,11 +227,11 @@ impl Generated {
 
 /// Counts active, predicted and computed neurons of `model`, which runs on the CPU, layer by layer.
 pub(super) fn audit(
-    model: &mut Runtime,
+    model: &mut SingleSession,
     items: &SweepItems,
     progress: &dyn Progress,
 ) -> Result<Vec<LayerAudit>, EvalError> {
-    model.begin_audit();
+    model.experiments().begin_audit();
     for text in &items.audited {
         for (begin, end, new) in items.windows.over(text.len()) {
             model.reset();
@@ -248,15 +240,15 @@ pub(super) fn audit(
         }
     }
     model.reset();
-    Ok(model.end_audit())
+    Ok(model.experiments().end_audit())
 }
 
 /// Relative rise of perplexity where each layer alone follows `setting`, one value per layer.
 ///
 /// `alone` is opened with the setting and ends with every layer `dense`.
 pub(super) fn layer_by_layer(
-    dense: &mut Runtime,
-    alone: &mut Runtime,
+    dense: &mut SingleSession,
+    alone: &mut SingleSession,
     setting: PolicySetting,
     thresholds: Option<&[Threshold]>,
     items: &SweepItems,
@@ -264,16 +256,20 @@ pub(super) fn layer_by_layer(
 ) -> Result<Vec<f64>, EvalError> {
     let layers = alone.policies().len();
     for layer in 0..layers {
-        alone.set_policy(layer, Policy::Dense, None)?;
+        alone.experiments().set_policy(layer, Policy::Dense, None)?;
     }
     let mut rises = Vec::new();
     for layer in 0..layers {
-        alone.set_policy(layer, setting.policy(), thresholds.map(|all| all[layer]))?;
+        alone.experiments().set_policy(
+            layer,
+            setting.policy(),
+            thresholds.map(|all| all[layer]),
+        )?;
         let found = fidelity(dense, alone, &items.alone, items.windows, |tokens| {
             progress.advance(tokens).map_err(EvalError::from)
         })?;
         rises.push(found.perplexity_rise().value);
-        alone.set_policy(layer, Policy::Dense, None)?;
+        alone.experiments().set_policy(layer, Policy::Dense, None)?;
     }
     Ok(rises)
 }

@@ -8,7 +8,7 @@ use powerinfer_artifact::{
     threshold_curve::{ERRORS, ThresholdCurve},
 };
 use powerinfer_bundle::Bundle;
-use powerinfer_runtime::{Runtime, RuntimeError};
+use powerinfer_runtime::{RuntimeError, SingleSession};
 
 /// A policy with its parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -174,14 +174,16 @@ impl PolicySetting {
     /// Fails if the bundle lacks what the policy needs.
     pub fn apply(
         self,
-        model: &mut Runtime,
+        model: &mut SingleSession,
         thresholds: Option<&[Threshold]>,
     ) -> Result<(), RuntimeError> {
         match self {
-            Self::Predicted(by) => model.raise_predictors(by),
+            Self::Predicted(by) => model.experiments().raise_predictors(by),
             Self::Error(_) | Self::Gate(_) => {
                 for (layer, threshold) in thresholds.unwrap_or_default().iter().enumerate() {
-                    model.set_policy(layer, Policy::Threshold, Some(*threshold))?;
+                    model
+                        .experiments()
+                        .set_policy(layer, Policy::Threshold, Some(*threshold))?;
                 }
             }
             _ => {}

@@ -1,14 +1,13 @@
 //! Latency and throughput of a policy setting on this machine.
 
-use std::{hint::black_box, time::Instant};
+use std::slice::from_mut;
 
 use powerinfer_artifact::Progress;
 use powerinfer_kernels::Isa;
-use powerinfer_model::LanguageModel;
-use powerinfer_runtime::{ReadProbe, Runtime, Sampler, SamplingSettings, Stage, Statistics};
+use powerinfer_runtime::{ReadProbe, SingleSession, Stage, Statistics};
 
 use super::{Latency, MeasuredSpeed, Range};
-use crate::{Contention, CpuTimes, EvalError};
+use crate::{Contention, CpuTimes, EvalError, timing::Timer};
 
 /// Sequences that run together, and their tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +55,7 @@ impl SpeedMeter<'_> {
     /// Times prefill and decoding of `model`.
     pub(super) fn measure(
         &self,
-        model: &mut Runtime,
+        model: &mut SingleSession,
         shape: BatchShape,
     ) -> Result<(MeasuredSpeed, PredictionCost), EvalError> {
         let BatchShape {
@@ -72,10 +71,24 @@ impl SpeedMeter<'_> {
                 text.copied().take(shape.context()).collect()
             })
             .collect();
-        let mut sampler = Sampler::new(SamplingSettings::default())?;
-        let mut sequences = match batch {
-            1 => Vec::new(),
-            _ => model.new_sequences(batch, shape.context())?,
+        let SingleSession { engine, session } = model;
+        let mut several = Vec::new();
+        if batch > 1 {
+            let new = |_| engine.new_session(shape.context());
+            several = (0..batch).map(new).collect::<Result<_, _>>()?;
+        }
+        let sessions = if batch > 1 {
+            &mut several[..]
+        } else {
+            from_mut(session)
+        };
+        let decoded: Vec<Vec<u32>> = ids
+            .iter()
+            .map(|ids| ids[prompt_tokens..].to_vec())
+            .collect();
+        let timer = Timer {
+            threads: self.threads,
+            progress: self.progress,
         };
         let (mut first, mut steps, mut speeds) = (Vec::new(), Vec::new(), Vec::new());
         let (mut shares, mut bandwidths) = (Vec::new(), vec![self.read()]);
@@ -84,43 +97,13 @@ impl SpeedMeter<'_> {
         let (mut predictor_bytes, mut predictor_seconds, mut seconds_of_all) = (0u64, 0.0, 0.0);
         for _ in 0..self.repeats {
             let before = CpuTimes::now();
-            for (index, ids) in ids.iter().enumerate() {
-                let other = (batch > 1).then(|| {
-                    let mut own = std::mem::take(&mut sequences[index]);
-                    own.truncate(0);
-                    model.replace_sequence(own)
-                });
-                if batch == 1 {
-                    model.reset();
-                }
-                let started = Instant::now();
-                model.append(&ids[..prompt_tokens], &sampler)?;
-                black_box(model.sample(0, &mut sampler, usize::MAX)?);
-                first.push(1e3 * started.elapsed().as_secs_f64());
-                if let Some(other) = other {
-                    sequences[index] = model.replace_sequence(other);
-                }
-                self.progress.advance(prompt_tokens as u64)?;
+            for (session, ids) in sessions.iter_mut().zip(&ids) {
+                let prompt = timer.prefill(engine, session, &ids[..prompt_tokens])?;
+                first.push(1e3 * prompt.seconds);
             }
-            model.take_statistics();
-            let mut seconds = 0.0;
-            for place in prompt_tokens..shape.context() {
-                let next: Vec<u32> = ids.iter().map(|ids| ids[place]).collect();
-                let started = Instant::now();
-                model.start_clock();
-                if batch == 1 {
-                    model.append(&next, &sampler)?;
-                    black_box(model.sample(0, &mut sampler, usize::MAX)?);
-                } else {
-                    black_box(model.decode_batch(&mut sequences, &next)?);
-                }
-                model.mark(Stage::Sampling);
-                let step = started.elapsed().as_secs_f64();
-                steps.push(1e6 * step);
-                seconds += step;
-                self.progress.advance(batch as u64)?;
-            }
-            let taken = model.take_statistics();
+            let timed = timer.decode(engine, sessions, &decoded)?;
+            steps.extend(timed.passes.iter().map(|seconds| 1e6 * seconds));
+            let (taken, seconds) = (timed.statistics, timed.seconds);
             let lap = taken.stages.map(|stages| stages.lap(Stage::Prediction));
             let lap = lap.unwrap_or_default();
             predictor_bytes += lap.bytes;
@@ -157,7 +140,6 @@ impl SpeedMeter<'_> {
             measured_over_predicted: None,
             disturbed: Contention::mean(&spans).is_disturbed(),
         };
-        model.reset();
         Ok((measured, prediction))
     }
 

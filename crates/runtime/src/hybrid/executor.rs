@@ -66,13 +66,13 @@ impl LayerExecutor for HybridExecutor {
         self.device.batch_tokens()
     }
 
-    fn begin(&mut self, pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
+    fn begin(&mut self, pass: &mut Pass<'_, '_>) -> Result<(), RuntimeError> {
         let device = &mut self.device;
         self.hidden_on_device = false;
         let mut caches = Vec::with_capacity(pass.tokens.len());
-        for (index, sequence) in pass.sequences.iter().enumerate() {
+        for (index, session) in pass.sessions.iter().enumerate() {
             let tokens = pass.tokens_of(index);
-            caches.extend(std::iter::repeat_n(&sequence.on_device[..], tokens));
+            caches.extend(std::iter::repeat_n(&session.on_device[..], tokens));
         }
         device.begin(&caches, pass.observers.activity.is_some())?;
         // Timed passes end a segment in every layer.
@@ -83,7 +83,7 @@ impl LayerExecutor for HybridExecutor {
         Ok(())
     }
 
-    fn attention(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
+    fn attention(&mut self, pass: &mut Pass<'_, '_>, layer: usize) -> Result<(), RuntimeError> {
         self.begin_layer(layer);
         self.residual = None;
         if self.device.streams(layer) {
@@ -120,7 +120,7 @@ impl LayerExecutor for HybridExecutor {
         Ok(())
     }
 
-    fn ffn(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
+    fn ffn(&mut self, pass: &mut Pass<'_, '_>, layer: usize) -> Result<(), RuntimeError> {
         if !self.device.has_ffn(layer) {
             return self.ffn_on_host(pass, layer);
         }
@@ -169,7 +169,7 @@ impl LayerExecutor for HybridExecutor {
         Ok(())
     }
 
-    fn finish(&mut self, pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
+    fn finish(&mut self, pass: &mut Pass<'_, '_>) -> Result<(), RuntimeError> {
         if self.device.is_launched_ahead() {
             self.cold_neurons_of_all_layers(pass)?;
         }
@@ -210,7 +210,7 @@ impl HybridExecutor {
     }
 
     /// Copies the hidden state to the device if the latest is on the host.
-    fn bring_to_device(&mut self, pass: &Pass<'_>) -> Result<(), DeviceError> {
+    fn bring_to_device(&mut self, pass: &Pass<'_, '_>) -> Result<(), DeviceError> {
         if !std::mem::replace(&mut self.hidden_on_device, true) {
             self.device.write_hidden(&pass.buffers.hidden)?;
         }
@@ -218,7 +218,7 @@ impl HybridExecutor {
     }
 
     /// Copies the hidden state to the host if the latest is on the device.
-    fn bring_to_host(&mut self, pass: &mut Pass<'_>) -> Result<(), DeviceError> {
+    fn bring_to_host(&mut self, pass: &mut Pass<'_, '_>) -> Result<(), DeviceError> {
         if self.hidden_on_device {
             self.device.end_segment()?;
             let watch = self.watch(pass);
@@ -230,12 +230,12 @@ impl HybridExecutor {
     }
 
     /// Stopwatch of the host, which runs if times are measured.
-    fn watch(&self, pass: &Pass<'_>) -> Stopwatch {
+    fn watch(&self, pass: &Pass<'_, '_>) -> Stopwatch {
         Stopwatch::start(self.times.is_some(), pass.observers.statistics.bytes_read)
     }
 
     /// Adds the host's computing in the current layer since `watch` was started.
-    fn add_host(&mut self, watch: Stopwatch, pass: &Pass<'_>) {
+    fn add_host(&mut self, watch: Stopwatch, pass: &Pass<'_, '_>) {
         if let Some(times) = &mut self.times {
             times.layers[self.layer].host += watch.elapsed();
             times.host_bytes += watch.bytes_since(pass.observers.statistics.bytes_read);
@@ -252,7 +252,7 @@ impl HybridExecutor {
     /// Adds the device's part of a complete pass, in which the host computed `on_host` neurons and the device read `read` bytes.
     fn add_times(
         &mut self,
-        pass: &Pass<'_>,
+        pass: &Pass<'_, '_>,
         counts: NeuronCounts,
         on_host: u64,
         read: u64,
@@ -271,7 +271,11 @@ impl HybridExecutor {
         Ok(())
     }
 
-    fn attention_on_host(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
+    fn attention_on_host(
+        &mut self,
+        pass: &mut Pass<'_, '_>,
+        layer: usize,
+    ) -> Result<(), RuntimeError> {
         self.bring_to_host(pass)?;
         pass.observers.end_stage(Stage::Waiting);
         let watch = self.watch(pass);
@@ -281,7 +285,7 @@ impl HybridExecutor {
         Ok(())
     }
 
-    fn ffn_on_host(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
+    fn ffn_on_host(&mut self, pass: &mut Pass<'_, '_>, layer: usize) -> Result<(), RuntimeError> {
         self.bring_to_host(pass)?;
         pass.observers.end_stage(Stage::Waiting);
         let residual = self.residual.take();
@@ -293,7 +297,11 @@ impl HybridExecutor {
     }
 
     /// Predicts the active neurons of `layer` on the host, for both sides.
-    fn predict_on_host(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
+    fn predict_on_host(
+        &mut self,
+        pass: &mut Pass<'_, '_>,
+        layer: usize,
+    ) -> Result<(), RuntimeError> {
         let model = pass.model;
         let residual = match self.residual.take() {
             Some(residual) => residual,
@@ -317,7 +325,7 @@ impl HybridExecutor {
     }
 
     /// Computes the cold neurons of all layers of a token whose launches are all on their way.
-    fn cold_neurons_of_all_layers(&mut self, pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
+    fn cold_neurons_of_all_layers(&mut self, pass: &mut Pass<'_, '_>) -> Result<(), RuntimeError> {
         let model = pass.model;
         self.device.end_segment()?;
         for (layer, plan) in model.bundle.plan().layers.iter().enumerate() {
@@ -331,7 +339,7 @@ impl HybridExecutor {
     }
 
     /// Waits for the FFN's input in `layer`, and computes the sum of its cold neurons for the device.
-    fn cold_neurons(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
+    fn cold_neurons(&mut self, pass: &mut Pass<'_, '_>, layer: usize) -> Result<(), RuntimeError> {
         let model = pass.model;
         let watch = self.watch(pass);
         self.device.wait_for_input(layer)?;
@@ -364,7 +372,7 @@ impl HybridExecutor {
 }
 
 /// Copies the hidden state of the tokens that run from the device.
-fn read_hidden(device: &mut DeviceModel, pass: &Pass<'_>) -> Result<Vec<f32>, DeviceError> {
+fn read_hidden(device: &mut DeviceModel, pass: &Pass<'_, '_>) -> Result<Vec<f32>, DeviceError> {
     let mut hidden = vec![0.0; pass.buffers.hidden.len()];
     device.read_hidden(&mut hidden)?;
     Ok(hidden)

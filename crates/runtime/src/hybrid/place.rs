@@ -176,7 +176,7 @@ pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceMode
     Ok(DeviceModel::new(gpu, shape, layers, head)?)
 }
 
-/// Makes room for as many tokens of a prompt at once as the plan's budget leaves, with `caches` bytes of a sequence on
+/// Makes room for as many tokens of a prompt at once as the plan's budget leaves, with `caches` bytes of a session on
 /// the device.
 ///
 /// # Errors
@@ -194,7 +194,7 @@ pub(crate) fn allocate_prompt_buffers(
     })
 }
 
-/// Checks that the parts on the device fit the plan's budget, `caches` bytes of a sequence included.
+/// Checks that the parts on the device fit the plan's budget, `caches` bytes of a session included.
 ///
 /// # Errors
 ///

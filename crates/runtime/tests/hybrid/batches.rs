@@ -6,7 +6,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_emulator::Order;
 use powerinfer_model::LanguageModel;
-use powerinfer_runtime::{PromptLogits, Runtime, Sequence};
+use powerinfer_runtime::{Passes, Session, SingleSession, Wanted};
 use powerinfer_tensor::{CacheFormat, Format};
 
 use crate::{
@@ -20,25 +20,34 @@ fn bits(logits: &[f32]) -> Vec<u32> {
 }
 
 /// Sequences of the first tokens of `prompt`: of none, one, two and so on.
-fn sequences(model: &mut Runtime, prompt: &[u32], count: usize) -> Vec<Sequence> {
-    let mut all = model.new_sequences(count, prompt.len() + 8).unwrap();
+fn sequences(model: &mut SingleSession, prompt: &[u32], count: usize) -> Vec<Session> {
+    let new = |_| model.new_session(prompt.len() + 8).unwrap();
+    let mut all: Vec<Session> = (0..count).map(new).collect();
     for (length, sequence) in all.iter_mut().enumerate() {
-        let wanted = PromptLogits::None;
+        let wanted = Wanted::None;
         for token in &prompt[..length] {
             let token = std::slice::from_ref(token);
-            model.run_prompt(sequence, token, wanted).unwrap();
+            model.prefill(sequence, token, wanted).unwrap();
         }
     }
     all
 }
 
+/// Logits of one token of each sequence but the last, and of the last one of the others, which are of the last sequence.
+fn pass(model: &mut SingleSession, sequences: &mut [Session], tokens: &[u32]) -> Vec<f32> {
+    let mut sequences: Vec<_> = sequences.iter_mut().collect();
+    model.pass(&mut sequences, tokens, Wanted::Last).unwrap();
+    model.logits().to_vec()
+}
+
 /// Logits of one more token of each, one after the other.
-fn alone(model: &mut Runtime, sequences: &mut [Sequence], tokens: &[u32]) -> Vec<f32> {
+fn alone(model: &mut SingleSession, sequences: &mut [Session], tokens: &[u32]) -> Vec<f32> {
     let each = sequences.iter_mut().zip(tokens.chunks(1));
     each.flat_map(|(sequence, token)| {
         model
-            .run_prompt(sequence, token, PromptLogits::Last)
+            .prefill(sequence, token, Wanted::Last)
             .unwrap()
+            .to_vec()
     })
     .collect()
 }
@@ -93,7 +102,7 @@ fn a_batch_has_the_bits_of_its_tokens_alone() {
             let tokens: Vec<u32> = (0..count)
                 .map(|index| case.prompt[(index + step) % 7])
                 .collect();
-            let found = model.decode_batch(&mut together, &tokens).unwrap();
+            let found = pass(&mut model, &mut together, &tokens);
             let want = alone(&mut model, &mut separate, &tokens);
             assert!(bits(&found) == bits(&want), "{what}, step {step}");
         }
@@ -101,24 +110,23 @@ fn a_batch_has_the_bits_of_its_tokens_alone() {
         let (first, second) = (&mut together[3], &mut separate[3]);
         let proposed = &case.prompt[..5];
         let found = model
-            .run_prompt(first, proposed, PromptLogits::All)
-            .unwrap();
+            .prefill(first, proposed, Wanted::All)
+            .unwrap()
+            .to_vec();
         let one_by_one = proposed.chunks(1);
         let want: Vec<f32> = one_by_one
-            .flat_map(|token| model.run_prompt(second, token, PromptLogits::Last).unwrap())
+            .flat_map(|token| model.prefill(second, token, Wanted::Last).unwrap().to_vec())
             .collect();
         assert!(bits(&found) == bits(&want), "{what}, proposed");
         // A piece of a prompt beside them, short and long.
         for piece in [2, 9] {
             let mut tokens = vec![5; 4];
             tokens.extend(&case.prompt[..piece]);
-            let wanted = PromptLogits::Last;
-            let found = model
-                .run_with_prompt(&mut together[..5], &tokens, wanted)
-                .unwrap();
+            let wanted = Wanted::Last;
+            let found = pass(&mut model, &mut together[..5], &tokens);
             let mut want = alone(&mut model, &mut separate[..4], &tokens[..4]);
             let last = &mut separate[4];
-            want.extend(model.run_prompt(last, &tokens[4..], wanted).unwrap());
+            want.extend_from_slice(model.prefill(last, &tokens[4..], wanted).unwrap());
             assert!(bits(&found) == bits(&want), "{what}, a piece of {piece}");
         }
     }
@@ -131,14 +139,14 @@ fn shorter_sequences_have_the_same_bits_and_their_own_limit() {
         return;
     };
     let want = model.forward(&case.prompt[..4]).unwrap();
-    let mut short = model.new_sequence(4).unwrap();
-    let found = model.run_prompt(&mut short, &case.prompt[..4], PromptLogits::All);
-    assert!(bits(&found.unwrap()) == bits(&want));
-    let error = model.run_prompt(&mut short, &case.prompt[4..5], PromptLogits::Last);
+    let mut short = model.new_session(4).unwrap();
+    let found = model.prefill(&mut short, &case.prompt[..4], Wanted::All);
+    assert!(bits(found.unwrap()) == bits(&want));
+    let error = model.prefill(&mut short, &case.prompt[4..5], Wanted::Last);
     assert!(
         error.unwrap_err().to_string().contains("4"),
         "the context is full"
     );
-    let [on_host, on_device] = model.sequence_bytes(4);
+    let [on_host, on_device] = model.session_bytes(4);
     assert_eq!((on_host, on_device > 0), (0, true));
 }

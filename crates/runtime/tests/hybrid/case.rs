@@ -11,7 +11,7 @@ use powerinfer_bundle::Bundle;
 use powerinfer_emulator::{Order, test_device};
 use powerinfer_kernels::{Isa, cuda::Device};
 use powerinfer_model::{Checkpoint, ModelConfig};
-use powerinfer_runtime::{ActivationFormat, Options, Runtime, Threads};
+use powerinfer_runtime::{ActivationFormat, Engine, Options, SingleSession, Threads};
 use powerinfer_tensor::{CacheFormat, Format};
 use tempfile::TempDir;
 
@@ -107,17 +107,24 @@ impl Case {
     }
 
     /// Runs a new bundle on the CPU alone.
-    pub(crate) fn on_host(&self, placements: &[Placement]) -> Runtime {
-        Runtime::new(self.pack(placements), self.options()).unwrap()
+    pub(crate) fn on_host(&self, placements: &[Placement]) -> SingleSession {
+        SingleSession::new(Engine::new(self.pack(placements), self.options()).unwrap()).unwrap()
     }
 
     /// Runs a new bundle on `device` and the CPU.
-    pub(crate) fn with(&self, device: Arc<dyn Device>, placements: &[Placement]) -> Runtime {
-        Runtime::with_device(self.pack(placements), self.options(), device).unwrap()
+    pub(crate) fn with(&self, device: Arc<dyn Device>, placements: &[Placement]) -> SingleSession {
+        SingleSession::new(
+            Engine::with_device(self.pack(placements), self.options(), device).unwrap(),
+        )
+        .unwrap()
     }
 
     /// Runs a new bundle on the [`test_device`], if there is one, and the CPU.
-    pub(crate) fn on_device(&self, order: Order, placements: &[Placement]) -> Option<Runtime> {
+    pub(crate) fn on_device(
+        &self,
+        order: Order,
+        placements: &[Placement],
+    ) -> Option<SingleSession> {
         test_device(order).map(|device| self.with(device, placements))
     }
 }

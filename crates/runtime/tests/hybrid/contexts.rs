@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use powerinfer_emulator::{Order, test_emulator};
-use powerinfer_runtime::{PromptLogits, Runtime, Sequence};
+use powerinfer_runtime::{Passes, Session, SingleSession, Wanted};
 use powerinfer_tensor::CacheFormat;
 
 use crate::{
@@ -20,21 +20,29 @@ fn bits(logits: &[f32]) -> Vec<u32> {
 }
 
 /// Logits of `tokens`, each decoded in a separate pass.
-fn decode(model: &mut Runtime, sequence: &mut Sequence, tokens: &[u32]) -> Vec<f32> {
+fn decode(model: &mut SingleSession, sequence: &mut Session, tokens: &[u32]) -> Vec<f32> {
     let passes = tokens.chunks(1);
     passes
         .flat_map(|token| {
             model
-                .run_prompt(sequence, token, PromptLogits::Last)
+                .prefill(sequence, token, Wanted::Last)
                 .unwrap()
+                .to_vec()
         })
         .collect()
 }
 
+/// Logits of one token of each sequence but the last, and of the last one of the others, which are of the last sequence.
+fn pass(model: &mut SingleSession, sequences: &mut [Session], tokens: &[u32]) -> Vec<f32> {
+    let mut sequences: Vec<_> = sequences.iter_mut().collect();
+    model.pass(&mut sequences, tokens, Wanted::Last).unwrap();
+    model.logits().to_vec()
+}
+
 /// New sequences of the given contexts, with the first tokens of `prompt`.
-fn sequences(model: &mut Runtime, contexts: &[usize], prompt: &[u32]) -> Vec<Sequence> {
+fn sequences(model: &mut SingleSession, contexts: &[usize], prompt: &[u32]) -> Vec<Session> {
     let new = contexts.iter().map(|context| {
-        let mut sequence = model.new_sequence(*context).unwrap();
+        let mut sequence = model.new_session(*context).unwrap();
         decode(model, &mut sequence, prompt);
         sequence
     });
@@ -58,17 +66,15 @@ fn a_graph_runs_sequences_of_any_context() {
                 return;
             };
             let mut host = case.on_host(&[placement]);
-            let run = |model: &mut Runtime| -> Vec<f32> {
-                let mut pair = contexts.map(|context| model.new_sequence(context).unwrap());
+            let run = |model: &mut SingleSession| -> Vec<f32> {
+                let mut pair = contexts.map(|context| model.new_session(context).unwrap());
                 // Together, the two parts fill the smallest context.
                 let (first, second) = case.prompt[..16].split_at(13);
                 let mut logits = Vec::new();
                 for part in [first, second] {
                     for sequence in &mut pair {
                         let (prompt, tokens) = part.split_at(part.len() - 3);
-                        model
-                            .run_prompt(sequence, prompt, PromptLogits::None)
-                            .unwrap();
+                        model.prefill(sequence, prompt, Wanted::None).unwrap();
                         logits.extend(decode(model, sequence, tokens));
                     }
                 }
@@ -77,7 +83,10 @@ fn a_graph_runs_sequences_of_any_context() {
             let (want, found) = (run(&mut host), run(&mut model));
             let what = format!("{format} {contexts:?}");
             assert_near(&found, &want, 1e-4, &what);
-            assert_eq!((model.graph_failure(), model.graph_retries()), (None, 0));
+            assert_eq!(
+                (model.graph_failure(), model.observers().graph_retries()),
+                (None, 0)
+            );
         }
     }
 }
@@ -94,7 +103,7 @@ fn contexts_of_a_batch_may_differ() {
         let mut together = sequences(&mut model, &contexts, &case.prompt[..1]);
         let mut alone = sequences(&mut model, &contexts, &case.prompt[..1]);
         for token in &case.prompt[3..5] {
-            let found = model.decode_batch(&mut together, &[*token; 4]).unwrap();
+            let found = pass(&mut model, &mut together, &[*token; 4]);
             let want: Vec<f32> = (alone.iter_mut())
                 .flat_map(|sequence| decode(&mut model, sequence, &[*token]))
                 .collect();
@@ -102,16 +111,16 @@ fn contexts_of_a_batch_may_differ() {
         }
         // Beside a piece of a prompt of another context, in one pass and in a separate pass.
         for piece in [2, 4] {
-            let wanted = PromptLogits::Last;
+            let wanted = Wanted::Last;
             let mut tokens = vec![5; 3];
             tokens.extend(&case.prompt[..piece]);
-            let found = model.run_with_prompt(&mut together, &tokens, wanted);
+            let found = pass(&mut model, &mut together, &tokens);
             let mut want: Vec<f32> = (alone[..3].iter_mut())
                 .flat_map(|sequence| decode(&mut model, sequence, &[5]))
                 .collect();
-            let last = model.run_prompt(&mut alone[3], &tokens[3..], wanted);
-            want.extend(last.unwrap());
-            assert!(bits(&found.unwrap()) == bits(&want), "{format} {piece}");
+            let last = model.prefill(&mut alone[3], &tokens[3..], wanted);
+            want.extend_from_slice(last.unwrap());
+            assert!(bits(&found) == bits(&want), "{format} {piece}");
         }
     }
 }
@@ -127,9 +136,9 @@ fn sequences_are_copied_to_other_contexts() {
         for mut model in runtimes {
             let (start, rest) = case.prompt[..9].split_at(7);
             for [from, to] in [[17, 200], [40, 10]] {
-                let mut source = model.new_sequence(from).unwrap();
+                let mut source = model.new_session(from).unwrap();
                 decode(&mut model, &mut source, start);
-                let mut copy = model.new_sequence(to).unwrap();
+                let mut copy = model.new_session(to).unwrap();
                 decode(&mut model, &mut copy, &case.prompt[10..12]);
                 copy.copy_from(&source, 7).unwrap();
                 let found = decode(&mut model, &mut copy, rest);
@@ -155,15 +164,15 @@ fn sequences_of_another_runtime_are_refused() {
     };
     let [mut device, mut other] = [device, other].map(|it| case.with(Arc::new(it), &[HALF]));
     let mut host = case.on_host(&[HALF]);
-    let foreign = [&host, &other, &device].map(|model| model.new_sequence(16).unwrap());
+    let foreign = [&mut host, &mut other, &mut device].map(|model| model.new_session(16).unwrap());
     for (model, mut foreign) in [&mut device, &mut host, &mut other]
         .into_iter()
         .zip(foreign)
     {
-        let error = model.run_prompt(&mut foreign, &[1], PromptLogits::Last);
+        let error = model.prefill(&mut foreign, &[1], Wanted::Last);
         let error = error.unwrap_err().to_string();
         assert!(error.contains("another model"), "{error}");
-        let mut own = model.new_sequence(16).unwrap();
+        let mut own = model.new_session(16).unwrap();
         let error = own.copy_from(&foreign, 0).unwrap_err().to_string();
         assert!(error.contains("another model"), "{error}");
     }

@@ -10,7 +10,7 @@ use powerinfer_emulator::{
     Order, test_emulator,
 };
 use powerinfer_model::LanguageModel;
-use powerinfer_runtime::Runtime;
+use powerinfer_runtime::{Engine, SingleSession};
 use powerinfer_tensor::CacheFormat;
 
 use crate::{assert_near, case::Case, one_by_one, placement::PLACEMENTS};
@@ -28,7 +28,9 @@ fn a_lost_device_is_an_error_and_not_a_hang() {
             let bundle = case.pack(placements);
             let device = Arc::new(device.lost_after(launches));
             let started = Instant::now();
-            let mut model = Runtime::with_device(bundle, case.options(), device).unwrap();
+            let mut model =
+                SingleSession::new(Engine::with_device(bundle, case.options(), device).unwrap())
+                    .unwrap();
             let mut outcome = model.forward(&case.prompt[..4]);
             for token in &case.prompt[4..8] {
                 outcome = outcome.and_then(|_| model.forward(&[*token]));
@@ -57,7 +59,7 @@ fn a_late_host_costs_a_token_its_graph_and_no_other() {
     // No kernel waits for the host for more than a nanosecond.
     let device = Arc::new(device.with_patience(Duration::from_nanos(1)));
     let mut model = case.with(Arc::clone(&device) as _, &PLACEMENTS[1..2]);
-    model.expect_retries();
+    model.observers_mut().expect_retries();
     for (token, want) in tokens.iter().zip(want.chunks_exact(want.len() / 6)) {
         let before = device.graph_launches();
         let found = model.forward(&[*token]).unwrap();
@@ -65,9 +67,9 @@ fn a_late_host_costs_a_token_its_graph_and_no_other() {
         assert_eq!(device.graph_launches(), before + 1);
     }
     assert_eq!(model.graph_failure(), None);
-    let counted = model.take_statistics();
+    let counted = model.observers_mut().take_statistics();
     // How often the host is late depends on its speed.
-    assert!(model.graph_retries() <= 6);
+    assert!(model.observers().graph_retries() <= 6);
     assert_eq!(counted.tokens, 6);
     let neurons = 6 * (case.config().ffn_size * case.config().layer_count) as u64;
     assert_eq!(counted.neurons, neurons, "counted once");
@@ -112,7 +114,7 @@ fn a_failed_launch_is_an_error_that_leaves_the_sequence_as_it_was() {
                 want.clone_from(&logits);
             }
             assert!(logits == want, "{format}, {launches}");
-            assert_eq!(model.graph_retries(), 0, "no failure is hidden");
+            assert_eq!(model.observers().graph_retries(), 0, "no failure is hidden");
         }
         assert!(failures > 5, "{failures}");
     }

@@ -7,7 +7,7 @@ use powerinfer_emulator::{
     Order, test_emulator,
 };
 use powerinfer_model::{Checkpoint, LanguageModel};
-use powerinfer_runtime::{ActivationFormat, Runtime};
+use powerinfer_runtime::{ActivationFormat, SingleSession};
 use powerinfer_tensor::{CacheFormat, Format};
 
 use crate::{
@@ -76,7 +76,7 @@ fn graphs_give_the_same_bits_as_single_launches() {
     ] {
         let case = Case::open(name);
         let prompt = &case.prompt;
-        let mut first: Option<Vec<f32>> = None;
+        let mut want: Option<Vec<f32>> = None;
         for capture in [Unsupported, Works, Fails] {
             let Some(device) = test_emulator(2, Order::Forward) else {
                 return;
@@ -84,17 +84,17 @@ fn graphs_give_the_same_bits_as_single_launches() {
             let device = Arc::new(device.with_capture(capture));
             let mut model = case.with(Arc::clone(&device) as _, placements);
             if capture == Fails {
-                model.expect_retries();
+                model.observers_mut().expect_retries();
             }
             // Two sequences in turn, one of which is truncated.
             let mut logits = one_by_one(&mut model, &prompt[..3]);
-            let second = model.new_sequence(usize::MAX).unwrap();
-            let first_sequence = model.replace_sequence(second);
+            let second = model.new_session(usize::MAX).unwrap();
+            let first = std::mem::replace(&mut model.session, second);
             logits.extend(one_by_one(&mut model, &prompt[1..4]));
             // Passes of several tokens use no graph and leave those captured as they are.
             logits.extend(model.forward(&prompt[4..6]).unwrap());
-            let _second = model.replace_sequence(first_sequence);
-            model.truncate(1);
+            let _second = std::mem::replace(&mut model.session, first);
+            model.session.truncate(1);
             logits.extend(one_by_one(&mut model, &prompt[4..7]));
             let (launches, captures) = (device.graph_launches(), device.graph_captures());
             match (capture, is_whole) {
@@ -109,7 +109,7 @@ fn graphs_give_the_same_bits_as_single_launches() {
                 }
                 _ => assert_eq!(launches, 0),
             }
-            let first = first.get_or_insert_with(|| logits.clone());
+            let first = want.get_or_insert_with(|| logits.clone());
             assert!(*first == logits, "{name}, {capture:?}");
         }
     }
@@ -129,7 +129,7 @@ fn every_format_of_the_kv_cache_gives_the_logits_of_the_cpu() {
         };
         let mut host = case.on_host(&[ALL, HALF]);
         // A prompt, then single tokens.
-        let logits = |model: &mut Runtime| -> Vec<f32> {
+        let logits = |model: &mut SingleSession| -> Vec<f32> {
             let mut logits = model.forward(&case.prompt[..12]).unwrap();
             logits.extend(one_by_one(model, &case.prompt[12..]));
             logits
@@ -170,7 +170,10 @@ fn every_format_gives_the_tokens_of_the_cpu() {
                 assert_near(&found, &want, tolerance, &what);
             }
         }
-        let (host, device) = (host.take_statistics(), device.take_statistics());
+        let (host, device) = (
+            host.observers_mut().take_statistics(),
+            device.observers_mut().take_statistics(),
+        );
         assert_eq!(device.tokens, host.tokens);
         assert_eq!(device.neurons, host.neurons);
         let (host, device) = (host.computed_share(), device.computed_share());

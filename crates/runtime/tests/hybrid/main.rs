@@ -21,10 +21,10 @@ mod packing;
 mod predictor_files;
 
 use powerinfer_model::{LanguageModel, greedy_token};
-use powerinfer_runtime::Runtime;
+use powerinfer_runtime::SingleSession;
 
 /// Greedy tokens after `prompt`, with the logits that they were taken from.
-fn greedy(model: &mut Runtime, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<f32>) {
+fn greedy(model: &mut SingleSession, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<f32>) {
     model.reset();
     let (mut tokens, mut all) = (Vec::new(), Vec::new());
     let mut logits = model.forward_last(prompt).unwrap();
@@ -38,7 +38,7 @@ fn greedy(model: &mut Runtime, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<f
 }
 
 /// Logits of all tokens, each decoded in a pass of its own.
-fn one_by_one(model: &mut Runtime, tokens: &[u32]) -> Vec<f32> {
+fn one_by_one(model: &mut SingleSession, tokens: &[u32]) -> Vec<f32> {
     let passes = tokens.chunks(1);
     passes
         .flat_map(|token| model.forward(token).unwrap())
@@ -48,8 +48,8 @@ fn one_by_one(model: &mut Runtime, tokens: &[u32]) -> Vec<f32> {
 /// Fails unless both runtimes give the same greedy tokens and nearly the same logits.
 #[track_caller]
 fn assert_alike(
-    host: &mut Runtime,
-    device: &mut Runtime,
+    host: &mut SingleSession,
+    device: &mut SingleSession,
     prompt: &[u32],
     tolerance: f32,
     what: &str,

@@ -11,7 +11,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_emulator::{GraphCapture, Order, test_emulator};
 use powerinfer_model::{Checkpoint, LanguageModel};
-use powerinfer_runtime::{ActivationFormat, Runtime};
+use powerinfer_runtime::{ActivationFormat, SingleSession};
 use powerinfer_tensor::Format;
 
 use crate::{
@@ -154,14 +154,14 @@ fn active_neurons_are_those_of_the_host_alone() {
             };
             let device = Arc::new(device.with_capture(GraphCapture::Works));
             let mut device = case.with(device, &[placement]);
-            let observed = |model: &mut Runtime| {
+            let observed = |model: &mut SingleSession| {
                 model.forward(&case.prompt[..4]).unwrap();
                 // Tokens that are recorded, observed and replayed.
                 let mut logits = model.forward(&case.prompt[4..5]).unwrap();
-                model.observe_activity(true);
+                model.observers_mut().list_active(true);
                 logits.extend(model.forward(&case.prompt[5..6]).unwrap());
-                let mut activity = model.take_activity();
-                model.observe_activity(false);
+                let mut activity = model.observers_mut().take_active();
+                model.observers_mut().list_active(false);
                 logits.extend(model.forward(&case.prompt[6..7]).unwrap());
                 for token in activity.iter_mut().flatten() {
                     token.sort_unstable();

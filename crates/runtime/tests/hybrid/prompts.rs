@@ -6,7 +6,9 @@ use powerinfer_artifact::{Hint, plan::Device, prompt_cache::PromptCacheFile};
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_emulator::{Order, test_device, test_emulator};
 use powerinfer_model::{LanguageModel, greedy_token};
-use powerinfer_runtime::{Runtime, Sampler, SamplingSettings};
+use powerinfer_runtime::{
+    Engine, Generation, Passes, Sampler, SamplingSettings, SingleSession, StopConditions, Text,
+};
 use powerinfer_tensor::CacheFormat;
 
 use crate::{
@@ -34,10 +36,10 @@ fn prefill_gives_the_logits_of_its_tokens_one_by_one() {
             };
             assert!(model.prompt_batch() >= 17, "{name}");
             let want = one_by_one(&mut model, &case.prompt);
-            let decode = model.take_statistics();
+            let decode = model.observers_mut().take_statistics();
             model.reset();
             let found = model.forward(&case.prompt).unwrap();
-            let prefill = model.take_statistics();
+            let prefill = model.observers_mut().take_statistics();
             assert_near(&found, &want, 1e-4, &format!("{name}, copies: {copies}"));
             assert_eq!(prefill.neurons, decode.neurons);
             let (prefill, decode) = (prefill.neurons_computed, decode.neurons_computed);
@@ -61,29 +63,34 @@ fn a_prompt_cache_is_read_back_on_its_device_alone() {
         let open = || Bundle::open(bundle.folder(), IntegrityCheck::Quick).unwrap();
         let on_device = || {
             let device = test_device(Order::Forward)?;
-            Some(Runtime::with_device(open(), case.options(), device).unwrap())
+            Some(
+                SingleSession::new(Engine::with_device(open(), case.options(), device).unwrap())
+                    .unwrap(),
+            )
         };
         let Some(mut model) = on_device() else {
             return;
         };
         let (before, after) = case.prompt.split_at(13);
         model.forward(before).unwrap();
-        model.save_prompt_cache(&path).unwrap();
+        model.save_prompt_cache(&model.session, &path).unwrap();
         let bytes = std::fs::read(&path).unwrap();
         let want = one_by_one(&mut model, &after[..2]);
         let file = PromptCacheFile::open(&path).unwrap();
         let mut again = on_device().unwrap();
-        let mut on_host = Runtime::new(open(), case.options()).unwrap();
+        let mut on_host = SingleSession::new(Engine::new(open(), case.options()).unwrap()).unwrap();
         // The caches held another sequence before.
         again.forward(after).unwrap();
-        let kept = again.load_prompt_cache(&path, &file, &case.prompt);
+        let SingleSession { engine, session } = &mut again;
+        let kept = engine.load_prompt_cache(session, &path, &file, &case.prompt);
         assert_eq!(kept.unwrap(), 13);
-        again.save_prompt_cache(&path).unwrap();
+        again.save_prompt_cache(&again.session, &path).unwrap();
         assert!(std::fs::read(&path).unwrap() == bytes, "{format}");
         let cached = one_by_one(&mut again, &after[..2]);
         assert_near(&cached, &want, 0.0, "cached");
         // The host has other numbers.
-        let refused = on_host.load_prompt_cache(&path, &file, &case.prompt);
+        let SingleSession { engine, session } = &mut on_host;
+        let refused = engine.load_prompt_cache(session, &path, &file, &case.prompt);
         let message = refused.unwrap_err().to_string();
         assert!(message.contains("of other device: "), "{message}");
         assert!(message.ends_with("; expected the CPU"), "{message}");
@@ -103,8 +110,8 @@ fn prompt_batches_shrink_with_the_memory_that_is_left() {
         let bytes = 4e6 * 0.97f64.powi(round);
         let device = Arc::new(device.with_memory(bytes as usize));
         let bundle = Bundle::open(&folder, IntegrityCheck::Quick).unwrap();
-        let mut model = match Runtime::with_device(bundle, case.options(), device) {
-            Ok(model) => model,
+        let mut model = match Engine::with_device(bundle, case.options(), device) {
+            Ok(engine) => SingleSession::new(engine).unwrap(),
             Err(error) => {
                 // Too little memory for the weights.
                 assert_eq!(error.hint(), Some(Hint::LessVram), "{error}");
@@ -136,17 +143,19 @@ fn sequences_take_turns_and_share_prefixes() {
     let want = model.forward(prompt).unwrap();
     let vocabulary = case.config().vocabulary_size;
     // Truncated tokens give the same bits again.
-    model.truncate(5);
+    model.session.truncate(5);
     assert_eq!(model.forward(&prompt[5..]).unwrap(), want[5 * vocabulary..]);
     // Two sequences with the same prefix, decoded together.
-    let mut sequences = model.new_sequences(2, usize::MAX).unwrap();
-    for sequence in &mut sequences {
-        sequence.copy_from(model.sequence(), 9).unwrap();
+    let new = |_| model.new_session(usize::MAX).unwrap();
+    let mut sessions: Vec<_> = (0..2).map(new).collect();
+    for session in &mut sessions {
+        session.copy_from(&model.session, 9).unwrap();
     }
     for position in 9..12 {
-        let logits = model
-            .decode_batch(&mut sequences, &[prompt[position]; 2])
-            .unwrap();
+        let batch = sessions
+            .iter_mut()
+            .map(|session| (session, prompt[position]));
+        let logits = model.decode(&mut batch.collect::<Vec<_>>()).unwrap();
         let (first, second) = logits.split_at(vocabulary);
         assert_eq!(first, second);
         // Prefill adds up in another order.
@@ -159,12 +168,17 @@ fn sequences_take_turns_and_share_prefixes() {
 fn the_device_chooses_the_token_that_the_host_would() {
     let case = Case::open("llama-relu-gqa");
     let vocabulary = case.config().vocabulary_size;
-    let sampler = |temperature| {
+    let text = |temperature, vocabulary| {
         let settings = SamplingSettings {
             temperature,
             ..SamplingSettings::default()
         };
-        Sampler::new(settings).unwrap()
+        let stop = StopConditions {
+            max_tokens: 1,
+            stop_tokens: [].into(),
+            vocabulary,
+        };
+        Text::new(Sampler::new(settings).unwrap(), stop)
     };
     for head in [Device::Gpu, Device::Cpu] {
         let placement = Placement { head, ..ALL };
@@ -177,14 +191,18 @@ fn the_device_chooses_the_token_that_the_host_would() {
             let largest = greedy_token(&want[..known.min(vocabulary)]);
             for temperature in [0.0, 1e-6] {
                 model.reset();
-                let mut sampler = sampler(temperature);
-                model.append(&case.prompt, &sampler).unwrap();
+                let SingleSession { engine, session } = &mut model;
+                let mut text = text(temperature, known);
+                let started = Generation::start(engine, session, &mut text, &case.prompt, || false);
+                let (mut generation, _) = started.unwrap();
                 let on_device = head == Device::Gpu && temperature == 0.0;
-                assert_eq!(model.last_logits().is_none(), on_device);
-                assert_eq!(model.sample(0, &mut sampler, known).unwrap(), largest);
+                assert_eq!(generation.passes().logits().is_empty(), on_device);
+                assert_eq!(generation.next().unwrap().unwrap().id, largest);
             }
         }
-        let sampler = Sampler::new(SamplingSettings::default()).unwrap();
-        assert!(model.append(&[u32::MAX], &sampler).is_err());
+        let SingleSession { engine, session } = &mut model;
+        let mut text = text(0.0, 1);
+        let outside = [u32::MAX];
+        assert!(Generation::start(engine, session, &mut text, &outside, || false).is_err());
     }
 }

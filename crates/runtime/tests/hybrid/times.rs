@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use powerinfer_emulator::{GraphCapture, Order, test_emulator};
 use powerinfer_model::{LanguageModel, ModelConfig};
-use powerinfer_runtime::{PassTimes, Runtime};
+use powerinfer_runtime::{PassTimes, SingleSession};
 
 use crate::{
     case::Case,
@@ -95,11 +95,11 @@ fn a_device_reads_the_bytes_that_the_cpu_would() {
         return;
     };
     let mut cpu = case.on_host(&[ALL]);
-    let bytes = |model: &mut Runtime, tokens: &[u32]| {
+    let bytes = |model: &mut SingleSession, tokens: &[u32]| {
         model.reset();
-        model.take_statistics();
+        model.observers_mut().take_statistics();
         model.forward(tokens).unwrap();
-        model.take_statistics().all_bytes_read() as f64
+        model.observers_mut().take_statistics().all_bytes_read() as f64
     };
     // A token, and a batch.
     for tokens in [&case.prompt[..1], &case.prompt[..5]] {

@@ -21,8 +21,8 @@ use super::{
 use crate::{
     Service,
     choice::prompt_text,
-    engine::{Finish, Score},
     generation::{TextRequest, Texts, Update},
+    scheduler::{Finish, Score},
 };
 
 /// Tokens of a completion, where the request does not say; OpenAI's default.

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use crate::{
     Service,
-    engine::Activity,
     generation::{Texts, Update},
+    scheduler::Activity,
 };
 
 /// Streams the chunks that `chunks` makes from each update of `texts`, then those it makes at the end, then `[DONE]`. Chunks of

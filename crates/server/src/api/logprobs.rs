@@ -3,7 +3,7 @@
 use powerinfer_text::Tokenizer;
 use serde_json::{Map, Value, json};
 
-use crate::{choice::TokenScore, engine::Score};
+use crate::{choice::TokenScore, scheduler::Score};
 
 /// Lists of the legacy shape, one entry per token.
 #[derive(Debug, Default)]

@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{
     Service,
-    engine::Finish,
     generation::{TextFormat, TextRequest, Texts, Update},
+    scheduler::Finish,
 };
 
 /// Options that concern how Ollama loads a model.

@@ -7,7 +7,7 @@ use powerinfer_artifact::{ByteSize, counted, plan::Policy};
 use powerinfer_kernels::Isa;
 use powerinfer_model::LanguageModel;
 use powerinfer_pool::system;
-use powerinfer_runtime::Runtime;
+use powerinfer_runtime::SingleSession;
 use serde_json::json;
 
 use crate::output::{Table, percent};
@@ -22,7 +22,7 @@ use powerinfer_eval::{
 
 /// Results of a benchmark.
 pub(super) struct Report<'a> {
-    pub(super) model: &'a Runtime,
+    pub(super) model: &'a SingleSession,
     pub(super) isa: Isa,
     pub(super) threads: usize,
     /// The policy, if it is not the plan's.
@@ -137,11 +137,11 @@ impl Report<'_> {
                 "without graphs  kernels are launched one by one: {reason}"
             )?;
         }
-        if self.model.graph_retries() > 0 {
+        if self.model.observers().graph_retries() > 0 {
             writeln!(
                 text,
                 "run again       {} without graphs, as the host was late or a graph failed",
-                counted(self.model.graph_retries() as usize, "token")
+                counted(self.model.observers().graph_retries() as usize, "token")
             )?;
         }
         if !self.densities.is_empty() {

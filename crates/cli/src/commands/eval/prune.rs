@@ -13,14 +13,14 @@ use powerinfer_eval::{
     statistics::{Paired, share},
 };
 use powerinfer_model::LanguageModel;
+use powerinfer_pipeline::{check_paths, texts};
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{Execution, Runtime, Sampler};
+use powerinfer_runtime::{Execution, Sampler, SingleSession};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
 use super::{divergence_json, paired_json};
 use crate::{
-    calibration_text::{check_paths, texts},
     model_argument::{self, DEMO, open_bundle},
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
@@ -114,7 +114,7 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
             bundle.config(),
             &tokenizer,
             arguments.tokens,
-            output,
+            &Bar::new(output),
         )?,
     };
     let total: usize = texts.iter().map(|text| text.len().saturating_sub(1)).sum();
@@ -131,19 +131,19 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
         .predictors()
         .is_some_and(|file| file.layers().iter().all(|summary| summary.rank > 0));
     let policy = Some(Policy::Dense);
-    let mut dense = Runtime::open(bundle, policy, &execution, &Bar::new(output))?;
+    let mut dense = SingleSession::open(bundle, policy, &execution, &Bar::new(output))?;
     let arms = arms(arguments, has_predictors);
     let bar = Bar::new(output);
     let steps = arms.len() * (total + tasks.len());
     bar.begin("computing fewer neurons", steps as u64, "tokens and tasks");
     let mut rows: Vec<Row> = Vec::new();
     for arm in arms {
-        let mut other = Runtime::open(open()?, Some(arm.policy()), &execution, &Silent)?;
+        let mut other = SingleSession::open(open()?, Some(arm.policy()), &execution, &Silent)?;
         let coldest = arm.apply(&mut other, &frequencies, arguments.seed);
         let fidelity = fidelity(&mut dense, &mut other, &texts, windows, |tokens| {
             bar.advance(tokens).map_err(anyhow::Error::from)
         })?;
-        let computed_share = other.take_statistics().computed_share();
+        let computed_share = other.observers_mut().take_statistics().computed_share();
         let solved = solve(&mut other, &tokenizer, &tasks, arguments.seed, &bar)?;
         rows.push(Row {
             arm,
@@ -179,7 +179,7 @@ fn arms(arguments: &PruneArguments, has_predictors: bool) -> Vec<Arm> {
 
 /// Solves `tasks` greedily; returns which are solved.
 fn solve(
-    model: &mut Runtime,
+    model: &mut SingleSession,
     tokenizer: &Tokenizer,
     tasks: &[Task],
     seed: u64,
@@ -197,7 +197,7 @@ fn solve(
             tokenizer,
             task.prompt(),
             ends,
-            &mut Sampler::greedy(),
+            Sampler::greedy(),
             |_| (),
         )?;
         solved.push(judge(task, &written.text, seed) == Verdict::Passed);

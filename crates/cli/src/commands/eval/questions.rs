@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use powerinfer_artifact::{Digest, Progress};
 use powerinfer_eval::{
-    Ends, EvalError, ResultFile, complete, format,
+    Ends, EvalError, ResultFile, Subject, complete, format,
     grade_school::{self, is_right, read_word_problems},
     multiple_choice::{answer, read_questions},
     statistics::{Interval, Paired, share},
@@ -16,10 +16,7 @@ use serde_json::{Value, json};
 
 use super::{ResultArguments, choices, paired_json};
 use crate::{
-    engine::{
-        PolicyArgument,
-        evaluated::{Model, SubjectArguments},
-    },
+    engine::{PolicyArgument, evaluated::SubjectArguments},
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
 };
@@ -84,7 +81,7 @@ pub(crate) fn multiple_choice(arguments: &ChoiceArguments, output: Output) -> Re
     let common = &arguments.common;
     let mut questions = read_questions(&common.data)?;
     questions.truncate(common.count.unwrap_or(usize::MAX));
-    let ask = |model: &mut Model, tokenizer: &Tokenizer, index: usize| {
+    let ask = |model: &mut Subject, tokenizer: &Tokenizer, index: usize| {
         let (question, room) = (&questions[index], model.context_limit());
         let found = answer(model, tokenizer, question, room)?;
         let is_right = |taken: usize| taken == question.label;
@@ -109,21 +106,14 @@ pub(crate) fn word_problems(arguments: &WordProblemArguments, output: Output) ->
     }
     let (examples, asked) = problems.split_at(arguments.shots);
     let asked = &asked[..asked.len().min(common.count.unwrap_or(usize::MAX))];
-    let ask = |model: &mut Model, tokenizer: &Tokenizer, index: usize| {
+    let ask = |model: &mut Subject, tokenizer: &Tokenizer, index: usize| {
         let prompt = grade_school::prompt(examples, &asked[index]);
         let ends = Ends {
             max_tokens: arguments.max_tokens,
             context: model.context_limit(),
             texts: &grade_school::STOPS,
         };
-        let written = complete(
-            model,
-            tokenizer,
-            &prompt,
-            ends,
-            &mut Sampler::greedy(),
-            |_| (),
-        )?;
+        let written = complete(model, tokenizer, &prompt, ends, Sampler::greedy(), |_| ())?;
         Ok(vec![is_right(&asked[index], &written.text)])
     };
     let kind = Kind {
@@ -146,7 +136,7 @@ fn evaluate(
     arguments: &QuestionArguments,
     all: usize,
     kind: &Kind,
-    ask: impl Fn(&mut Model, &Tokenizer, usize) -> Result<Vec<bool>, EvalError>,
+    ask: impl Fn(&mut Subject, &Tokenizer, usize) -> Result<Vec<bool>, EvalError>,
     output: Output,
 ) -> Result<()> {
     if all == 0 {

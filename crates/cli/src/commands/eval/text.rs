@@ -10,10 +10,11 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::Bundle;
 use powerinfer_eval::{
-    Fidelity, Likelihood, MIN_INTERVAL_TOKENS, TextSize, Windows, fidelity, format,
+    Fidelity, Likelihood, MIN_INTERVAL_TOKENS, Subject, TextSize, Windows, fidelity, format,
     statistics::Interval, token_losses,
 };
 use powerinfer_model::{Checkpoint, ModelConfig};
+use powerinfer_pipeline::{check_paths, texts};
 use powerinfer_planner::certify;
 use powerinfer_reference::ReferenceModel;
 use powerinfer_text::Tokenizer;
@@ -21,12 +22,8 @@ use serde_json::{Value, json};
 
 use super::divergence_json;
 use crate::{
-    calibration_text::{check_paths, texts},
     certificate_table,
-    engine::{
-        PolicyArgument,
-        evaluated::{Model, SubjectArguments},
-    },
+    engine::{PolicyArgument, evaluated::SubjectArguments},
     model_argument::{self, DEMO},
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
@@ -183,7 +180,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
             config,
             tokenizer,
             arguments.tokens,
-            output,
+            &Bar::new(output),
         )?,
     };
     arguments.bos.apply(&mut texts, tokenizer)?;
@@ -199,7 +196,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
         Some(name) => {
             let checkpoint = model_argument::open_checkpoint(name, output)?;
             check_against(&checkpoint, bundle.as_ref(), config, output)?;
-            Model::Reference(Box::new(ReferenceModel::load(&checkpoint)?))
+            Subject::Reference(Box::new(ReferenceModel::load(&checkpoint)?))
         }
         None => subject.model(Some(Policy::Dense), output)?,
     };

@@ -9,8 +9,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{counted, write::write_file};
 use powerinfer_kernels::environment;
-use powerinfer_runtime::{Runtime, Sampler};
-use powerinfer_text::{GenerationPrompt, Message, SpecialTokens, Tokenizer};
+use powerinfer_text::{GenerationPrompt, Message, SpecialTokens};
 use rustyline::{
     Editor, Helper,
     completion::Completer,
@@ -21,7 +20,7 @@ use rustyline::{
     validate::{ValidationContext, ValidationResult, Validator},
 };
 
-use super::{RunArguments, Timing, check_prompt, rate, respond, verification};
+use super::{Timing, Writer, rate, verification};
 use crate::{
     output::{Output, print_data},
     progress::{interrupted, resume_after_interrupt, while_waiting},
@@ -40,13 +39,8 @@ A line that ends in `\\` continues on the next line, and pasted text may have se
 
 /// Answers messages until the input ends. With a chat template the messages are a conversation; without one each is
 /// continued by itself.
-pub(super) fn run(
-    arguments: &RunArguments,
-    model: &mut Runtime,
-    tokenizer: &Tokenizer,
-    mut sampler: Sampler,
-    output: Output,
-) -> Result<()> {
+pub(super) fn run(writer: &mut Writer<'_>) -> Result<()> {
+    let (arguments, tokenizer, output) = (writer.arguments, writer.tokenizer, writer.output);
     let template = tokenizer.chat_template();
     output.say(match template {
         Some(_) => "chat: a message a line; `/help` lists commands, Ctrl-D ends",
@@ -87,18 +81,8 @@ pub(super) fn run(
             answer.push_str(piece);
             print_data(piece)
         };
-        let fits = check_prompt(arguments, model, ids.len());
-        let answered = fits.and_then(|()| {
-            respond(
-                arguments,
-                model,
-                tokenizer,
-                &mut sampler,
-                &ids,
-                output,
-                &mut write,
-            )
-        });
+        let fits = writer.check_prompt(ids.len());
+        let answered = fits.and_then(|()| writer.respond(&ids, &mut write));
         let timing = match answered {
             Ok(timing) => timing,
             // A message that does not fit ends neither the conversation nor the program.
@@ -118,7 +102,7 @@ pub(super) fn run(
         }
         timing.note_limit(output);
         output.detail(timing.describe());
-        verification::print_summary(model, output);
+        verification::print_summary(writer.engine.observers().verification(), output);
         total.add(&timing);
         answers += 1;
         chat.push("assistant", answer);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::prompt_cache::PromptCacheFile;
-use powerinfer_runtime::Runtime;
+use powerinfer_runtime::{Engine, Session};
 
 /// The file, and what is written to it.
 #[derive(Debug, clap::Args)]
@@ -31,10 +31,11 @@ pub(super) struct PromptCache<'a> {
 }
 
 impl<'a> PromptCache<'a> {
-    /// Makes `model` reuse the longest common prefix with `prompt`, from the file or from its sequence.
+    /// Makes `session` reuse the longest common prefix with `prompt`, from the file or from what it has.
     pub(super) fn open(
         arguments: &'a PromptCacheArguments,
-        model: &mut Runtime,
+        engine: &Engine,
+        session: &mut Session,
         prompt: &[u32],
     ) -> Result<Self> {
         let mut cache = Self {
@@ -45,39 +46,39 @@ impl<'a> PromptCache<'a> {
         match &arguments.prompt_cache {
             Some(path) if path.exists() => {
                 let file = PromptCacheFile::open(path)?;
-                cache.taken = model.load_prompt_cache(path, &file, prompt)?;
+                cache.taken = engine.load_prompt_cache(session, path, &file, prompt)?;
                 cache.known = file.tokens().to_vec();
             }
             Some(path) if arguments.prompt_cache_ro => bail!(
                 "there is no prompt cache `{}`; leave out `--prompt-cache-ro` once to make it",
                 path.display()
             ),
-            _ => cache.taken = model.keep_prefix_of(prompt),
+            _ => cache.taken = session.keep_prefix(prompt),
         }
         Ok(cache)
     }
 
-    /// Keeps the prompt, which `model` has just read.
-    pub(super) fn keep_prompt(&self, model: &Runtime) -> Result<()> {
+    /// Keeps the prompt, which `session` has now.
+    pub(super) fn keep_prompt(&self, engine: &Engine, session: &Session) -> Result<()> {
         match self.arguments.prompt_cache_all {
             true => Ok(()),
-            false => self.keep(model),
+            false => self.keep(engine, session),
         }
     }
 
     /// Keeps prompt and answer, if `--prompt-cache-all` is set.
-    pub(super) fn keep_all(&self, model: &Runtime) -> Result<()> {
+    pub(super) fn keep_all(&self, engine: &Engine, session: &Session) -> Result<()> {
         match self.arguments.prompt_cache_all {
-            true => self.keep(model),
+            true => self.keep(engine, session),
             false => Ok(()),
         }
     }
 
-    /// Writes what `model` has run, unless the file has it already.
-    fn keep(&self, model: &Runtime) -> Result<()> {
-        let is_known = self.known.starts_with(model.sequence().tokens());
+    /// Writes what `session` has, unless the file has it already.
+    fn keep(&self, engine: &Engine, session: &Session) -> Result<()> {
+        let is_known = self.known.starts_with(session.tokens());
         match self.path() {
-            Some(path) if !is_known => Ok(model.save_prompt_cache(path)?),
+            Some(path) if !is_known => Ok(engine.save_prompt_cache(session, path)?),
             _ => Ok(()),
         }
     }

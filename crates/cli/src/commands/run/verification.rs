@@ -1,47 +1,63 @@
 //! `run --verify-every`: what verification has found, in words and as JSON.
 
 use powerinfer_artifact::counted;
-use powerinfer_runtime::{DRIFT_WINDOW, Runtime, Verification};
+use powerinfer_runtime::{DRIFT_WINDOW, Engine, Observers, Session, Verification};
 use serde_json::json;
 
 use crate::output::{Output, percent};
 
-/// Prints the errors of the token that was verified last, with `-v`; returns the number of verified tokens.
-pub(super) fn print_token(model: &Runtime, before: usize, output: Output) -> usize {
-    let Some((found, latest)) = model.verification().and_then(|v| Some((v, v.latest()?))) else {
-        return before;
-    };
-    if found.tokens() > before {
-        output.detail(format!(
-            "token {}: relative FFN error {}, mean so far {}, contribution recall {}",
-            model.position() - 1,
-            percent(latest),
-            percent(found.mean()),
-            percent(found.contribution_recall()),
-        ));
-    }
-    found.tokens()
+/// Prints what verification finds while tokens are generated.
+pub(super) struct Progress {
+    tokens: usize,
+    alarms: usize,
+    output: Output,
 }
 
-/// Prints the layers that have exceeded their error bound since the first `printed` ones.
-pub(super) fn print_alarms(model: &Runtime, printed: &mut usize, output: Output) {
-    let alarms = model.verification().map_or(&[][..], Verification::alarms);
-    for alarm in alarms.get(*printed..).unwrap_or_default() {
-        output.say(format!(
-            "layer {}: relative FFN error {} over the last {DRIFT_WINDOW} verified tokens exceeds the certified {}, as this text differs from the profile's; it runs `{}` from token {} on",
-            alarm.layer,
-            percent(alarm.error),
-            percent(alarm.certified),
-            alarm.fallback,
-            alarm.position + 1,
-        ));
+impl Progress {
+    /// Prints what is found from now on.
+    pub(super) fn new(observers: &Observers, output: Output) -> Self {
+        let found = observers.verification();
+        Self {
+            tokens: found.map_or(0, Verification::tokens),
+            alarms: found.map_or(0, |found| found.alarms().len()),
+            output,
+        }
     }
-    *printed = alarms.len();
+
+    /// Prints the errors of the token that was verified last, with `-v`, and layers that have exceeded their error bound.
+    pub(super) fn print(&mut self, (engine, session): (&Engine, &Session)) {
+        let Some(found) = engine.observers().verification() else {
+            return;
+        };
+        if found.tokens() > self.tokens
+            && let Some(latest) = found.latest()
+        {
+            self.output.detail(format!(
+                "token {}: relative FFN error {}, mean so far {}, contribution recall {}",
+                session.position() - 1,
+                percent(latest),
+                percent(found.mean()),
+                percent(found.contribution_recall()),
+            ));
+        }
+        self.tokens = found.tokens();
+        for alarm in found.alarms().get(self.alarms..).unwrap_or_default() {
+            self.output.say(format!(
+                "layer {}: relative FFN error {} over the last {DRIFT_WINDOW} verified tokens exceeds the certified {}, as this text differs from the profile's; it runs `{}` from token {} on",
+                alarm.layer,
+                percent(alarm.error),
+                percent(alarm.certified),
+                alarm.fallback,
+                alarm.position + 1,
+            ));
+        }
+        self.alarms = found.alarms().len();
+    }
 }
 
 /// Prints the errors of all verified tokens, where verification is on.
-pub(super) fn print_summary(model: &Runtime, output: Output) {
-    let Some(verification) = model.verification() else {
+pub(super) fn print_summary(verification: Option<&Verification>, output: Output) {
+    let Some(verification) = verification else {
         return;
     };
     let Some(worst) = verification.worst_layer() else {

@@ -7,12 +7,12 @@ use powerinfer_tensor::{BLOCK, CacheFormat, CacheLayout, CachePlane};
 
 use crate::RuntimeError;
 
-/// The tokens so far, with their keys and values in every layer.
+/// A sequence: its tokens so far, with their keys and values in every layer.
 ///
-/// A sequence can be continued by any [`Runtime`](crate::Runtime) of the same bundle with its KV caches in the same places, on the same
+/// A session can be continued by any [`Engine`](crate::Engine) of the same bundle with its KV caches in the same places, on the same
 /// device if any is on one.
-#[derive(Debug, Default)]
-pub struct Sequence {
+#[derive(Debug)]
+pub struct Session {
     /// KV caches on the host; without capacity in layers whose cache is on a device.
     pub(crate) layers: Vec<LayerCache>,
     /// KV caches on a device, by layer; empty without a device.
@@ -22,8 +22,8 @@ pub struct Sequence {
     pub(crate) context: usize,
 }
 
-impl Sequence {
-    /// An empty sequence for up to `context` tokens, with the caches `on_device`; none where memory is missing.
+impl Session {
+    /// An empty session for up to `context` tokens, with the caches `on_device`; none where memory is missing.
     /// Unused memory is reserved but not touched.
     pub(crate) fn new(
         config: &ModelConfig,
@@ -62,6 +62,20 @@ impl Sequence {
         both.take_while(|(own, other)| own == other).count()
     }
 
+    /// Tokens that there is room for.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Keeps the longest common prefix with `tokens`, except their last token; returns its length. The remaining
+    /// tokens can be run then.
+    pub fn keep_prefix(&mut self, tokens: &[u32]) -> usize {
+        let common = self.common_prefix(tokens);
+        let kept = common.min(tokens.len().saturating_sub(1));
+        self.truncate(kept);
+        kept
+    }
+
     /// Removes all tokens from index `tokens` on.
     pub fn truncate(&mut self, tokens: usize) {
         self.tokens.truncate(tokens);
@@ -70,23 +84,23 @@ impl Sequence {
             .for_each(|layer| layer.truncate(tokens));
     }
 
-    /// Replaces the tokens by the first `tokens` tokens of `other`, a sequence of the same runtime whose context may differ.
+    /// Replaces the tokens by the first `tokens` tokens of `other`, a session of the same runtime whose context may differ.
     ///
     /// # Errors
     ///
-    /// The tokens do not fit the context, or `other` is a sequence of another runtime: the sequence is unchanged. The device
-    /// fails: the sequence is left empty.
+    /// The tokens do not fit the context, or `other` is a session of another runtime: the session is unchanged. The device
+    /// fails: the session is left empty.
     ///
     /// # Panics
     ///
     /// Panics if `other` has fewer tokens.
-    pub fn copy_from(&mut self, other: &Sequence, tokens: usize) -> Result<(), RuntimeError> {
+    pub fn copy_from(&mut self, other: &Session, tokens: usize) -> Result<(), RuntimeError> {
         if tokens > self.context {
             let limit = self.context;
             return Err(ModelError::ContextFull { tokens, limit }.into());
         }
         if !self.is_like(other) {
-            return Err(RuntimeError::OtherSequence);
+            return Err(RuntimeError::OtherSession);
         }
         self.truncate(0);
         let copied = &other.tokens[..tokens];
@@ -119,7 +133,7 @@ impl Sequence {
                 .eq(other.layers.iter().map(LayerCache::shape))
     }
 
-    /// Whether a model with KV caches in `format`, on `device` if there is one, can run the sequence.
+    /// Whether a model with KV caches in `format`, on `device` if there is one, can run the session.
     pub(crate) fn is_of(
         &self,
         config: &ModelConfig,

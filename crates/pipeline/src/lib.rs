@@ -1,0 +1,20 @@
+//! From a checkpoint to a bundle, stage by stage.
+//!
+//! ```text
+//! text ──profile──▶ profile ──train──▶ predictors ──place──▶ bundle ──certify──▶ certificate
+//! ```
+//!
+//! Each stage reuses an artifact that is up to date: one that was made from the same inputs with the same settings.
+//! Interrupted stages resume.
+
+mod calibration;
+mod error;
+mod prepare;
+mod stages;
+mod training;
+
+pub use calibration::{CalibrationText, Tokens, check_paths, texts};
+pub use error::PipelineError;
+pub use prepare::{Prepare, Report, Work, place, prepare};
+pub use stages::{Stage, profile, train};
+pub use training::{ByteBudget, DEFAULT_TARGETS, Training};

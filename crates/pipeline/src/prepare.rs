@@ -1,0 +1,172 @@
+//! All stages in order.
+
+use std::{path::Path, sync::Arc};
+
+use powerinfer_artifact::{Progress, Shard, plan::Plan, predictor_file::PredictorFile};
+use powerinfer_bundle::Bundle;
+use powerinfer_kernels::cuda::Device;
+use powerinfer_model::Checkpoint;
+use powerinfer_planner::{PlanOptions, Request, Scratch, certify_bundle, check_reserved, plan};
+use powerinfer_predictor::{FEWEST_SAMPLES, Recipe};
+use powerinfer_profile::{Profile, Settings};
+use powerinfer_solver::SolveReport;
+use powerinfer_text::Tokenizer;
+
+use crate::{CalibrationText, PipelineError, Stage, profile, train};
+
+/// How a bundle is made.
+#[derive(Debug)]
+pub struct Prepare<'a> {
+    /// Text to calibrate on.
+    pub text: CalibrationText,
+    /// Samples of each layer to keep for training.
+    pub trace_tokens: usize,
+    /// How predictors are made.
+    pub recipe: Recipe,
+    /// Budgets and formats.
+    pub options: PlanOptions,
+    /// Device that profiles; none for the CPU.
+    pub device: Option<&'a Arc<dyn Device>>,
+    /// Seed of every random choice.
+    pub seed: u64,
+}
+
+/// A stage that has ended, with what it has made or found up to date.
+#[derive(Debug)]
+pub enum Work<'a> {
+    /// A profile is used although it may be of other text, as none was given.
+    ProfileKept(&'a Profile),
+    /// The profile.
+    Profile(&'a Stage<Profile>),
+    /// The predictors, and how they were made.
+    Predictors(&'a Stage<PredictorFile>, &'a Recipe),
+    /// A plan that is about to be packed.
+    Plan(&'a Plan, &'a SolveReport),
+    /// The bundle, before it is certified, and whether it is new.
+    Bundle(&'a Bundle, bool),
+}
+
+/// Receives what stages have made, as they end.
+pub type Report<'a> = &'a mut dyn FnMut(Work<'_>);
+
+/// Makes the profile, the predictors and the bundle of `checkpoint` in the folders `profile`, `predictors` and `bundle` of
+/// `folder`, and certifies the bundle if the options ask for that. What is up to date is reused.
+///
+/// # Errors
+///
+/// A stage fails, or `progress` interrupts; finished stages are kept.
+pub fn prepare(
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+    prepare: &Prepare<'_>,
+    folder: &Path,
+    progress: &dyn Progress,
+    report: Report<'_>,
+) -> Result<(Bundle, Profile), PipelineError> {
+    let options = &prepare.options;
+    // Errors that need no profile come before hours of profiling.
+    options.check(checkpoint.config())?;
+    let profile = prepare.profile(
+        checkpoint,
+        tokenizer,
+        &folder.join("profile"),
+        progress,
+        report,
+    )?;
+    let out = folder.join("predictors");
+    let (recipe, whole) = (&prepare.recipe, Shard::WHOLE);
+    let predictors = train(checkpoint, &profile, recipe, whole, &out, false, progress)?;
+    report(Work::Predictors(&predictors, recipe));
+    let predictors = Some(predictors.artifact);
+
+    let out = folder.join("bundle");
+    let bundle = place(
+        checkpoint, &profile, predictors, options, &out, progress, report,
+    )?;
+    Ok((bundle, profile))
+}
+
+/// Places, packs and certifies a bundle of `checkpoint` in the folder `out`, unless it is there and up to date.
+///
+/// # Errors
+///
+/// The model does not fit the budget, an option is out of range, a file cannot be read or written, or `progress`
+/// interrupts.
+pub fn place(
+    checkpoint: &Checkpoint,
+    profile: &Profile,
+    predictors: Option<PredictorFile>,
+    options: &PlanOptions,
+    out: &Path,
+    progress: &dyn Progress,
+    report: Report<'_>,
+) -> Result<Bundle, PipelineError> {
+    let request = Request::of(checkpoint, profile, predictors.as_ref(), options, progress)?;
+    if let Some(bundle) = request.packed(checkpoint, options.quant(), out) {
+        report(Work::Bundle(&bundle, false));
+        // A run may have been stopped between packing and certifying.
+        if bundle.certificate().is_some() || !options.certifies() {
+            return Ok(bundle);
+        }
+        let certified = certify_bundle(bundle, checkpoint, profile, &request, options, progress);
+        return Ok(certified?);
+    }
+    let scratch = Scratch::NextTo(out);
+    let placement = plan(
+        checkpoint, profile, predictors, request, options, scratch, progress,
+    )?;
+    report(Work::Plan(placement.plan(), placement.report()));
+    let bundle = placement.pack(checkpoint, out, progress)?;
+    report(Work::Bundle(&bundle, true));
+    if !options.certifies() {
+        return Ok(bundle);
+    }
+    Ok(placement.certify(bundle, progress)?)
+}
+
+impl Prepare<'_> {
+    /// The profile in `out`: up to date with the text given, or as it is if no text is given.
+    fn profile(
+        &self,
+        checkpoint: &Checkpoint,
+        tokenizer: &Tokenizer,
+        out: &Path,
+        progress: &dyn Progress,
+        report: Report<'_>,
+    ) -> Result<Profile, PipelineError> {
+        let files = checkpoint.files();
+        if !self.text.has_text(files)
+            && let Ok(profile) = Profile::open(out)
+            && profile.check_model(checkpoint.identity()).is_ok()
+        {
+            report(Work::ProfileKept(&profile));
+            return Ok(profile);
+        }
+        let config = checkpoint.config();
+        let calibration = self
+            .text
+            .read(files, config, tokenizer, self.seed, progress)?;
+        // Reports too little text before hours of profiling.
+        calibration.check_parts(FEWEST_SAMPLES)?;
+        if self.options.certifies() {
+            check_reserved(calibration.reserved(), progress);
+        }
+        let settings = Settings {
+            trace_tokens: self.trace_tokens,
+            amount: self.text.amount(),
+            shard: Shard::WHOLE,
+            seed: self.seed,
+        };
+        let made = profile(
+            checkpoint,
+            &calibration,
+            settings,
+            self.device,
+            out,
+            false,
+            progress,
+        )?;
+        report(Work::Profile(&made));
+        Ok(made.artifact)
+    }
+}

@@ -1,0 +1,104 @@
+//! Single stages: each makes its artifact unless that is up to date.
+
+use std::{path::Path, sync::Arc};
+
+use powerinfer_artifact::{
+    Progress, Shard,
+    predictor_file::{FILE, PredictorFile},
+};
+use powerinfer_kernels::{Isa, cuda::Device};
+use powerinfer_model::Checkpoint;
+use powerinfer_predictor::{PredictorError, Recipe, is_current, make};
+use powerinfer_profile::{Calibration, Profile, Settings, measure};
+
+use crate::PipelineError;
+
+/// An artifact, and whether a stage has just made it.
+#[derive(Debug)]
+pub struct Stage<T> {
+    /// The artifact.
+    pub artifact: T,
+    /// Whether it was made now; otherwise it was up to date.
+    pub is_new: bool,
+}
+
+/// The profile of `checkpoint` in the folder `out`, measured unless it is up to date and `force` is not set. The layers
+/// run on `device`, if there is one.
+///
+/// # Errors
+///
+/// The folder has a profile of another model, or measuring fails.
+pub fn profile(
+    checkpoint: &Checkpoint,
+    calibration: &Calibration,
+    settings: Settings,
+    device: Option<&Arc<dyn Device>>,
+    out: &Path,
+    force: bool,
+    progress: &dyn Progress,
+) -> Result<Stage<Profile>, PipelineError> {
+    let found = Profile::open(out);
+    if let Ok(found) = &found {
+        let model = &found.header().model;
+        if model.fingerprint != checkpoint.identity().fingerprint {
+            return Err(PipelineError::OtherModel {
+                folder: out.to_owned(),
+                model: model.to_string(),
+            });
+        }
+    }
+    if !force {
+        if Profile::is_current(out, checkpoint, calibration, settings) {
+            let artifact = found?;
+            return Ok(Stage {
+                artifact,
+                is_new: false,
+            });
+        }
+        if out.exists() {
+            progress.note(&format!(
+                "profile: `{}` is of other text or other settings; it is made again",
+                out.display()
+            ));
+        }
+    }
+    let activation = checkpoint.config().activation;
+    if checkpoint.assumes_activation() && !activation.has_exact_zeros() {
+        progress.note(&format!(
+            "the GGUF file does not state its activation function: {} is assumed, as in llama.cpp; prepare a ReLU model from its safetensors",
+            activation.name()
+        ));
+    }
+    Ok(Stage {
+        artifact: measure(checkpoint, calibration, settings, device, out, progress)?,
+        is_new: true,
+    })
+}
+
+/// The predictors of `shard` in the folder `out`, made by `recipe` unless they are up to date and `force` is not set.
+///
+/// # Errors
+///
+/// Training or importing fails, or this CPU is not supported.
+pub fn train(
+    checkpoint: &Checkpoint,
+    profile: &Profile,
+    recipe: &Recipe,
+    shard: Shard,
+    out: &Path,
+    force: bool,
+    progress: &dyn Progress,
+) -> Result<Stage<PredictorFile>, PipelineError> {
+    if !force && is_current(out, profile, recipe, shard)? {
+        let file = PredictorFile::open_file(&out.join(FILE));
+        return Ok(Stage {
+            artifact: file.map_err(PredictorError::from)?,
+            is_new: false,
+        });
+    }
+    let isa = Isa::detect()?;
+    Ok(Stage {
+        artifact: make(checkpoint, profile, recipe, shard, isa, out, progress)?,
+        is_new: true,
+    })
+}

@@ -1,0 +1,112 @@
+//! How predictors are trained unless something else is asked for.
+
+use std::str::FromStr;
+
+use powerinfer_artifact::ByteSize;
+use powerinfer_bundle::weight_bytes;
+use powerinfer_model::{Checkpoint, ModelConfig};
+use powerinfer_predictor::{Settings, Sizing, Targets};
+use powerinfer_tensor::Format;
+
+/// Targets of trained predictors.
+pub const DEFAULT_TARGETS: Targets = Targets {
+    recall: 0.95,
+    contribution_recall: 0.99,
+};
+
+/// Contribution recall that every predictor has.
+const LOWEST_CONTRIBUTION_RECALL: f64 = 0.01;
+
+/// Options of training.
+#[derive(Debug, Clone)]
+pub struct Training {
+    /// Recalls on held-out tokens.
+    pub targets: Targets,
+    /// Bytes of all predictors, at most.
+    pub max_bytes: ByteBudget,
+    /// How a predictor's rank is found.
+    pub sizing: Sizing,
+    /// Optimiser steps per network, at most.
+    pub steps: usize,
+    /// Steps without progress after which training stops.
+    pub patience: usize,
+    /// Format of the predictors' own weights.
+    pub weights: Format,
+}
+
+impl Default for Training {
+    fn default() -> Self {
+        Self {
+            targets: DEFAULT_TARGETS,
+            max_bytes: ByteBudget::Share(0.03),
+            sizing: Sizing::Evidence,
+            steps: 2000,
+            patience: 60,
+            weights: Format::Q4_0,
+        }
+    }
+}
+
+impl Training {
+    /// Settings for the model in `checkpoint`, whose weights will be in the format `quant`, which sets the cost of a neuron.
+    pub fn settings(&self, checkpoint: &Checkpoint, quant: Format, seed: u64) -> Settings {
+        let config = checkpoint.config();
+        Settings {
+            targets: match self.sizing {
+                Sizing::Evidence => self.targets,
+                // The paper's rule knows recall alone.
+                Sizing::Paper => Targets {
+                    contribution_recall: LOWEST_CONTRIBUTION_RECALL,
+                    ..self.targets
+                },
+            },
+            layer_bytes: self.max_bytes.per_layer(config, quant),
+            sizing: self.sizing,
+            steps: self.steps,
+            patience: self.patience,
+            quant,
+            matrices_per_neuron: config.matrices_per_neuron(),
+            weights: self.weights,
+            seed,
+        }
+    }
+}
+
+/// A number of bytes, or a share of a model's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ByteBudget {
+    /// Bytes.
+    Bytes(ByteSize),
+    /// Share of the model's bytes.
+    Share(f64),
+}
+
+impl FromStr for ByteBudget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(percent) = text.strip_suffix('%') else {
+            let size = text.parse().map(Self::Bytes);
+            return size.map_err(|error: <ByteSize as FromStr>::Err| error.to_string());
+        };
+        match percent.trim_end().parse::<f64>() {
+            Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Self::Share(percent / 100.0)),
+            _ => Err("give a size such as `200M`, or a share such as `3%`".to_owned()),
+        }
+    }
+}
+
+impl ByteBudget {
+    /// Bytes for each layer of a model with this configuration.
+    fn per_layer(self, config: &ModelConfig, quant: Format) -> u64 {
+        let all = match self {
+            Self::Bytes(size) => size.0,
+            Self::Share(share) => {
+                let weights = config.weights().into_iter();
+                let bytes = weights.map(|weight| weight_bytes(config, weight, quant));
+                (share * bytes.sum::<u64>() as f64) as u64
+            }
+        };
+        all / config.layer_count.max(1) as u64
+    }
+}

@@ -1,0 +1,146 @@
+//! Runs large language models fast on ordinary PCs by exploiting activation sparsity: most FFN neurons are inactive on most
+//! tokens, so they need not be read.
+//!
+//! A *checkpoint* is a model as others publish it. The pipeline makes a *bundle* of it, and an [`Engine`] runs the bundle:
+//!
+//! ```text
+//! checkpoint + text ──profile──▶ profile ──train──▶ predictors ──place──▶ bundle ──▶ Engine ──▶ tokens
+//! ```
+//!
+//! # Generate text
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use powerinfer::{
+//!     Engine, Execution, Generation, Sampler, Silent, SpecialText, SpecialTokens, Text,
+//! };
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # powerinfer::pack_plain(&powerinfer::demo()?, 256, &folder.path().join("bundle"))?;
+//! let bundle = powerinfer::open_bundle(folder.path().join("bundle"))?; // `powerinfer prepare` makes one
+//! let tokenizer = powerinfer::tokenizer(&bundle)?;
+//! let mut engine = Engine::open(bundle, None, &Execution::on_cpu(2), &Silent)?;
+//! let mut session = engine.new_session(256)?;
+//!
+//! let mut text = Text::new(Sampler::greedy(), powerinfer::stop_conditions(&tokenizer, 16));
+//! let prompt = tokenizer.encode("def double(x):\n", SpecialTokens::Add)?;
+//! let (generation, _reused) =
+//!     Generation::start(&mut engine, &mut session, &mut text, &prompt, || false)?;
+//! let tokens = generation.map(|token| Ok(token?.id)).collect::<Result<Vec<u32>, powerinfer::RuntimeError>>()?;
+//! println!("{}", tokenizer.decode(&tokens, SpecialText::Skip)?);
+//! # assert!(!tokens.is_empty());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Generation`] is an iterator over tokens. A [`Session`] keeps the tokens and their KV cache: call
+//! [`Generation::start`] again with a longer prompt, and the common prefix is not computed twice.
+//!
+//! # Logits
+//!
+//! [`Engine::prefill`] runs tokens of one session, and [`Engine::decode`] one token of each of several:
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use powerinfer::{Engine, Execution, Silent, Wanted};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let bundle = powerinfer::pack_plain(&powerinfer::demo()?, 64, &folder.path().join("bundle"))?;
+//! let mut engine = Engine::open(bundle, None, &Execution::on_cpu(2), &Silent)?;
+//! let mut one = engine.new_session(64)?;
+//! let mut other = engine.new_session(32)?;
+//! engine.prefill(&mut one, &[1, 2, 3], Wanted::None)?;
+//! engine.prefill(&mut other, &[4, 5], Wanted::None)?;
+//! let logits = engine.decode(&mut [(&mut one, 6), (&mut other, 7)])?; // [2, vocabulary]
+//! # assert_eq!(logits.len() % 2, 0);
+//! # assert_eq!((one.tokens(), other.tokens()), (&[1, 2, 3, 6][..], &[4, 5, 7][..]));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The logits of a token do not depend on what runs in the same pass: each session gets exactly the bits that it gets alone.
+//!
+//! # Make a bundle
+//!
+//! [`prepare`] runs all stages; [`profile`], [`train`] and [`place`] are the single ones. Each reuses an artifact that is up
+//! to date, resumes after an interruption, and reports to a [`Progress`]. The examples `sparsity` and `place` of this crate
+//! show them.
+
+use std::path::Path;
+
+pub use powerinfer_artifact::{
+    ByteSize, Progress, Shard,
+    plan::{Plan, Policy},
+    predictor_file::PredictorFile,
+    progress::{Interrupted, Silent},
+};
+pub use powerinfer_bundle::{Bundle, BundleError, IntegrityCheck};
+pub use powerinfer_import::{ImportError, open_checkpoint};
+pub use powerinfer_model::{Checkpoint, Files, LanguageModel, ModelConfig, ModelError};
+pub use powerinfer_pipeline::{
+    CalibrationText, PipelineError, Prepare, Stage, Tokens, Training, Work, place, prepare,
+    profile, train,
+};
+pub use powerinfer_planner::{PlanOptions, Vram, read_hardware as hardware};
+pub use powerinfer_predictor::Recipe;
+pub use powerinfer_profile::{Amount, Calibration, Profile, Settings as ProfileSettings};
+pub use powerinfer_runtime::{
+    Constraint, DeviceChoice, Engine, Execution, Generation, Logits, Observers, RuntimeError,
+    Sampler, SamplingSettings, Session, SingleSession, Speculation, StopConditions, StopReason,
+    Text, Token, Wanted,
+};
+pub use powerinfer_tensor::{CacheFormat, Format};
+pub use powerinfer_text::{SpecialText, SpecialTokens, TextError, Tokenizer};
+
+/// Opens the bundle in `folder`.
+///
+/// # Errors
+///
+/// There is no bundle, or it is damaged.
+pub fn open_bundle(folder: impl AsRef<Path>) -> Result<Bundle, BundleError> {
+    Bundle::open(folder.as_ref(), IntegrityCheck::Quick)
+}
+
+/// The tokenizer of `bundle`.
+///
+/// # Errors
+///
+/// A file of the tokenizer is missing or not supported.
+pub fn tokenizer(bundle: &Bundle) -> Result<Tokenizer, TextError> {
+    Tokenizer::from_directory(bundle.folder())
+}
+
+/// Stops after `max_tokens` tokens, or at a token that ends the text.
+pub fn stop_conditions(tokenizer: &Tokenizer, max_tokens: usize) -> StopConditions {
+    StopConditions {
+        max_tokens,
+        stop_tokens: tokenizer.stop_ids().into(),
+        vocabulary: tokenizer.vocabulary_size(),
+    }
+}
+
+/// Packs `checkpoint` as it is, without a profile: float32, every neuron computed on the CPU, and room for `context` tokens.
+/// The bundle replaces an earlier one in the folder `out`.
+///
+/// # Errors
+///
+/// The checkpoint cannot be read, or the folder cannot be written or has other files.
+pub fn pack_plain(
+    checkpoint: &Checkpoint,
+    context: usize,
+    out: &Path,
+) -> Result<Bundle, BundleError> {
+    powerinfer_bundle::pack_plain(checkpoint, context, &Tokenizer::FILES, out)
+}
+
+/// The demo model, which is part of this library: it completes small Python functions.
+///
+/// # Errors
+///
+/// Memory is missing.
+pub fn demo() -> Result<Checkpoint, ImportError> {
+    open_checkpoint(Files::Embedded {
+        name: "demo",
+        files: powerinfer_datasets::demo::FILES,
+    })
+}
