@@ -61,7 +61,6 @@ const HEAVY: &[&str] = &[
     "tokenizers",
     "good_lp",
     "microlp",
-    "monty",
     "powerinfer-import",
     "powerinfer-corpus",
     "zip",
