@@ -32,7 +32,7 @@ const SUPERVISOR: &str = include_str!("python_supervisor.py");
 const SET_UP: Duration = Duration::from_secs(20);
 
 /// Time that a program may wait, or be kept waiting by others, added to its processor time.
-const WAIT: Duration = Duration::from_secs(2);
+const WAIT: Duration = Duration::from_secs(5);
 
 /// Shell script that builds a root folder with Python's files, changes to it, drops all privileges and starts Python.
 /// Its arguments: bytes of memory, Python, its program, and the folders that it needs.
@@ -505,6 +505,16 @@ def f(text):
             judge(other);
             assert_eq!(judge(order), first, "{other}");
         }
+        // Answers on which the tests spend all their time.
+        let tests = Tests {
+            reference: String::new(),
+            test: "def check(candidate):\n    for i in range(100): candidate(i)\n".to_owned(),
+            entry_point: "f".to_owned(),
+        };
+        let program = "def f(x):\n    return [0] * 3000000\n";
+        let verdict = sandbox.judge(program, Some(&tests), Duration::from_secs(1));
+        assert_eq!(verdict, Verdict::Timeout);
+        assert_eq!(judge(order), first);
         let again = for_tests().unwrap();
         assert_eq!(again.judge(order, None, Duration::from_secs(1)), first);
     }

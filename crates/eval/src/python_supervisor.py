@@ -8,6 +8,8 @@ import builtins, ctypes, json, os, resource, signal, sys
 
 PLAIN = (type(None), bool, int, float, str)
 MOST = 16 << 20
+# Signals at the limit on processor time.
+OVER = (signal.SIGKILL, signal.SIGXCPU)
 
 
 def read(source, count):
@@ -99,8 +101,9 @@ def restrict(instructions):
 
     array = (Instruction * len(instructions))(*(Instruction(*each) for each in instructions))
     found = Filter(len(instructions), array)
-    # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
-    if ctypes.CDLL(None).prctl(22, 2, ctypes.byref(found), 0, 0) != 0:
+    prctl = ctypes.CDLL(None).prctl
+    # PR_SET_PDEATHSIG: it ends with the process of its tests. PR_SET_SECCOMP, SECCOMP_MODE_FILTER.
+    if prctl(1, signal.SIGKILL, 0, 0, 0) != 0 or prctl(22, 2, ctypes.byref(found), 0, 0) != 0:
         os._exit(9)
 
 
@@ -170,15 +173,14 @@ def verdict(tests, child, answers, calls):
         return 'failed', str(error)
     except Ended as error:
         status = os.waitpid(child, 0)[1]
-        # SIGKILL or SIGXCPU: the limit on processor time.
-        is_over = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (9, 24)
+        is_over = os.WIFSIGNALED(status) and os.WTERMSIG(status) in OVER
         return 'timeout' if is_over else 'error', str(error)
     except BaseException as error:
         return 'error', type(error).__name__ + ': ' + str(error)
     return 'passed', ''
 
 
-def judge():
+def judge(verdicts):
     size(0)  # of program and tests together
     program = receive(0)
     # SIGXCPU, which the program can ignore, then SIGKILL.
@@ -210,18 +212,30 @@ def judge():
         os.waitpid(child, 0)
     except OSError:
         pass
-    send(1, [name, detail[:200]])
+    send(verdicts, [name, detail[:200]])
 
 
 def main():
     while True:
+        verdicts, to_verdicts = os.pipe()
         task = os.fork()
         if task == 0:
-            judge()
+            judge(to_verdicts)
             os._exit(0)
-        # Without a request, or without a verdict: all that runs here ends with this process.
-        if os.waitpid(task, 0)[1] != 0:
+        os.close(to_verdicts)
+        try:
+            found = receive(verdicts)
+        except EOFError:
+            found = None
+        os.close(verdicts)
+        status = os.waitpid(task, 0)[1]
+        if found is None and os.WIFSIGNALED(status):
+            # The program's answers were too much for its tests.
+            found = ['timeout' if os.WTERMSIG(status) in OVER else 'error', 'its tests ended early']
+        if found is None:
+            # There is no request, or the tests end this process: so does all that runs here.
             break
+        send(1, found)
 
 
 main()
