@@ -1,7 +1,7 @@
-"""Attacks on whole commands: kills, full disks, two writers, hostile programs for the judges.
+"""Attacks on whole commands: kills, full disks, two writers, hostile programs for the Python sandbox.
 
 attack.py prepare --golden FOLDER      makes the artifacts that are attacked, in `base` and `made`
-attack.py kills|disk|writers|judges    prints one row of a table per stage or judge: tries and findings
+attack.py kills|disk|writers|judges    prints one row of a table per stage: tries and findings
 
 Run by scripts/attack.sh in a work folder; POWERINFER is the program.
 """
@@ -351,27 +351,23 @@ def judges(arguments, findings, source):
                           "test": "def check(candidate):\n    assert candidate(3) == 6, 'three'\n    assert candidate(-7) == -14\n"})
     pathlib.Path("problem.jsonl").write_text(problem + "\n")
     escaped = pathlib.Path("/tmp/powerinfer-escaped")
-    kinds = [("embedded", "")]
-    if os.path.exists("/usr/bin/python3"):
-        kinds.append(("CPython", " --python /usr/bin/python3"))
     end = time.monotonic() + arguments.seconds
-    order = [(kind, program) for program in PROGRAMS for kind in kinds]
+    order = PROGRAMS.copy()
     source.shuffle(order)
     while True:
-        for (name, more), program in order:
+        for program in order:
             if time.monotonic() > end:
                 return
             completion = "    " + program.replace("\\n", "\n    ") + "\n"
-            # Twice the right program around it: a judge must not be left in a bad state.
+            # Twice the right program around it: a sandbox must not be left in a bad state.
             rows = ["    return 2 * x\n", completion, "    return 2 * x\n"]
             pathlib.Path("completions.jsonl").write_text("".join(json.dumps({"task_id": "double", "completion": row}) + "\n" for row in rows))
             started = time.monotonic()
-            code, text = run(f"eval humaneval --data problem.jsonl --completions completions.jsonl --json{more}", ".")
+            code, text = run("eval humaneval --data problem.jsonl --completions completions.jsonl --json", ".")
             finding = None
-            if "cannot be sandboxed" in text or "sandbox" in text and code != 0:
+            if "cannot be judged" in text and code != 0:
                 print(f"skipped: {text}", file=sys.stderr)
-                order = [(kind, other) for kind, other in order if kind[0] != name]
-                break
+                return
             try:
                 verdicts = [sample["verdict"] for task in json.loads(text)["rows"][0]["tasks"] for sample in task["completions"]]
             except (ValueError, KeyError, TypeError):
@@ -383,9 +379,7 @@ def judges(arguments, findings, source):
             elif escaped.exists():
                 finding = "it wrote a file"
                 escaped.unlink()
-            findings.tried(name, f"{finding}: {program}" if finding else None)
-        if not order:
-            return
+            findings.tried("Python sandbox", f"{finding}: {program}" if finding else None)
 
 
 def main():

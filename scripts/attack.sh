@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Attacks the program: mutated inputs for every reader, kills, full disks, two writers, foreign files around every output, hostile
-# programs in both judges, inherited descriptors, 64 clients of the server, and clients that combine tricks. Prints a table of
+# programs in the Python sandbox, inherited descriptors, 64 clients of the server, and clients that combine tricks. Prints a table of
 # tries and findings; if there are findings, keeps their inputs and exits with 1.
 #
 # usage: scripts/attack.sh [MINUTES] [REPORT]

@@ -264,9 +264,7 @@ def descriptors(arguments, findings, source):
         for number in numbers:
             os.dup2(secret, number, inheritable=True)
         try:
-            if os.path.exists("/usr/bin/python3"):
-                findings.tried("CPython", judged(numbers))
-            findings.tried("embedded judge", embedded(numbers))
+            findings.tried("Python sandbox", judged(numbers))
             findings.tried("template worker", template(numbers))
         finally:
             for number in [*numbers, secret]:
@@ -275,34 +273,21 @@ def descriptors(arguments, findings, source):
             return
 
 
-def judge(completion, numbers, more=""):
+def judge(completion, numbers):
     pathlib.Path("completions.jsonl").write_text(json.dumps({"task_id": "double", "completion": completion}) + "\n")
-    line = f"eval humaneval --data problem.jsonl --completions completions.jsonl --json{more}"
+    line = "eval humaneval --data problem.jsonl --completions completions.jsonl --json"
     return command(line, cwd=".", pass_fds=numbers)
 
 
 def judged(numbers):
-    output, errors = judge(LISTER, numbers, " --python /usr/bin/python3").communicate(timeout=60)
-    if "sandbox" in errors:
+    output, errors = judge(LISTER, numbers).communicate(timeout=60)
+    if "cannot be judged" in errors:
         print(f"skipped: {errors}", file=sys.stderr)
         return None
     detail = json.loads(output)["rows"][0]["tasks"][0]["completions"][0]["detail"]
     # It receives calls and sends answers through two pipes.
     found = detail.removeprefix("ValueError: ")
     return None if found.count("True") == 2 and "False" not in found else f"open descriptors: {detail}"
-
-
-def embedded(numbers):
-    process = judge("    while True: pass\n", numbers)
-    found = []
-    while process.poll() is None:
-        found += workers(process.pid)
-        time.sleep(0.002)
-    process.communicate()
-    if not found:
-        return "no worker was seen"
-    leaked = [links for links in found if links]
-    return f"a worker has {leaked[0]}" if leaked else None
 
 
 def template(numbers):

@@ -63,7 +63,6 @@ const HEAVY: &[&str] = &[
     "tokenizers",
     "good_lp",
     "microlp",
-    "monty",
     "powerinfer-import",
     "powerinfer-corpus",
     "zip",

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::sandbox::{Run, Sandbox};
+use crate::sandbox::{Run, Sandbox, can_judge};
 
 /// Two problems in the format of HumanEval.
 fn problems() -> [Value; 2] {
@@ -47,6 +47,9 @@ fn judge(sandbox: &Sandbox, completions: &[(&str, &str)], more: &[&str]) -> Run 
 
 #[test]
 fn completions_of_other_programs_are_judged() {
+    if !can_judge() {
+        return;
+    }
     let sandbox = Sandbox::new();
     let right: Vec<(&str, &str)> = vec![
         ("Mine/0", "    return 2 * x\n"),
@@ -54,7 +57,7 @@ fn completions_of_other_programs_are_judged() {
         ("Mine/0", "    return x\n"),
         ("Mine/0", "    return (\n"),
         ("Mine/1", "    return xs[-1]\n"),
-        // Operations within which the interpreter does not notice the time.
+        // Operations within which Python does not notice the time.
         ("Mine/1", "    y = 3\n    while True: y = y * y\n"),
         ("Mine/1", "    return open('/etc/passwd').read()\n"),
         ("Mine/1", "    return [0] * 10 ** 12\n"),
@@ -68,22 +71,13 @@ fn completions_of_other_programs_are_judged() {
         [&counts["passed"], &counts["failed"], &counts["timeout"]],
         [3, 1, 1]
     );
-    // 2 of 4, and 1 of 4; completions that read files are not judged.
-    let unjudged = counts["unjudged"].as_u64().unwrap();
-    assert_eq!(counts["error"].as_u64().unwrap() + unjudged, 3);
-    let of_second = 1.0 / (4 - unjudged) as f64;
-    let want = (0.5 + of_second) / 2.0;
+    assert_eq!([&counts["error"], &counts["unjudged"]], [3, 0]);
+    // 2 of 4, and 1 of 4.
     let value = row["pass_at"]["1"]["value"].as_f64().unwrap();
-    assert!((value - want).abs() < 1e-9, "{value} {want}");
+    assert!((value - 0.375).abs() < 1e-9, "{value}");
     let two = row["pass_at"]["2"]["value"].as_f64().unwrap();
     assert!(two > value && two <= 1.0);
     judge(&sandbox, &[("Mine/7", "")], &[]).bad(1, &["line 1", "no problem is called `Mine/7`"]);
-    let none = judge(
-        &sandbox,
-        &[("Mine/0", "    pass")],
-        &["--python", "/nowhere"],
-    );
-    none.bad(1, &["`/nowhere` is not run", "hint: leave `--python` out"]);
 }
 
 #[test]
@@ -144,6 +138,9 @@ fn data_of_another_shape_is_refused_with_line_and_field() {
 
 #[test]
 fn results_with_another_tokenizer_are_not_resumed() {
+    if !can_judge() {
+        return;
+    }
     let sandbox = Sandbox::new();
     let model = sandbox.copy_model("llama-relu-gqa");
     write_lines(&sandbox, "problems.jsonl", &problems());
@@ -172,6 +169,9 @@ fn results_with_another_tokenizer_are_not_resumed() {
 
 #[test]
 fn an_interrupted_evaluation_under_policies_is_resumed() {
+    if !can_judge() {
+        return;
+    }
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     write_lines(&sandbox, "problems.jsonl", &problems());
@@ -337,6 +337,9 @@ fn perplexity_is_reported_per_token_word_and_byte() {
 /// All of HumanEval, if its file is given: `POWERINFER_HUMANEVAL=HumanEval.jsonl.gz`.
 #[test]
 fn every_reference_solution_passes_and_every_wrong_one_fails() {
+    if !can_judge() {
+        return;
+    }
     let Some(data) = std::env::var_os("POWERINFER_HUMANEVAL") else {
         println!("skipped: `POWERINFER_HUMANEVAL` is not set");
         return;
@@ -363,18 +366,16 @@ fn every_reference_solution_passes_and_every_wrong_one_fails() {
     };
     let right = run(&|problem| problem.canonical_solution.clone());
     let count = |verdicts: &Value, name: &str| verdicts[name].as_u64().unwrap();
-    assert_eq!(
-        count(&right, "passed") + count(&right, "unjudged"),
-        164,
-        "{right}"
-    );
-    assert!(count(&right, "passed") >= 153, "{right}");
+    assert_eq!(count(&right, "passed"), 164, "{right}");
     let wrong = run(&|_| "    return None\n".to_owned());
     assert_eq!(count(&wrong, "passed"), 0, "{wrong}");
 }
 
 #[test]
 fn pruning_cold_neurons_costs_less_than_pruning_random_ones_and_more_than_skipping() {
+    if !can_judge() {
+        return;
+    }
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let line = [
@@ -422,6 +423,9 @@ fn pruning_cold_neurons_costs_less_than_pruning_random_ones_and_more_than_skippi
 
 #[test]
 fn checkpoints_are_evaluated_by_either_engine() {
+    if !can_judge() {
+        return;
+    }
     let sandbox = Sandbox::new();
     sandbox.copy_model("llama-silu");
     let text = "a few words to score, again and again; ".repeat(20);

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, can_judge};
 
 fn readme() -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap()
@@ -25,6 +25,9 @@ fn console_commands() -> Vec<String> {
 /// One test, since the script uses the results of the commands.
 #[test]
 fn commands_run_verbatim_and_the_demo_script_prints_its_table() {
+    if !can_judge() {
+        return;
+    }
     let sandbox = Sandbox::new();
     let commands = console_commands();
     assert!(commands.len() >= 4, "{commands:?}");

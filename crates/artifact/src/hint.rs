@@ -120,8 +120,8 @@ pub enum Hint {
     OtherSeed,
     /// Import predictors as 32-bit floats.
     ImportAsF32,
-    /// Use the embedded Python interpreter.
-    EmbeddedPython,
+    /// Install what judges generated Python functions.
+    InstallPython,
     /// Allow VRAM, or pin nothing to the GPU.
     AllowVramOrUnpin,
     /// Optimise latency.

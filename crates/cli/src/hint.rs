@@ -209,7 +209,9 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
         Hint::MoreTokens => "profile more tokens with `--tokens`",
         Hint::OtherSeed => "try another `--seed`",
         Hint::ImportAsF32 => "import it with `--predictor-quant f32`",
-        Hint::EmbeddedPython => "leave `--python` out, and the embedded interpreter judges",
+        Hint::InstallPython => {
+            "they run in a sandbox of Linux: install Python 3 and util-linux (`apt install python3 util-linux`) and permit user namespaces"
+        }
         Hint::AllowVramOrUnpin => "allow VRAM, or leave out `--pin`",
         Hint::LatencyObjective => "take `--objective latency`",
         Hint::NoPredictorRank => "leave out `--predictor-rank`",

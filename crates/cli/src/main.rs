@@ -33,7 +33,6 @@ use anyhow::{Result, bail};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use output::{Output, escaped};
 use powerinfer_artifact::{ByteSize, mapped_file};
-use powerinfer_eval::human_eval;
 use powerinfer_guard::worker;
 use powerinfer_pool::system;
 
@@ -138,7 +137,6 @@ fn help(path: &[String]) -> Result<()> {
 
 fn main() -> ExitCode {
     if worker::work_as_worker(&[
-        human_eval::WORK,
         powerinfer_corpus::PARQUET_WORK,
         powerinfer_profile::TABLE_WORK,
         powerinfer_text::TEMPLATE_WORK,

@@ -95,10 +95,7 @@ mod tests {
     use powerinfer_model::{Checkpoint, ModelConfig, ModelError};
 
     use super::*;
-    use crate::{
-        fidelity::{Windows, fidelity},
-        human_eval::{Judge, Problem, Verdict},
-    };
+    use crate::fidelity::{Windows, fidelity};
 
     /// A model that gives one token probability 1 after any text.
     struct Certain {
@@ -129,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_only_ends_generates_nothing_and_is_judged() {
+    fn a_model_that_only_ends_generates_nothing() {
         let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
         let tokenizer =
             Tokenizer::from_directory(&goldens.join("tokenizers/tok-sp-legacy")).unwrap();
@@ -150,15 +147,6 @@ mod tests {
         let sampler = Sampler::greedy();
         let found = complete(&mut model, &tokenizer, prompt, ends, sampler, |_| ()).unwrap();
         assert_eq!((found.text.as_str(), found.tokens.len()), ("", 0));
-        let problem = Problem {
-            task_id: "T/0".to_owned(),
-            prompt: prompt.to_owned(),
-            entry_point: "f".to_owned(),
-            canonical_solution: "    return x\n".to_owned(),
-            test: "def check(candidate):\n    assert candidate(1) == 1\n".to_owned(),
-        };
-        let verdict = problem.judge(&found.text, &Judge::Embedded);
-        assert!(matches!(verdict, Verdict::Error(_)), "{verdict:?}");
         // Compared with another such model, all figures are finite.
         let texts = [tokenizer.encode("a b c d", SpecialTokens::Add).unwrap()];
         let windows = Windows {

@@ -83,11 +83,9 @@ pub enum EvalError {
     /// An artifact that cannot be written.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
-    /// No sandbox for a Python interpreter.
-    #[error("`{python}` is not run: {reason}")]
+    /// No sandbox for Python programs.
+    #[error("generated functions cannot be judged: {reason}")]
     NoSandbox {
-        /// The program.
-        python: PathBuf,
         /// Why not.
         reason: String,
     },
@@ -162,7 +160,7 @@ impl EvalError {
         match self {
             Self::Busy { .. } => Some(Hint::WaitOrOtherFile),
             Self::OtherContent { .. } => Some(Hint::OtherFile),
-            Self::NoSandbox { .. } => Some(Hint::EmbeddedPython),
+            Self::NoSandbox { .. } => Some(Hint::InstallPython),
             Self::ContextOutOfRange { .. } => Some(Hint::OtherContext),
             Self::Model(error) => error.hint(),
             Self::Bundle(error) => error.hint(),

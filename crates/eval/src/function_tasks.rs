@@ -4,30 +4,13 @@ use std::time::Duration;
 
 use powerinfer_datasets::minipython::{Argument, Task};
 
-use crate::interpreter::{self, Fault, Limits};
+use crate::{EvalError, PythonSandbox, Tests, Verdict};
 
 /// Calls on which a completion is compared with the reference.
 pub const CASES: usize = 24;
 
-/// Outcome of a completion.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// Every call returned the reference's result.
-    Passed,
-    /// A call returned another result.
-    Failed {
-        /// First such call, as Python source.
-        call: String,
-        /// Result of the reference, as `repr` shows it.
-        expected: String,
-        /// Result of the completion.
-        found: String,
-    },
-    /// A syntax error, an exception or too much memory, in words.
-    Error(String),
-    /// The time limit was exceeded.
-    Timeout,
-}
+/// Limit of the processor time of all calls.
+const TIME_LIMIT: Duration = Duration::from_secs(1);
 
 /// The part of `completion` that belongs to the function: everything before the first line that
 /// is not indented. The first line continues the prompt and always belongs to it.
@@ -39,63 +22,56 @@ pub fn cut_completion(completion: &str) -> &str {
         .map_or(completion, |start| &completion[..start])
 }
 
-/// Compares the function that the task's prompt and `completion` define with the reference, on [`CASES`] inputs drawn
-/// from `seed`.
+/// Whether `completion` solves `task`, see [`judge`].
 ///
-/// The two run as separate programs: definitions of the completion cannot affect the reference.
+/// # Errors
 ///
-/// # Panics
-///
-/// Panics if the reference does not run, which is a defect of the task file.
-pub fn judge(task: &Task, completion: &str, seed: u64) -> Verdict {
-    let calls: Vec<String> = task
-        .arguments(seed, CASES)
-        .iter()
-        .map(|arguments| call(task.entry_point(), arguments))
-        .collect();
-    let patient = Limits {
-        duration: Duration::from_secs(20),
-        ..Limits::default()
-    };
-    let expected = results(task, task.solution(), &calls, &patient)
-        .unwrap_or_else(|fault| panic!("the reference runs, but: {fault}\n{}", task.text()));
-    let found = match results(task, cut_completion(completion), &calls, &Limits::default()) {
-        Ok(found) => found,
-        Err(Fault::Timeout) => return Verdict::Timeout,
-        Err(fault) => return Verdict::Error(fault.to_string()),
-    };
-    let wrong = calls
-        .into_iter()
-        .zip(expected.into_iter().zip(found))
-        .find(|(_, (expected, found))| expected != found);
-    match wrong {
-        None => Verdict::Passed,
-        Some((call, (expected, found))) => Verdict::Failed {
-            call,
-            expected,
-            found,
-        },
+/// Fails with [`EvalError::NoSandbox`] if the sandbox did not run the program.
+pub fn is_solved(
+    task: &Task,
+    completion: &str,
+    seed: u64,
+    sandbox: &PythonSandbox,
+) -> Result<bool, EvalError> {
+    match judge(task, completion, seed, sandbox) {
+        Verdict::Unjudged(reason) => Err(EvalError::NoSandbox { reason }),
+        verdict => Ok(verdict == Verdict::Passed),
     }
 }
 
-fn call(function: &str, arguments: &[Argument]) -> String {
-    let arguments: Vec<String> = arguments.iter().map(Argument::to_string).collect();
-    format!("{function}({})", arguments.join(", "))
+/// Compares the function that the task's prompt and `completion` define with the reference, on [`CASES`] inputs drawn
+/// from `seed`: results must have the same `repr`.
+///
+/// The two run in separate processes: definitions of the completion cannot affect the reference.
+pub fn judge(task: &Task, completion: &str, seed: u64, sandbox: &PythonSandbox) -> Verdict {
+    let (prompt, name) = (task.prompt(), task.entry_point());
+    let calls: Vec<String> = task
+        .arguments(seed, CASES)
+        .iter()
+        .map(|arguments| tuple(arguments))
+        .collect();
+    let tests = Tests {
+        reference: format!("{prompt}{}\nreference = {name}\n", task.solution()),
+        // The function gets a copy of the arguments, and the reference may change them.
+        test: format!(
+            "def check(candidate):
+    for arguments in [{}]:
+        call = '{name}' + repr(arguments)
+        found, expected = repr(candidate(*arguments)), repr(reference(*arguments))
+        assert found == expected, call + ' gave ' + found + ', not ' + expected
+",
+            calls.join(", ")
+        ),
+        entry_point: name.to_owned(),
+    };
+    let program = format!("{prompt}{}\n", cut_completion(completion));
+    sandbox.judge(&program, Some(&tests), TIME_LIMIT)
 }
 
-/// Results of the calls, one `repr` each.
-fn results(
-    task: &Task,
-    body: &str,
-    calls: &[String],
-    limits: &Limits,
-) -> Result<Vec<String>, Fault> {
-    let source = format!("{}{body}\n[{}]\n", task.prompt(), calls.join(", "));
-    let value = interpreter::run(&source, limits)?;
-    let elements = value
-        .elements()
-        .expect("the program ends in a list of calls");
-    Ok(elements.iter().map(interpreter::Value::repr).collect())
+/// The arguments of a call as a Python tuple.
+fn tuple(arguments: &[Argument]) -> String {
+    let arguments: Vec<String> = arguments.iter().map(Argument::to_string).collect();
+    format!("({},)", arguments.join(", "))
 }
 
 #[cfg(test)]
@@ -103,6 +79,7 @@ mod tests {
     use powerinfer_datasets::minipython::{Split, distinct_tasks, tasks};
 
     use super::*;
+    use crate::python_sandbox::tests::for_tests;
 
     fn any_task() -> Task {
         tasks(Split::HeldOut, 1)
@@ -112,19 +89,21 @@ mod tests {
 
     #[test]
     fn every_solution_passes_against_itself() {
+        let Some(sandbox) = for_tests() else { return };
         for (seed, task) in tasks(Split::HeldOut, 1).enumerate() {
-            let verdict = judge(&task, task.solution(), seed as u64);
+            let verdict = judge(&task, task.solution(), seed as u64, &sandbox);
             assert_eq!(verdict, Verdict::Passed, "{}", task.text());
         }
     }
 
     #[test]
     fn a_body_that_returns_nothing_fails() {
+        let Some(sandbox) = for_tests() else { return };
         let failed = tasks(Split::HeldOut, 12)
             .take(300)
             .filter(|task| {
-                let verdict = judge(task, "\n    return None\n", 0);
-                matches!(verdict, Verdict::Failed { .. })
+                let verdict = judge(task, "\n    return None\n", 0, &sandbox);
+                matches!(verdict, Verdict::Failed(_))
             })
             .count();
         assert_eq!(failed, 300);
@@ -132,6 +111,7 @@ mod tests {
 
     #[test]
     fn a_changed_constant_is_noticed() {
+        let Some(sandbox) = for_tests() else { return };
         let mut noticed = 0;
         let mut changed = 0;
         for (seed, task) in distinct_tasks(Split::HeldOut, 13, 800)
@@ -143,7 +123,7 @@ mod tests {
                 continue;
             };
             changed += 1;
-            let verdict = judge(task, &mutated, seed as u64);
+            let verdict = judge(task, &mutated, seed as u64, &sandbox);
             noticed += usize::from(verdict != Verdict::Passed);
         }
         assert!(changed > 500, "only {changed} tasks have a constant");
@@ -189,6 +169,7 @@ mod tests {
 
     #[test]
     fn tampering_does_not_help() {
+        let Some(sandbox) = for_tests() else { return };
         let task = any_task();
         for body in [
             "\n    global repr, solve\n    repr = lambda value: ''\n    return 7.25\n",
@@ -197,15 +178,16 @@ mod tests {
             "",
             " or 1",
         ] {
-            let verdict = judge(&task, body, 3);
+            let verdict = judge(&task, body, 3, &sandbox);
             assert_ne!(verdict, Verdict::Passed, "{body}");
         }
     }
 
     #[test]
     fn bad_completions_are_errors_and_not_crashes() {
+        let Some(sandbox) = for_tests() else { return };
         let task = any_task();
-        let verdict = |body: &str| judge(&task, body, 4);
+        let verdict = |body: &str| judge(&task, body, 4, &sandbox);
         assert_eq!(
             verdict("\n    while True:\n        pass\n"),
             Verdict::Timeout

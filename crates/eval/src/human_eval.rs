@@ -7,19 +7,15 @@ pub use results::{Results, SolveOptions, solve};
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
-use powerinfer_guard::worker::{NoAnswer, Work, Worker};
-
 use crate::{
-    EvalError,
+    EvalError, PythonSandbox, Tests, Verdict,
     data_file::{self, Row},
-    interpreter::{self, CANDIDATE, Fault, Limits},
-    python_sandbox::{PythonSandbox, Tests},
 };
 
 /// Texts that end a completion, those of the original harness.
 pub const STOPS: [&str; 5] = ["\nclass", "\ndef", "\n#", "\nif", "\nprint"];
 
-/// Time limit of a program.
+/// Limit of a program's processor time.
 pub const TIME_LIMIT: Duration = Duration::from_secs(3);
 
 /// A function to complete.
@@ -37,66 +33,6 @@ pub struct Problem {
     pub test: String,
 }
 
-/// Outcome of a completion.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// All assertions held.
-    Passed,
-    /// An assertion failed.
-    Failed(String),
-    /// A syntax error, an exception or too much memory.
-    Error(String),
-    /// The time limit was exceeded.
-    Timeout,
-    /// The judge cannot run the program, for this reason.
-    Unjudged(String),
-}
-
-impl Verdict {
-    /// Name in one word.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Passed => "passed",
-            Self::Failed(_) => "failed",
-            Self::Error(_) => "error",
-            Self::Timeout => "timeout",
-            Self::Unjudged(_) => "unjudged",
-        }
-    }
-
-    /// Message of the failure, if there is one.
-    pub fn detail(&self) -> Option<&str> {
-        match self {
-            Self::Failed(detail) | Self::Error(detail) | Self::Unjudged(detail) => {
-                (!detail.is_empty()).then_some(detail)
-            }
-            Self::Passed | Self::Timeout => None,
-        }
-    }
-
-    /// Verdict of the given name.
-    pub fn from_name(name: &str, detail: Option<&str>) -> Option<Self> {
-        let detail = || detail.unwrap_or_default().to_owned();
-        Some(match name {
-            "passed" => Self::Passed,
-            "failed" => Self::Failed(detail()),
-            "error" => Self::Error(detail()),
-            "timeout" => Self::Timeout,
-            "unjudged" => Self::Unjudged(detail()),
-            _ => return None,
-        })
-    }
-}
-
-/// Interpreter that runs the programs.
-#[derive(Debug)]
-pub enum Judge {
-    /// The embedded interpreter, in a worker where the program has [`WORK`], else in this process.
-    Embedded,
-    /// CPython in a sandboxed child process.
-    Python(PythonSandbox),
-}
-
 impl Problem {
     fn from_row(row: &Row) -> Result<Self, EvalError> {
         Ok(Self {
@@ -109,7 +45,7 @@ impl Problem {
     }
 
     /// Judges `completion` up to the first of [`STOPS`].
-    pub fn judge(&self, completion: &str, judge: &Judge) -> Verdict {
+    pub fn judge(&self, completion: &str, sandbox: &PythonSandbox) -> Verdict {
         let completion = cut(completion);
         let program = |body: &str| format!("{}{body}\n", self.prompt);
         let tests = Tests {
@@ -117,10 +53,7 @@ impl Problem {
             test: self.test.clone(),
             entry_point: self.entry_point.clone(),
         };
-        match judge {
-            Judge::Embedded => in_worker(&program(completion), &tests),
-            Judge::Python(sandbox) => sandbox.judge(&program(completion), Some(&tests), TIME_LIMIT),
-        }
+        sandbox.judge(&program(completion), Some(&tests), TIME_LIMIT)
     }
 }
 
@@ -172,152 +105,10 @@ pub fn cut(completion: &str) -> &str {
     &completion[..stops.min().unwrap_or(completion.len())]
 }
 
-/// Judging in a worker, for [`work_as_worker`](powerinfer_guard::worker::work_as_worker). The interpreter notices the time only
-/// between two operations, a worker can be killed within one.
-pub const WORK: Work = ("judge", |request| {
-    let verdict = match serde_json::from_slice::<(String, Tests)>(request) {
-        Ok((program, tests)) => embedded(&program, &tests),
-        Err(error) => Verdict::Unjudged(error.to_string()),
-    };
-    serde_json::to_vec(&(verdict.name(), verdict.detail())).expect("two strings are plain JSON")
-});
-
-/// Judges `program` in a worker, or in this process where there are none.
-fn in_worker(program: &str, tests: &Tests) -> Verdict {
-    let mut worker = match Worker::start(WORK.0) {
-        Ok(Some(worker)) => worker,
-        Ok(None) => return embedded(program, tests),
-        Err(error) => return Verdict::Unjudged(format!("no child process: {error}")),
-    };
-    // The worker has the same limit, and answers by it unless it is within an operation.
-    let request = serde_json::to_vec(&(program, tests)).expect("texts are plain JSON");
-    match worker.ask(&request, TIME_LIMIT + Duration::from_secs(1)) {
-        Err(NoAnswer::Timeout) => Verdict::Timeout,
-        Err(NoAnswer::Ended(_)) => {
-            Verdict::Error("the interpreter ended without a verdict".to_owned())
-        }
-        Ok(answer) => serde_json::from_slice(&answer)
-            .ok()
-            .and_then(|(name, detail): (String, Option<String>)| {
-                Verdict::from_name(&name, detail.as_deref())
-            })
-            .unwrap_or_else(|| Verdict::Unjudged("the verdict cannot be read".to_owned())),
-    }
-}
-
-/// Tests `program` in the embedded interpreter.
-fn embedded(program: &str, tests: &Tests) -> Verdict {
-    let limits = Limits {
-        duration: TIME_LIMIT,
-        value_bytes: 64 << 20,
-        ..Limits::default()
-    };
-    let Tests {
-        reference,
-        test,
-        entry_point,
-    } = tests;
-    let calls = format!("{reference}\n{test}\ncheck({CANDIDATE})\n");
-    match interpreter::run_tests(&calls, program, entry_point, &limits) {
-        Ok(()) => Verdict::Passed,
-        Err(Fault::Timeout) => Verdict::Timeout,
-        Err(Fault::Panicked) => Verdict::Unjudged(Fault::Panicked.to_string()),
-        Err(Fault::Raised { kind, message }) => match kind.as_str() {
-            "AssertionError" => Verdict::Failed(message),
-            // One that the program raises itself is its own.
-            "NotImplementedError" if program.contains("NotImplementedError") => {
-                Verdict::Error(format!("{kind}: {message}"))
-            }
-            kind if is_gap(kind, &message) => Verdict::Unjudged(format!("{kind}: {message}")),
-            kind => Verdict::Error(format!("{kind}: {message}")),
-        },
-        Err(fault) => Verdict::Error(fault.to_string()),
-    }
-}
-
-/// Whether Python would have gone on where the embedded interpreter raises: at modules and functions of the standard library
-/// that it has not, at sums of numbers and truth values, at assignments to slices.
-fn is_gap(kind: &str, message: &str) -> bool {
-    let is_named = |names: &[&str]| {
-        names
-            .iter()
-            .any(|name| message.contains(&format!("'{name}'")))
-    };
-    match kind {
-        "NotImplementedError" => true,
-        "ModuleNotFoundError" => is_named(&MODULES),
-        "NameError" => is_named(&FUNCTIONS),
-        "TypeError" if message.contains("unsupported operand type(s)") => {
-            message.contains("'bool'") && is_named(&["int", "float"])
-        }
-        "TypeError" => message.contains("indices must be integers or slices, not slice"),
-        _ => false,
-    }
-}
-
-/// Modules that Python brings along and that functions like these may want.
-const MODULES: [&str; 30] = [
-    "abc",
-    "array",
-    "bisect",
-    "calendar",
-    "cmath",
-    "collections",
-    "copy",
-    "decimal",
-    "enum",
-    "fractions",
-    "functools",
-    "hashlib",
-    "heapq",
-    "io",
-    "itertools",
-    "numbers",
-    "operator",
-    "queue",
-    "random",
-    "re",
-    "secrets",
-    "statistics",
-    "string",
-    "struct",
-    "textwrap",
-    "time",
-    "types",
-    "typing",
-    "unicodedata",
-    "zlib",
-];
-
-/// Functions that Python has without an import.
-const FUNCTIONS: [&str; 22] = [
-    "bytearray",
-    "bytes",
-    "callable",
-    "compile",
-    "complex",
-    "delattr",
-    "dir",
-    "eval",
-    "exec",
-    "format",
-    "frozenset",
-    "globals",
-    "input",
-    "iter",
-    "locals",
-    "memoryview",
-    "next",
-    "object",
-    "setattr",
-    "super",
-    "vars",
-    "__import__",
-];
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::python_sandbox::tests::for_tests;
 
     #[test]
     fn a_completion_ends_where_something_else_begins() {
@@ -343,40 +134,27 @@ mod tests {
 
     #[test]
     fn each_end_has_its_verdict() {
-        let judge = |completion: &str| problem().judge(completion, &Judge::Embedded);
+        let Some(sandbox) = for_tests() else { return };
+        let judge = |completion: &str| problem().judge(completion, &sandbox);
         assert_eq!(judge("    return 2 * x\n"), Verdict::Passed);
         assert_eq!(judge("    return x + x\nprint(double(1))"), Verdict::Passed);
-        assert!(
-            matches!(judge("    return x\n"), Verdict::Failed(detail) if detail.starts_with("three"))
+        assert_eq!(
+            judge("    import hashlib\n    return eval('2 * x')"),
+            Verdict::Passed
         );
+        assert_eq!(judge("    return x\n"), Verdict::Failed("three".to_owned()));
         assert_eq!(judge("    while True: pass\n"), Verdict::Timeout);
-        assert!(matches!(judge("    return )"), Verdict::Error(_)));
-        assert!(matches!(judge("    return y"), Verdict::Error(_)));
-        for gap in [
-            "    return eval('2 * x')",
-            "    import hashlib\n    return 2 * x",
-            "    return x + sum([x > 1, x > 2]) if x == 3 else True + 0",
+        for wrong in [
+            "    return )",
+            "    return y",
+            "    import nonsense",
+            "    raise NotImplementedError\n",
+            "    return [0] * 10 ** 12",
+            "    raise SystemExit(0)\n",
+            "\n",
         ] {
-            let verdict = judge(gap);
-            let is_fair = matches!(verdict, Verdict::Unjudged(_) | Verdict::Failed(_));
-            assert!(is_fair, "{gap}: {verdict:?}");
-        }
-        assert!(matches!(judge("    import nonsense"), Verdict::Error(_)));
-        let raised = judge("    raise NotImplementedError\n");
-        assert!(matches!(raised, Verdict::Error(_)), "{raised:?}");
-        assert!(matches!(
-            judge("    return [0] * 10 ** 12"),
-            Verdict::Error(_)
-        ));
-        assert_ne!(judge("    raise SystemExit(0)\n"), Verdict::Passed);
-        assert_ne!(judge("\n"), Verdict::Passed);
-        for verdict in [
-            Verdict::Passed,
-            Verdict::Timeout,
-            Verdict::Failed("a".to_owned()),
-        ] {
-            let again = Verdict::from_name(verdict.name(), verdict.detail());
-            assert_eq!(again, Some(verdict));
+            let verdict = judge(wrong);
+            assert!(matches!(verdict, Verdict::Error(_)), "{wrong}: {verdict:?}");
         }
     }
 }

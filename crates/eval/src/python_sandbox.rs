@@ -2,45 +2,44 @@
 //! memory, files, processes and system calls.
 //!
 //! Linux's tools set it up (`unshare`, `mount`, `pivot_root`, `prlimit`, `setpriv`). If they cannot, no program is run.
-//! The program's process has neither the tests nor the place where the verdict is written: `python_supervisor.py` calls it
-//! and compares values in another.
+//! A sandbox is set up once and runs one program after the other, each in processes of its own: `python_supervisor.py`. The
+//! program's process has neither the tests nor the place where the verdict is written.
 
 use std::{
-    io::{Read, Write},
-    os::unix::process::CommandExt,
+    io,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    thread,
-    time::{Duration, Instant},
+    process::{Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
-use powerinfer_guard::inherit_no_descriptors;
-use serde::{Deserialize, Serialize};
+use powerinfer_guard::worker::{NoAnswer, Worker};
+use serde::Serialize;
 use serde_json::json;
 
-use crate::{EvalError, human_eval::Verdict, system_calls};
+use crate::{
+    EvalError, Verdict,
+    system_calls::{self, Instruction},
+};
 
 /// Limit on the address space of a process; there are six processes at most.
 const MEMORY_BYTES: u64 = 512 << 20;
 
-/// Bytes kept of the end of a program's output.
-const OUTPUT_BYTES: usize = 64 << 10;
-
-/// First line of the supervisor's output.
-const BEGUN: &str = "begun\n";
-
-/// Python program that runs the judged one in a child process.
+/// Python program that runs the judged ones in child processes.
 const SUPERVISOR: &str = include_str!("python_supervisor.py");
 
-/// Time to set up namespaces and limits, added to the program's own.
-const SET_UP: Duration = Duration::from_secs(2);
+/// Time to set up namespaces and limits, and to start Python.
+const SET_UP: Duration = Duration::from_secs(20);
+
+/// Time that a program may wait, or be kept waiting by others, added to its processor time.
+const WAIT: Duration = Duration::from_secs(5);
 
 /// Shell script that builds a root folder with Python's files, changes to it, drops all privileges and starts Python.
-/// Its arguments: seconds of processor time, bytes of memory, Python, its program, and the folders that it needs.
+/// Its arguments: bytes of memory, Python, its program, and the folders that it needs.
 const SCRIPT: &str = r#"
 set -eu
-seconds=$1 memory=$2 python=$3 supervisor=$4
-shift 4
+memory=$1 python=$2 supervisor=$3
+shift 3
 mount --make-rprivate /
 mount -t tmpfs -o size=16m,mode=755,nosuid,nodev none /tmp
 mkdir /tmp/root
@@ -68,27 +67,33 @@ umount /proc
 mount -o remount,ro /
 cd /scratch
 # Not in the place of this shell, with which all that runs here ends.
-prlimit --cpu="$seconds" --as="$memory" --fsize=0 --nofile=32 --nproc=6 --core=0 \
+prlimit --as="$memory" --fsize=0 --nofile=32 --nproc=6 --core=0 \
   setpriv --bounding-set=-all --inh-caps=-all --no-new-privs \
-  "$python" -I -S -B -X utf8 -c "$supervisor" || exit $?
+  "$python" -s -S -B -X utf8 -c "$supervisor" || exit $?
 "#;
 
-/// Python program that prints its own folders.
-const ASK: &str = "import os, sys; print(os.path.realpath(sys.executable)); print(os.path.realpath(sys.base_prefix))";
+/// Where Python is looked for: on `PATH`, and, if that one cannot be run as another user, where systems install it.
+const PYTHONS: [&str; 2] = ["python3", "/usr/bin/python3"];
+
+/// Python program that prints its own folders, and its name with its version.
+const ASK: &str = "import os, sys; print(os.path.realpath(sys.executable)); print(os.path.realpath(sys.base_prefix)); print(sys.implementation.cache_tag)";
 
 /// A Python interpreter with the folders that it needs.
 #[derive(Debug)]
 pub struct PythonSandbox {
     python: PathBuf,
     folders: Vec<PathBuf>,
+    name: String,
     /// Whether this process runs as root, to which limits on processes do not apply.
     is_root: bool,
-    /// Instructions of the filter of system calls: code, jumps if true and if false, and operand.
-    filter: Vec<(u16, u8, u8, u32)>,
+    /// Filter of system calls.
+    filter: Vec<Instruction>,
+    /// Sandbox that is set up: the first program sets it up, and one that has to be ended takes it along.
+    worker: Mutex<Option<Worker>>,
 }
 
 /// Tests of a function.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Tests {
     /// Source that defines the function, and others that the tests use.
     pub reference: String,
@@ -99,87 +104,129 @@ pub struct Tests {
 }
 
 impl PythonSandbox {
-    /// Sandbox of the Python interpreter at `python`, after checking that programs run in it and reach no files, network
-    /// or processes.
+    /// Sandbox of `python3`, after checking that programs run in it and reach no files, network or processes.
     ///
     /// # Errors
     ///
-    /// Fails with [`EvalError::NoSandbox`] if the interpreter does not run, or if the sandbox does not hold.
-    pub fn new(python: &Path) -> Result<Self, EvalError> {
-        let refused = |reason: String| EvalError::NoSandbox {
-            python: python.to_owned(),
-            reason,
-        };
-        let asked = Command::new(python)
-            .args(["-I", "-c", ASK])
-            .output()
-            .map_err(|error| refused(format!("it does not start: {error}")))?;
+    /// Fails with [`EvalError::NoSandbox`] if there is no Python, or if the sandbox does not hold.
+    pub fn find() -> Result<Self, EvalError> {
+        let [first, system] = PYTHONS.map(Path::new);
+        Self::new(first).or_else(|error| {
+            let found = system.exists().then(|| Self::new(system));
+            found.and_then(Result::ok).ok_or(error)
+        })
+    }
+
+    /// Sandbox of the Python interpreter at `python`, checked.
+    fn new(python: &Path) -> Result<Self, EvalError> {
+        let refused = |reason: String| EvalError::NoSandbox { reason };
+        let program = python.display();
+        let asked = Command::new(python).args(["-I", "-c", ASK]).output();
+        let asked = asked.map_err(|error| {
+            refused(match error.kind() {
+                io::ErrorKind::NotFound => format!("`{program}` is not installed"),
+                _ => format!("`{program}` does not start: {error}"),
+            })
+        })?;
         let text = String::from_utf8_lossy(&asked.stdout);
-        let mut lines = text.lines().map(PathBuf::from);
-        let (Some(real), Some(base)) = (lines.next(), lines.next()) else {
-            return Err(refused("it does not report its folders".to_owned()));
+        let lines: Vec<&str> = text.lines().collect();
+        let [real, base, name] = lines[..] else {
+            return Err(refused(format!("`{program}` does not report its folders")));
         };
         // Folders that are bound anyway, and the root.
-        let is_system = base == Path::new("/usr") || base == Path::new("/");
-        let folders = if is_system { vec![] } else { vec![base] };
+        let folders = if ["/usr", "/"].contains(&base) {
+            vec![]
+        } else {
+            vec![base.into()]
+        };
         let sandbox = Self {
-            python: real,
+            python: real.into(),
             folders,
+            name: name.to_owned(),
             is_root: is_root(),
             filter: system_calls::filter().map_err(refused)?,
+            worker: Mutex::new(None),
         };
-        match sandbox.judge("x = sum(range(10))\nassert x == 45\n", None, SET_UP) {
-            Verdict::Passed => {}
-            other => {
-                return Err(refused(format!(
-                    "the sandbox cannot be set up here: {}",
-                    other.detail().unwrap_or(other.name())
-                )));
-            }
-        }
+        let worker = sandbox.start().map_err(refused)?;
+        *sandbox.worker() = Some(worker);
         for (what, program) in ESCAPES {
-            if sandbox.judge(program, None, SET_UP) == Verdict::Passed {
-                return Err(refused(format!("{what} is within its reach")));
+            if sandbox.judge(program, None, WAIT) == Verdict::Passed {
+                return Err(refused(format!("{what} is within the sandbox's reach")));
             }
         }
         Ok(sandbox)
     }
 
-    /// Runs `program` and then `tests`, for at most `time_limit`; without tests the program passes if it ends.
+    /// Name of the interpreter with its version, such as `cpython-311`. Verdicts may depend on it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs `program` and then `tests`, for at most `time_limit` of processor time, in whole seconds; without tests the
+    /// program passes if it ends.
     pub fn judge(&self, program: &str, tests: Option<&Tests>, time_limit: Duration) -> Verdict {
+        let mut kept = self.worker();
+        let worker = match kept.take() {
+            Some(worker) => Ok(worker),
+            None => self.start(),
+        };
+        let mut worker = match worker {
+            Ok(worker) => worker,
+            Err(reason) => return Verdict::Unjudged(reason),
+        };
+        match worker.ask(&self.request(program, tests, time_limit), time_limit + WAIT) {
+            Ok(answer) => match serde_json::from_slice(&answer).ok().and_then(
+                |(name, detail): (String, String)| Verdict::from_name(&name, Some(&detail)),
+            ) {
+                Some(verdict) => {
+                    *kept = Some(worker);
+                    verdict
+                }
+                None => Verdict::Unjudged("the verdict cannot be read".to_owned()),
+            },
+            Err(NoAnswer::Timeout) => Verdict::Timeout,
+            Err(NoAnswer::Ended(_)) => {
+                let reason = worker.end();
+                let reason = reason.as_deref().unwrap_or("it gave no verdict");
+                Verdict::Unjudged(format!("the sandbox failed: {reason}"))
+            }
+        }
+    }
+
+    fn worker(&self) -> MutexGuard<'_, Option<Worker>> {
+        self.worker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets up a sandbox, and checks that it runs programs.
+    fn start(&self) -> Result<Worker, String> {
+        let failed = |reason: &str| format!("the sandbox cannot be set up here: {reason}");
+        let command = self.command();
+        let name = command.get_program().to_owned();
+        let mut worker = Worker::spawn(command)
+            .map_err(|error| failed(&format!("`{}` does not start: {error}", name.display())))?;
+        let program = "x = sum(range(10))\nassert x == 45\n";
+        match worker.ask(&self.request(program, None, WAIT), SET_UP) {
+            Ok(answer) if answer == br#"["passed", ""]"# => Ok(worker),
+            Ok(answer) => Err(failed(&String::from_utf8_lossy(&answer))),
+            Err(reason) => Err(failed(&worker.end().unwrap_or(reason.to_string()))),
+        }
+    }
+
+    /// The message with `program` and the one with its tests, which the supervisor reads later.
+    fn request(&self, program: &str, tests: Option<&Tests>, time_limit: Duration) -> Vec<u8> {
+        let seconds = time_limit.as_secs().max(1);
         let messages = [
-            json!({ "source": program, "filter": self.filter }),
+            json!({ "source": program, "filter": self.filter, "seconds": seconds }),
             json!(tests),
         ];
         let framed = messages.map(|message| {
             let text = message.to_string();
-            format!("{:10}{text}", text.len())
+            [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
         });
-        let mut child = match self.command(time_limit).spawn() {
-            Ok(child) => child,
-            Err(error) => return Verdict::Unjudged(format!("`setpriv` does not start: {error}")),
-        };
-        let Some(output) = watch(&mut child, framed.concat(), time_limit) else {
-            return Verdict::Unjudged("the sandbox cannot be watched".to_owned());
-        };
-        let last_error = || output.stderr.lines().last();
-        let Some(found) = output.stdout.strip_prefix(BEGUN) else {
-            let reason = last_error().unwrap_or("it did not start");
-            return Verdict::Unjudged(format!("the sandbox was not set up: {reason}"));
-        };
-        if output.is_over {
-            return Verdict::Timeout;
-        }
-        let verdict = serde_json::from_str(found).ok();
-        let verdict = verdict
-            .and_then(|(name, detail): (String, String)| Verdict::from_name(&name, Some(&detail)));
-        verdict.unwrap_or_else(|| {
-            let reason = last_error().unwrap_or("it gave no verdict");
-            Verdict::Unjudged(format!("the sandbox failed: {reason}"))
-        })
+        framed.concat()
     }
 
-    fn command(&self, time_limit: Duration) -> Command {
+    fn command(&self) -> Command {
         let mut line: Vec<String> = Vec::new();
         if self.is_root {
             // As user nobody, to which limits on processes apply.
@@ -213,7 +260,6 @@ impl PythonSandbox {
             ]
             .map(str::to_owned),
         );
-        line.push((time_limit.as_secs() + 1).to_string());
         line.push(MEMORY_BYTES.to_string());
         line.push(self.python.display().to_string());
         line.push(SUPERVISOR.to_owned());
@@ -223,71 +269,12 @@ impl PythonSandbox {
             .args(&line[1..])
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            // The order of sets of texts depends on it.
+            .env("PYTHONHASHSEED", "0")
             .current_dir("/")
-            // A group of its own, so that signals to it do not reach this process.
-            .process_group(0)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        inherit_no_descriptors(&mut command);
         command
     }
-}
-
-/// Output of the supervisor, and how it ended.
-struct ProgramOutput {
-    /// Whether it exceeded the time limit.
-    is_over: bool,
-    stdout: String,
-    stderr: String,
-}
-
-/// Reads all of `from`; returns its end.
-fn drain(mut from: impl Read) -> String {
-    let (mut tail, mut piece) = (Vec::new(), [0; 8192]);
-    while let Ok(count @ 1..) = from.read(&mut piece) {
-        tail.extend_from_slice(&piece[..count]);
-        if tail.len() > 2 * OUTPUT_BYTES {
-            tail.drain(..tail.len() - OUTPUT_BYTES);
-        }
-    }
-    String::from_utf8_lossy(&tail).into_owned()
-}
-
-/// Writes `program` to `child`, and kills it after the time limit.
-fn watch(child: &mut Child, program: String, time_limit: Duration) -> Option<ProgramOutput> {
-    let (mut input, stdout, stderr) = (
-        child.stdin.take()?,
-        child.stdout.take()?,
-        child.stderr.take()?,
-    );
-    let writer = thread::spawn(move || {
-        // A program that exits early does not read all of it.
-        let _ = input.write_all(program.as_bytes());
-    });
-    let stdout = thread::spawn(move || drain(stdout));
-    let stderr = thread::spawn(move || drain(stderr));
-    let started = Instant::now();
-    let code = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break Some(status.code()),
-            Ok(None) if started.elapsed() < time_limit + SET_UP => {
-                thread::sleep(Duration::from_millis(3));
-            }
-            Ok(None) | Err(_) => break None,
-        }
-    };
-    if code.is_none() {
-        let _ = child.kill();
-        let _ = child.wait();
-    }
-    let _ = writer.join();
-    let (stdout, stderr) = (stdout.join().ok()?, stderr.join().ok()?);
-    Some(ProgramOutput {
-        is_over: code.is_none(),
-        stdout,
-        stderr,
-    })
 }
 
 /// Forbidden actions, with programs that pass if they are possible.
@@ -312,19 +299,20 @@ fn is_root() -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::{io::Write, thread};
+
     use super::*;
 
-    /// A sandbox, if the system allows one.
-    fn sandbox() -> Option<PythonSandbox> {
-        let found = PythonSandbox::new(Path::new("/usr/bin/python3"))
-            .or_else(|_| PythonSandbox::new(Path::new("python3")));
-        match found {
+    /// A sandbox, if the system allows one; else prints that the test is skipped.
+    pub(crate) fn for_tests() -> Option<PythonSandbox> {
+        match PythonSandbox::find() {
             Ok(sandbox) => Some(sandbox),
             Err(reason) => {
-                {
-                    println!("skipped: {reason}");
-                }
+                // Tests capture the output of macros only.
+                let test = thread::current();
+                let name = test.name().unwrap_or("a test");
+                let _ = writeln!(io::stderr(), "skipped: {name}: {reason}");
                 None
             }
         }
@@ -332,7 +320,7 @@ mod tests {
 
     #[test]
     fn programs_get_the_verdict_of_how_they_end() {
-        let Some(sandbox) = sandbox() else { return };
+        let Some(sandbox) = for_tests() else { return };
         let judge = |program: &str| sandbox.judge(program, None, Duration::from_secs(1));
         assert_eq!(
             judge("print('hello')\nassert 1 + 1 == 2\n"),
@@ -371,7 +359,7 @@ mod tests {
 
     #[test]
     fn verdicts_cannot_be_forged() {
-        let Some(sandbox) = sandbox() else { return };
+        let Some(sandbox) = for_tests() else { return };
         let tests = Tests {
             reference: "def twice(x):\n    return 2 * x\n".to_owned(),
             test: "SECRET = 424242\ndef check(candidate):\n    assert candidate(3) == 6, 'three'\n    assert candidate([1, (2, {3})]) == [1, (2, {3})] * 2\n    assert candidate(SECRET) == 2 * SECRET\n    try:\n        candidate(None)\n    except TypeError:\n        return\n    assert False\n".to_owned(),
@@ -413,7 +401,7 @@ mod tests {
 
     #[test]
     fn exceptions_reach_the_tests_as_python_creates_them() {
-        let Some(sandbox) = sandbox() else { return };
+        let Some(sandbox) = for_tests() else { return };
         let program = "class Mine(OSError):
     def __str__(self): return 'my own'
 
@@ -473,7 +461,7 @@ def f(text):
 
     #[test]
     fn programs_reach_nothing_outside() {
-        let Some(sandbox) = sandbox() else { return };
+        let Some(sandbox) = for_tests() else { return };
         for program in [
             "open('/etc/passwd').read()\n",
             "open('/proc/self/environ').read()\n",
@@ -498,5 +486,49 @@ def f(text):
         // The sandbox still works.
         let verdict = sandbox.judge("assert True\n", None, Duration::from_secs(1));
         assert_eq!(verdict, Verdict::Passed);
+    }
+
+    #[test]
+    fn programs_run_after_any_other_as_if_they_were_the_first() {
+        let Some(sandbox) = for_tests() else { return };
+        // The order of a set of texts is the same in every sandbox.
+        let order = "raise ValueError([*{'a', 'b', 'c', 'd', 'e', 'f'}])\n";
+        let judge = |program: &str| sandbox.judge(program, None, Duration::from_secs(1));
+        let first = judge(order);
+        for other in [
+            "import builtins\nbuiltins.ValueError = KeyError\n",
+            "while True: pass\n",
+            "import os\nos._exit(0)\n",
+            // It is ended with its sandbox.
+            "import time\ntime.sleep(100)\n",
+        ] {
+            judge(other);
+            assert_eq!(judge(order), first, "{other}");
+        }
+        // Answers on which the tests spend all their time.
+        let tests = Tests {
+            reference: String::new(),
+            test: "def check(candidate):\n    for i in range(100): candidate(i)\n".to_owned(),
+            entry_point: "f".to_owned(),
+        };
+        let program = "def f(x):\n    return [0] * 3000000\n";
+        let verdict = sandbox.judge(program, Some(&tests), Duration::from_secs(1));
+        assert_eq!(verdict, Verdict::Timeout);
+        assert_eq!(judge(order), first);
+        let again = for_tests().unwrap();
+        assert_eq!(again.judge(order, None, Duration::from_secs(1)), first);
+    }
+
+    #[test]
+    fn a_python_that_is_missing_or_none_is_named() {
+        for (python, part) in [
+            ("/no/python3", "`/no/python3` is not installed"),
+            ("/bin/true", "`/bin/true` does not report its folders"),
+            ("/dev/null", "`/dev/null` does not start"),
+        ] {
+            let error = PythonSandbox::new(Path::new(python)).unwrap_err();
+            assert_eq!(error.hint(), Some(powerinfer_artifact::Hint::InstallPython));
+            assert!(error.to_string().contains(part), "{error}");
+        }
     }
 }

@@ -1,12 +1,15 @@
-# Judges a program that may be hostile. The program runs in a child of this process, which has neither the tests nor any
-# file, and answers calls by values. The tests run here, so that a verdict depends on values alone.
+# Judges programs that may be hostile, one after the other. Each has a process that runs its tests, and a child of that
+# process that runs the program. The child has neither the tests nor any file, and answers calls by values, so that a verdict
+# depends on values alone. Nothing of a program or its tests is left to the next ones.
 #
-# Reads from stdin: the program with a filter of system calls, then, after the child has been made, the tests. Writes a line
-# of JSON, the verdict.
-import builtins, json, os, sys
+# Requests and answers are a length, 8 bytes little-endian, and as many bytes. A request is the program with its limit of
+# processor time and a filter of system calls, then, read after the child has been made, the tests; an answer is the verdict.
+import builtins, ctypes, json, os, resource, signal, sys
 
 PLAIN = (type(None), bool, int, float, str)
 MOST = 16 << 20
+# Signals at the limit on processor time.
+OVER = (signal.SIGKILL, signal.SIGXCPU)
 
 
 def read(source, count):
@@ -19,16 +22,20 @@ def read(source, count):
     return data
 
 
+def size(source):
+    return int.from_bytes(read(source, 8), 'little')
+
+
 def receive(source):
-    size = int(read(source, 10))
-    if size > MOST:
+    count = size(source)
+    if count > MOST:
         raise EOFError
-    return json.loads(read(source, size))
+    return json.loads(read(source, count))
 
 
 def send(target, message):
     data = json.dumps(message).encode()
-    data = b'%10d' % len(data) + data
+    data = len(data).to_bytes(8, 'little') + data
     while data:
         data = data[os.write(target, data):]
 
@@ -86,8 +93,6 @@ class Silence:
 
 
 def restrict(instructions):
-    import ctypes
-
     class Instruction(ctypes.Structure):
         _fields_ = [('code', ctypes.c_ushort), ('jt', ctypes.c_ubyte), ('jf', ctypes.c_ubyte), ('k', ctypes.c_uint)]
 
@@ -96,8 +101,9 @@ def restrict(instructions):
 
     array = (Instruction * len(instructions))(*(Instruction(*each) for each in instructions))
     found = Filter(len(instructions), array)
-    # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
-    if ctypes.CDLL(None).prctl(22, 2, ctypes.byref(found), 0, 0) != 0:
+    prctl = ctypes.CDLL(None).prctl
+    # PR_SET_PDEATHSIG: it ends with the process of its tests. PR_SET_SECCOMP, SECCOMP_MODE_FILTER.
+    if prctl(1, signal.SIGKILL, 0, 0, 0) != 0 or prctl(22, 2, ctypes.byref(found), 0, 0) != 0:
         os._exit(9)
 
 
@@ -147,10 +153,9 @@ def answer_of(answers):
     raise error
 
 
-def verdict(child, answers, calls):
+def verdict(tests, child, answers, calls):
     try:
         answer_of(answers)
-        tests = receive(0)
         if not tests:
             return 'passed', ''
         scope = {'__name__': '__main__'}
@@ -168,16 +173,19 @@ def verdict(child, answers, calls):
         return 'failed', str(error)
     except Ended as error:
         status = os.waitpid(child, 0)[1]
-        # SIGKILL or SIGXCPU: the limit on processor time.
-        is_over = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (9, 24)
+        is_over = os.WIFSIGNALED(status) and os.WTERMSIG(status) in OVER
         return 'timeout' if is_over else 'error', str(error)
     except BaseException as error:
         return 'error', type(error).__name__ + ': ' + str(error)
     return 'passed', ''
 
 
-def main():
+def judge(verdicts):
+    size(0)  # of program and tests together
     program = receive(0)
+    # SIGXCPU, which the program can ignore, then SIGKILL.
+    seconds = program['seconds']
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     calls, to_calls = os.pipe()
     answers, to_answers = os.pipe()
     child = os.fork()
@@ -195,11 +203,39 @@ def main():
             os._exit(0)
     os.close(calls)
     os.close(to_answers)
-    os.write(1, b'begun\n')
-    name, detail = verdict(child, answers, to_calls)
-    os.write(1, json.dumps([name, detail[:200]]).encode())
-    # The program may be stuck: this process ends all that runs here.
-    os._exit(0)
+    tests = receive(0)
+    sys.stdout = sys.__stdout__ = Silence()
+    name, detail = verdict(tests, child, answers, to_calls)
+    try:
+        # It waits for calls, or is stuck.
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    except OSError:
+        pass
+    send(verdicts, [name, detail[:200]])
+
+
+def main():
+    while True:
+        verdicts, to_verdicts = os.pipe()
+        task = os.fork()
+        if task == 0:
+            judge(to_verdicts)
+            os._exit(0)
+        os.close(to_verdicts)
+        try:
+            found = receive(verdicts)
+        except EOFError:
+            found = None
+        os.close(verdicts)
+        status = os.waitpid(task, 0)[1]
+        if found is None and os.WIFSIGNALED(status):
+            # The program's answers were too much for its tests.
+            found = ['timeout' if os.WTERMSIG(status) in OVER else 'error', 'its tests ended early']
+        if found is None:
+            # There is no request, or the tests end this process: so does all that runs here.
+            break
+        send(1, found)
 
 
 main()

@@ -5,8 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use serde_json::json;
 
 use crate::{
-    EvalError,
-    human_eval::Verdict,
+    EvalError, Verdict,
     journal::{Journal, Run, RunName},
 };
 

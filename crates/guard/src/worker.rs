@@ -28,6 +28,9 @@ const ARGUMENT: &str = "__worker";
 /// The executable of this process, if it has called [`work_as_worker`].
 static EXECUTABLE: OnceLock<Executable> = OnceLock::new();
 
+/// Bytes read of a worker's stderr, at most.
+const ERROR_BYTES: u64 = 64 << 10;
+
 /// Time for a worker that has closed its output to end.
 const END_LIMIT: Duration = Duration::from_secs(1);
 
@@ -141,7 +144,6 @@ impl Worker {
         };
         let mut command = Command::new(executable.path());
         command.args([ARGUMENT, name]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         command.stderr(Stdio::null());
         // Stacks and arenas of a thread for each of many processors would fill the address space.
         for variable in [
@@ -151,6 +153,16 @@ impl Worker {
         ] {
             command.env(variable, "1");
         }
+        Self::spawn(command).map(Some)
+    }
+
+    /// Starts `command`, which answers requests as a worker does.
+    ///
+    /// # Errors
+    ///
+    /// The system refuses a process or a thread.
+    pub fn spawn(mut command: Command) -> io::Result<Self> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         #[cfg(unix)]
         {
             use std::os::unix::process::CommandExt;
@@ -179,7 +191,7 @@ impl Worker {
         thread::Builder::new()
             .name("worker".to_owned())
             .spawn(reader)?;
-        Ok(Some(worker))
+        Ok(worker)
     }
 
     /// Returns the answer to `request`. A worker that gave none must not be asked again.
@@ -196,6 +208,16 @@ impl Worker {
             RecvTimeoutError::Timeout => NoAnswer::Timeout,
             RecvTimeoutError::Disconnected => NoAnswer::Ended(self.status()),
         })
+    }
+
+    /// Ends the process; returns the last line of its stderr, if that is piped and has one.
+    pub fn end(mut self) -> Option<String> {
+        let mut errors = Vec::new();
+        let _ = self.child.kill();
+        let piped = self.child.stderr.take()?;
+        let _ = piped.take(ERROR_BYTES).read_to_end(&mut errors);
+        let errors = String::from_utf8_lossy(&errors);
+        errors.lines().last().map(str::to_owned)
     }
 
     /// Exit status of the process; `None` if it has not ended in time.

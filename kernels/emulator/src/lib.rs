@@ -5,14 +5,11 @@
 //! masks, and reads of asynchronous copies that were not waited for. The [order](Order) of threads and blocks is a parameter,
 //! so that races change results; with [checks](Checks), races are reported even where they do not. Tensor cores truncate
 //! as real ones do. Loads that return old values, and the accuracy of `exp2`, `erf` and `tanh`, need a GPU.
-//!
-//! [`PtxDevice`] interprets the PTX that ships, instead of its source.
 
 #[cfg(emulated)]
 mod device;
 mod events;
 mod graph;
-mod ptx;
 mod staging;
 #[cfg(not(emulated))]
 mod unavailable;
@@ -31,8 +28,6 @@ use powerinfer_kernels::{
     cuda::{CaptureLock, CudaDevice, Device, DeviceError, DeviceInfo},
     environment,
 };
-
-pub use ptx::{PtxDevice, PtxError};
 
 use self::{
     events::Events,

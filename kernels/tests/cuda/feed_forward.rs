@@ -14,7 +14,7 @@ use powerinfer_tensor::{Activation, FfnKind, Format, Matrix, NormKind, pack};
 
 use crate::{
     Norm,
-    devices::{PtxBits, assert_near, on_every_device, on_every_device_with},
+    devices::{assert_near, on_every_device},
     noise::noise,
     product, upload, zeros,
 };
@@ -125,11 +125,7 @@ impl FfnCase {
             "{format}, {hot} neurons of {hidden}, {:?}, {:?}, {filter:?}, mask {masked:?}, {arithmetic:?}",
             self.kind, self.activation
         );
-        let ptx_bits = match self.activation {
-            Activation::Silu | Activation::GeluErf | Activation::GeluTanh => PtxBits::Approximate,
-            _ => PtxBits::Equal,
-        };
-        on_every_device_with(ptx_bits, |device| {
+        on_every_device(|device| {
             let gpu = Gpu::new(Arc::clone(device), arithmetic);
             let linear = |matrix: &Matrix<'_>, bias: &Option<Vec<f32>>| {
                 GpuLinear::upload(device, matrix, bias.as_deref()).unwrap()

@@ -5,7 +5,6 @@
 mod attention;
 mod batches;
 mod feed_forward;
-mod planted;
 mod prediction;
 mod projection;
 

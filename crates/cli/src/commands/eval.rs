@@ -13,9 +13,9 @@ use powerinfer_artifact::{
 };
 use powerinfer_datasets::minipython::{Split, Task, distinct_tasks};
 use powerinfer_eval::{
-    Ends, EvalError, Fidelity, Likelihood, ResultFile, Run, Subject, complete,
+    Ends, EvalError, Fidelity, Likelihood, PythonSandbox, ResultFile, Run, Subject, complete,
     continuation_likelihood,
-    function_tasks::{CASES, Verdict, judge},
+    function_tasks::{CASES, is_solved},
     statistics::Paired,
 };
 use powerinfer_runtime::Sampler;
@@ -211,6 +211,7 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
     if arguments.count == 0 {
         bail!("`--count` is 0; give at least one task");
     }
+    let sandbox = PythonSandbox::find()?;
     let subject = arguments.subject.open(output)?;
     let mut policies = arguments.policy.clone();
     if policies.is_empty() {
@@ -235,6 +236,7 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
             "policy": policy,
             "max_tokens": arguments.max_tokens,
             "seed": arguments.seed,
+            "judge": sandbox.name(),
             "version": env!("CARGO_PKG_VERSION"),
         });
         let path = results.path(&policy, policies.len());
@@ -259,7 +261,8 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
             tasks: Vec::new(),
         };
         for index in items.clone() {
-            let measure = || measure(&mut model, subject.tokenizer(), &tasks[index], arguments);
+            let (tokenizer, task) = (subject.tokenizer(), &tasks[index]);
+            let measure = || measure(&mut model, tokenizer, task, &sandbox, arguments);
             row.tasks.push(file.get_or(index, measure)?.clone());
             bar.advance(1)?;
         }
@@ -311,6 +314,7 @@ fn measure(
     model: &mut Subject,
     tokenizer: &Tokenizer,
     task: &Task,
+    sandbox: &PythonSandbox,
     arguments: &TasksArguments,
 ) -> Result<TaskResult, EvalError> {
     let ends = Ends {
@@ -331,7 +335,7 @@ fn measure(
     let decoded = model.take_statistics().unwrap_or_default();
     let likelihood = continuation_likelihood(model, tokenizer, task.prompt(), task.solution())?;
     Ok(TaskResult {
-        passed: judge(task, &completion.text, arguments.seed) == Verdict::Passed,
+        passed: is_solved(task, &completion.text, arguments.seed, sandbox)?,
         completion: completion.tokens,
         likelihood: (likelihood.negative_log, likelihood.tokens),
         decoded: decoded.tokens,

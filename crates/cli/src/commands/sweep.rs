@@ -13,7 +13,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::Bundle;
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_eval::{
-    Run, TextSize, Windows,
+    PythonSandbox, Run, TextSize, Windows,
     human_eval::read_problems,
     leading_tokens, scored_tokens,
     sweep::{
@@ -241,6 +241,16 @@ fn items(
     };
     problems.truncate(measures.problems.unwrap_or(usize::MAX));
     let is_demo = bundle.header().model.name == DEMO;
+    let tasks = measures.tasks.unwrap_or(if is_demo { 100 } else { 0 });
+    let needs_sandbox = tasks > 0 || !problems.is_empty();
+    let sandbox = match needs_sandbox.then(PythonSandbox::find).transpose() {
+        Err(error) if measures.tasks.is_none() && problems.is_empty() => {
+            output.say(format!("{error}; only text is judged"));
+            None
+        }
+        found => found?,
+    };
+    let tasks = sandbox.as_ref().map_or(0, |_| tasks);
     let texts = match bundle.certificate() {
         Some(_) if measures.data.is_empty() && !is_demo => bundle.certificate_texts()?,
         _ => texts(
@@ -256,13 +266,13 @@ fn items(
     if scored_tokens(&texts) < 2 {
         bail!("the text has no tokens to score; give more text by `--data`, or raise `--tokens`");
     }
-    let tasks = measures.tasks.unwrap_or(if is_demo { 100 } else { 0 });
     Ok(SweepItems {
         audited: leading_tokens(&texts, measures.audit_tokens.max(2)),
         alone: leading_tokens(&texts, measures.layer_tokens),
         size: TextSize::of(&texts, tokenizer)?,
         texts,
         windows: Windows::for_context(bundle.plan().budget.context_tokens as usize),
+        sandbox,
         tasks: distinct_tasks(Split::HeldOut, measures.seed, tasks)?,
         problems,
         seed: measures.seed,
@@ -285,6 +295,7 @@ fn run_digest(
         "audited": scored_tokens(&items.audited),
         "alone": scored_tokens(&items.alone),
         "tasks": items.tasks.len(),
+        "judge": items.sandbox.as_ref().map(PythonSandbox::name),
         "problems": [problems.transpose()?.map(|digest| digest.to_string()), Some(items.problems.len().to_string())],
         "hardware": hardware,
         "processor": system::processor(),

@@ -5,9 +5,9 @@ use powerinfer_model::LanguageModel;
 use powerinfer_runtime::{Sampler, SamplingSettings};
 use powerinfer_text::Tokenizer;
 
-use super::{Judge, Problem, STOPS, Verdict};
+use super::{Problem, STOPS};
 use crate::{
-    Ends, EvalError, Sample, SampleFile, complete,
+    Ends, EvalError, PythonSandbox, Sample, SampleFile, Verdict, complete,
     statistics::{Interval, Paired, bootstrap_mean, pass_at, share},
 };
 
@@ -46,7 +46,7 @@ pub fn solve<Model: LanguageModel + ?Sized>(
     model: &mut Model,
     tokenizer: &Tokenizer,
     problems: &[Problem],
-    judge: &Judge,
+    sandbox: &PythonSandbox,
     options: SolveOptions,
     mut file: Option<&mut SampleFile>,
     progress: &dyn Progress,
@@ -78,7 +78,7 @@ pub fn solve<Model: LanguageModel + ?Sized>(
             let written = complete(model, tokenizer, prompt, ends, sampler, |_| ());
             let (completion, verdict) = match written {
                 Ok(completion) => {
-                    let verdict = problem.judge(&completion.text, judge);
+                    let verdict = problem.judge(&completion.text, sandbox);
                     (completion.text, verdict)
                 }
                 Err(error @ EvalError::PromptLength { .. }) => {
@@ -110,13 +110,13 @@ impl Results {
     pub fn judge(
         problems: &[Problem],
         completions: &[Vec<String>],
-        judge: &Judge,
+        sandbox: &PythonSandbox,
         progress: &dyn Progress,
     ) -> Result<Self, EvalError> {
         let mut verdicts = vec![Vec::new(); problems.len()];
         for (index, (problem, completions)) in problems.iter().zip(completions).enumerate() {
             for completion in completions {
-                verdicts[index].push(problem.judge(completion, judge));
+                verdicts[index].push(problem.judge(completion, sandbox));
                 progress.advance(1)?;
             }
         }

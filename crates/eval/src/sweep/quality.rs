@@ -11,9 +11,9 @@ use powerinfer_text::Tokenizer;
 
 use super::{FunctionResults, PolicySetting, Quality};
 use crate::{
-    Ends, EvalError, TextSize, Windows, complete, fidelity,
-    function_tasks::{self, judge},
-    human_eval::{self, Judge, Problem},
+    Ends, EvalError, PythonSandbox, TextSize, Verdict, Windows, complete, fidelity,
+    function_tasks::is_solved,
+    human_eval::{self, Problem},
     scored_tokens,
     statistics::{Paired, share},
 };
@@ -35,6 +35,8 @@ pub struct SweepItems {
     pub windows: Windows,
     /// Size of the scored text.
     pub size: TextSize,
+    /// Judge of tasks and problems; without it, both are left out.
+    pub sandbox: Option<PythonSandbox>,
     /// Held-out function tasks to solve.
     pub tasks: Vec<Task>,
     /// HumanEval problems to solve.
@@ -89,11 +91,13 @@ pub(super) fn generate(
     progress: &dyn Progress,
 ) -> Result<Vec<Generated>, EvalError> {
     let mut all = Vec::new();
+    let Some(sandbox) = &items.sandbox else {
+        return Ok(all);
+    };
     if !items.tasks.is_empty() {
         let tasks = items.tasks.iter().map(|task| {
-            let passed = function_tasks::Verdict::Passed;
             let text = solution(model, tokenizer, task.prompt(), TASK_TOKENS, &[])?;
-            let is_solved = judge(task, &text, items.seed) == passed;
+            let is_solved = is_solved(task, &text, items.seed, sandbox)?;
             Ok((text, Some(is_solved)))
         });
         all.push(Generated::collect("held-out tasks", tasks, progress)?);
@@ -106,9 +110,9 @@ pub(super) fn generate(
                 Err(EvalError::PromptLength { .. }) => return Ok((String::new(), None)),
                 text => text?,
             };
-            let passed = match problem.judge(&text, &Judge::Embedded) {
-                human_eval::Verdict::Unjudged(_) => None,
-                verdict => Some(verdict == human_eval::Verdict::Passed),
+            let passed = match problem.judge(&text, sandbox) {
+                Verdict::Unjudged(_) => None,
+                verdict => Some(verdict == Verdict::Passed),
             };
             Ok((text, passed))
         });

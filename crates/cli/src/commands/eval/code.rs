@@ -5,10 +5,8 @@ use std::{ops::Range, path::PathBuf};
 use anyhow::{Result, bail};
 use powerinfer_artifact::{Digest, Progress};
 use powerinfer_eval::{
-    PythonSandbox, SampleFile, format,
-    human_eval::{
-        Judge, Problem, Results, SolveOptions, Verdict, read_completions, read_problems, solve,
-    },
+    PythonSandbox, SampleFile, Verdict, format,
+    human_eval::{Problem, Results, SolveOptions, read_completions, read_problems, solve},
 };
 use serde_json::{Value, json};
 
@@ -25,7 +23,7 @@ use crate::{
 /// Problems, generation and judge.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Programs run in an embedded interpreter that has no files and no network; what it cannot judge is reported.\n\nExamples:\n  powerinfer eval humaneval ./my-model.powerinfer --data HumanEval.jsonl.gz --policy dense,predicted\n  powerinfer eval humaneval ./my-model.powerinfer --data HumanEval.jsonl.gz --samples 20 --temperature 0.2 -k 1,10 --out samples.jsonl\n  powerinfer eval humaneval --data HumanEval.jsonl.gz --completions samples-from-elsewhere.jsonl"
+    after_help = "Programs run with the `python3` of this machine, in a sandbox without files and network (Linux).\n\nExamples:\n  powerinfer eval humaneval ./my-model.powerinfer --data HumanEval.jsonl.gz --policy dense,predicted\n  powerinfer eval humaneval ./my-model.powerinfer --data HumanEval.jsonl.gz --samples 20 --temperature 0.2 -k 1,10 --out samples.jsonl\n  powerinfer eval humaneval --data HumanEval.jsonl.gz --completions samples-from-elsewhere.jsonl"
 )]
 pub(crate) struct CodeArguments {
     #[command(flatten)]
@@ -66,9 +64,6 @@ pub(crate) struct CodeArguments {
     /// Judge the completions of this file (JSON lines: `task_id`, `completion`) instead of generating some
     #[arg(long, value_name = "FILE", conflicts_with_all = ["samples", "temperature", "policy", "out", "shard"])]
     completions: Option<PathBuf>,
-    /// Judge with this Python in a sandbox; an error if the system allows no sandbox
-    #[arg(long, value_name = "PATH")]
-    python: Option<PathBuf>,
     /// Seed of every random choice
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -113,23 +108,20 @@ pub(crate) fn run(arguments: &CodeArguments, output: Output) -> Result<()> {
             "`-k {k}` cannot be estimated from {most} completions; give `--samples` of {k} or more"
         );
     }
-    let judge = match &arguments.python {
-        None => Judge::Embedded,
-        Some(python) => Judge::Python(PythonSandbox::new(python)?),
-    };
+    let sandbox = PythonSandbox::find()?;
     let rows = match (&arguments.completions, completions) {
         (Some(path), Some(found)) => {
             let bar = Bar::new(output);
             let count: usize = found.iter().map(Vec::len).sum();
             bar.begin("judging", count as u64, "completions");
-            let results = Results::judge(problems, &found, &judge, &bar)?;
+            let results = Results::judge(problems, &found, &sandbox, &bar)?;
             bar.end();
             vec![Row {
                 name: path.display().to_string(),
                 results,
             }]
         }
-        _ => solve_all(arguments, problems, &items, &judge, output)?,
+        _ => solve_all(arguments, problems, &items, &sandbox, output)?,
     };
     (arguments.results).say_shard(&items, all, "problems", output);
     if arguments.json {
@@ -154,7 +146,7 @@ fn solve_all(
     arguments: &CodeArguments,
     problems: &[Problem],
     items: &Range<usize>,
-    judge: &Judge,
+    sandbox: &PythonSandbox,
     output: Output,
 ) -> Result<Vec<Row>> {
     let subject = arguments.subject.open(output)?;
@@ -162,7 +154,7 @@ fn solve_all(
     // All files first: an error in one must not appear after hours of another.
     let mut files = Vec::new();
     for (name, _) in &choices {
-        let settings = run_settings(arguments, &subject, name)?;
+        let settings = run_settings(arguments, &subject, sandbox, name)?;
         let run = (arguments.results).run(&settings, items, arguments.samples as usize);
         let path = arguments.results.path(name, choices.len());
         files.push(match path {
@@ -189,7 +181,9 @@ fn solve_all(
         let completions = problems.len() * options.samples;
         bar.begin(name, completions as u64, "completions");
         let (tokenizer, file) = (subject.tokenizer(), file.as_mut());
-        let results = solve(&mut model, tokenizer, problems, judge, options, file, &bar)?;
+        let results = solve(
+            &mut model, tokenizer, problems, sandbox, options, file, &bar,
+        )?;
         bar.end();
         rows.push(Row {
             name: name.clone(),
@@ -200,7 +194,12 @@ fn solve_all(
 }
 
 /// Settings that samples depend on.
-fn run_settings(arguments: &CodeArguments, subject: &Evaluated, policy: &str) -> Result<Value> {
+fn run_settings(
+    arguments: &CodeArguments,
+    subject: &Evaluated,
+    sandbox: &PythonSandbox,
+    policy: &str,
+) -> Result<Value> {
     Ok(json!({
         "bundle": subject.identity()?,
         "data": Digest::of_file(&arguments.data)?,
@@ -208,8 +207,7 @@ fn run_settings(arguments: &CodeArguments, subject: &Evaluated, policy: &str) ->
         "temperature": arguments.temperature,
         "max_tokens": arguments.max_tokens,
         "seed": arguments.seed,
-        "python": arguments.python,
-        "interpreter": arguments.python.as_deref().and_then(|path| Digest::of_file(path).ok()),
+        "judge": sandbox.name(),
         "version": env!("CARGO_PKG_VERSION"),
     }))
 }

@@ -7,8 +7,8 @@ use anyhow::{Result, bail};
 use powerinfer_artifact::{Progress, plan::Policy, progress::Silent};
 use powerinfer_datasets::minipython::{Split, Task, distinct_tasks};
 use powerinfer_eval::{
-    Ends, Fidelity, Windows, complete, fidelity, format,
-    function_tasks::{Verdict, judge},
+    Ends, Fidelity, PythonSandbox, Windows, complete, fidelity, format,
+    function_tasks::is_solved,
     pruning::Arm,
     statistics::{Paired, share},
 };
@@ -102,6 +102,9 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
     {
         bail!("`--keep` has {share}; a share lies between 0 and 1");
     }
+    let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.tasks)?;
+    let has_tasks = !tasks.is_empty();
+    let sandbox = has_tasks.then(PythonSandbox::find).transpose()?;
     let open = || open_bundle(&arguments.bundle);
     let bundle = open()?;
     let tokenizer = model_argument::tokenizer(&bundle.files())?;
@@ -124,7 +127,6 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
     let placing = bundle.placement_inputs()?;
     let frequencies: Vec<&[f32]> = placing.iter().map(|layer| &layer.frequencies[..]).collect();
     let windows = Windows::for_context(bundle.plan().budget.context_tokens as usize);
-    let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.tasks)?;
     let threads = arguments.threads.unwrap_or_else(usable_cores);
     let execution = Execution::on_cpu(threads);
     let has_predictors = bundle
@@ -144,7 +146,17 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
             bar.advance(tokens).map_err(anyhow::Error::from)
         })?;
         let computed_share = other.observers_mut().take_statistics().computed_share();
-        let solved = solve(&mut other, &tokenizer, &tasks, arguments.seed, &bar)?;
+        let solved = match &sandbox {
+            Some(sandbox) => solve(
+                &mut other,
+                &tokenizer,
+                &tasks,
+                sandbox,
+                arguments.seed,
+                &bar,
+            )?,
+            None => Vec::new(),
+        };
         rows.push(Row {
             arm,
             coldest,
@@ -182,6 +194,7 @@ fn solve(
     model: &mut SingleSession,
     tokenizer: &Tokenizer,
     tasks: &[Task],
+    sandbox: &PythonSandbox,
     seed: u64,
     bar: &Bar,
 ) -> Result<Vec<bool>> {
@@ -200,7 +213,7 @@ fn solve(
             Sampler::greedy(),
             |_| (),
         )?;
-        solved.push(judge(task, &written.text, seed) == Verdict::Passed);
+        solved.push(is_solved(task, &written.text, seed, sandbox)?);
         bar.advance(1)?;
     }
     model.reset();
