@@ -14,7 +14,7 @@ if [ "${1:-}" != --render ]; then
   cp "$target/release/powerinfer" "$target/answers/powerinfer"
   silu=$target/answers/silu/demo
   if [ ! -e "$silu/model.safetensors" ]; then
-    scripts/train-demo.sh --activation silu --steps 900 --out "$silu"
+    scripts/train-demo.py --activation silu --steps 900 --out "$silu"
   fi
 fi
 python3 scripts/answers.py "$target/answers" docs/reports "$@"

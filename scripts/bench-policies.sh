@@ -57,7 +57,7 @@ echo "== policies chosen for this machine, and the certificate"
 # A folder named `demo` uses the text and tasks of the demo.
 silu=${SILU:-$out/silu/demo}
 if [ ! -e "$silu/model.safetensors" ]; then
-  scripts/train-demo.sh --activation silu --steps 900 --out "$silu" 2>/dev/null
+  scripts/train-demo.py --activation silu --steps 900 --out "$silu" 2>/dev/null
 fi
 echo
 echo "== SiLU: thresholds within a perplexity budget of 1 %"

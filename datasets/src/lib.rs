@@ -1,6 +1,6 @@
 //! The demo checkpoint and the Python functions it is calibrated and evaluated on, as data.
 //!
-//! The trainer crate generates both; nothing here draws a task at run time.
+//! `scripts/train-demo.py` trains the checkpoint.
 
 pub mod demo;
 pub mod minipython;

@@ -11,7 +11,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_solver::{
     Backend, Candidate, Decision, GROUP_SIZE, Layer, LayerMode, NeuronShape, Options, Prediction,
-    Problem, Work, decide,
+    Problem, ReadCost, decide,
 };
 use powerinfer_tensor::CacheFormat;
 
@@ -122,10 +122,10 @@ fn problem(model: &Model, bytes_per_weight: f64, vram: u64) -> (Problem, Vec<Vec
         let mean = first + (last - first) * (0.5 * depth + 0.5 * random.next());
         let frequencies = frequencies(model.ffn, mean, &mut random);
         let predicted = Prediction {
-            work: Work {
+            work: ReadCost {
                 bytes: predictor as f64,
-                rows: 1000.0,
-                sums: 0.0,
+                scattered_rows: 1000.0,
+                axpy_rows: 0.0,
             },
             predicted_per_active: 1.5,
             recall: 0.98,

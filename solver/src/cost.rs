@@ -124,7 +124,7 @@ mod tests {
     use powerinfer_artifact::plan::Policy;
 
     use super::*;
-    use crate::{NeuronShape, Prediction, Work, samples};
+    use crate::{NeuronShape, Prediction, ReadCost, samples};
 
     /// One layer, 1 GB/s on the CPU, 10 GB/s on the GPU, 1 µs per synchronisation, nothing else.
     fn problem(policy: Policy) -> (Problem, Placement) {
@@ -135,9 +135,9 @@ mod tests {
             matrices: 3,
         };
         let predicted = Prediction {
-            work: Work {
+            work: ReadCost {
                 bytes: 3_000.0,
-                ..Work::default()
+                ..ReadCost::default()
             },
             predicted_per_active: 1.0,
             recall: 1.0,

@@ -5,7 +5,9 @@ use std::time::Instant;
 use powerinfer_artifact::plan::{Objective, Plan};
 
 use crate::{
-    LayerMode, Options, Problem, SolveError, SolveReport, Work, cost, latency,
+    Candidate, Options, Problem, ReadCost, SolveError, SolveReport,
+    candidate::with_modes,
+    cost, latency,
     placement::Placement,
     problem::validate_neurons,
     solve::{Solved, solve_impact, solve_latency},
@@ -15,26 +17,13 @@ use crate::{
 /// Rounds of placing and choosing modes in turn, for the paper's objective.
 const ROUNDS: usize = 4;
 
-/// An execution mode that a layer may take.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Candidate {
-    /// The policy and what a token reads under it.
-    pub mode: LayerMode,
-    /// Activation frequency of each neuron under this mode, in falling order.
-    pub frequencies: Vec<f64>,
-    /// Bytes of the predictor, sign bits or scores that select the neurons.
-    pub predictor_bytes: u64,
-    /// Whether the mode may be chosen; if not, its cost is reported for comparison only.
-    pub allowed: bool,
-}
-
 /// Cost of a candidate in a given placement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CandidateCost {
     /// Predicted seconds per token of the layer's FFN, prediction included.
     pub seconds: f64,
     /// Weights that a token reads.
-    pub work: Work,
+    pub work: ReadCost,
 }
 
 /// A placement with the execution mode of each layer.
@@ -158,22 +147,6 @@ fn alternate(
     Ok((solved, chosen))
 }
 
-/// `problem` with the chosen candidate of each layer.
-pub(crate) fn with_modes(
-    problem: &Problem,
-    candidates: &[Vec<Candidate>],
-    chosen: &[usize],
-) -> Problem {
-    let mut problem = problem.clone();
-    for ((layer, candidates), chosen) in problem.layers.iter_mut().zip(candidates).zip(chosen) {
-        let candidate = &candidates[*chosen];
-        layer.mode = candidate.mode;
-        layer.frequencies.clone_from(&candidate.frequencies);
-        layer.predictor_bytes = candidate.predictor_bytes;
-    }
-    problem
-}
-
 /// Per layer, the cost of every candidate with the layer's neurons placed as in `placement`.
 fn costs(
     problem: &Problem,
@@ -210,7 +183,7 @@ fn fastest(costs: &[CandidateCost], candidates: &[Candidate]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{NeuronShape, Prediction, samples};
+    use crate::{LayerMode, NeuronShape, Prediction, samples};
     use powerinfer_artifact::plan::Policy;
 
     /// Candidates of every layer of `problem`: `dense`, `exact`, and `predicted` with a predictor of `rows`
@@ -222,10 +195,10 @@ mod tests {
                 matrices: 3,
             };
             let predicted = Prediction {
-                work: Work {
+                work: ReadCost {
                     bytes,
-                    rows,
-                    sums: 0.0,
+                    scattered_rows: rows,
+                    axpy_rows: 0.0,
                 },
                 predicted_per_active: 1.5,
                 recall: 1.0,

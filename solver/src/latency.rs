@@ -149,7 +149,7 @@ fn stage(problem: &Problem, layer: &Layer, candidates: &[Candidate]) -> Stage {
             }
             let ffn = ffn(problem, layer, candidate, layer_device);
             let has_predictor = candidate.predictor_bytes > 0
-                || candidate.mode.prediction != crate::Work::default();
+                || candidate.mode.prediction != crate::ReadCost::default();
             for kv in devices(layer_device == Device::Gpu && layer.kv_bytes > 0) {
                 for predictor in devices(layer_device == Device::Gpu && has_predictor) {
                     let place = LayerPlacement {

@@ -13,6 +13,7 @@
 
 mod account;
 mod baselines;
+mod candidate;
 mod chain;
 pub mod cost;
 mod decide;
@@ -28,7 +29,6 @@ mod greedy;
 mod impact;
 mod labels;
 mod latency;
-mod layer_mode;
 mod limit;
 mod mixed_integer;
 pub mod objective;
@@ -42,11 +42,11 @@ mod samples;
 mod solve;
 mod write;
 
-pub use decide::{Candidate, CandidateCost, Decision, decide};
+pub use candidate::Candidate;
+pub use decide::{CandidateCost, Decision, decide};
 pub use error::SolveError;
-pub use layer_mode::{LayerMode, NeuronShape, Prediction, Work};
 pub use options::{Backend, Options};
-pub use pins::Pins;
 pub use place::place;
-pub use problem::{GROUP_SIZE, Layer, Problem};
+pub use powerinfer_artifact::layer_mode::{LayerMode, NeuronShape, Prediction, ReadCost};
+pub use problem::{GROUP_SIZE, Layer, Pins, Problem};
 pub use write::SolveReport;

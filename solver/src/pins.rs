@@ -1,17 +1,8 @@
-//! Pins: parts whose device the user prescribes.
+//! Placement of the parts that are pinned to a device.
 
 use powerinfer_artifact::plan::Device;
 
 use crate::{Problem, SolveError, account::too_small, dense::reserve_bytes, placement::Placement};
-
-/// Prescribed devices of the parts of a layer; `None` leaves a part to the solver.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Pins {
-    /// Device of attention, which is also that of the hidden state.
-    pub attention: Option<Device>,
-    /// Device of all neurons of the layer.
-    pub neurons: Option<Device>,
-}
 
 impl Placement {
     /// The placement with every part on the GPU that is pinned to it.

@@ -5,7 +5,7 @@ use powerinfer_artifact::{
     plan::{Budget, Device},
 };
 
-use crate::{LayerMode, Pins, SolveError};
+use crate::{LayerMode, SolveError};
 
 /// Number of neurons in a group of the paper: neurons of similar frequency that are placed together.
 pub const GROUP_SIZE: usize = 64;
@@ -57,6 +57,15 @@ pub struct Layer {
     pub kv_bytes: u64,
     /// Prescribed devices.
     pub pins: Pins,
+}
+
+/// Prescribed devices of the parts of a layer; `None` leaves a part to the solver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pins {
+    /// Device of attention, which is also that of the hidden state.
+    pub attention: Option<Device>,
+    /// Device of all neurons of the layer.
+    pub neurons: Option<Device>,
 }
 
 impl Layer {
@@ -170,12 +179,12 @@ pub(crate) fn validate_neurons(
 ) -> Result<(), SolveError> {
     let LayerMode {
         prediction,
-        every,
-        active,
+        per_neuron,
+        per_active_neuron,
         ..
     } = *mode;
-    for work in [prediction, every, active] {
-        for value in [work.bytes, work.rows, work.sums] {
+    for work in [prediction, per_neuron, per_active_neuron] {
+        for value in [work.bytes, work.scattered_rows, work.axpy_rows] {
             if !(value.is_finite() && value >= 0.0) {
                 return Err(SolveError::Work { layer, value });
             }
@@ -250,7 +259,8 @@ mod tests {
             SolveError::NeuronBytes { layer: 0 }
         ));
         for value in [f64::NAN, -1.0, f64::INFINITY] {
-            let error = refused(|problem| problem.layers[1].mode.active.bytes = value).to_string();
+            let error = refused(|problem| problem.layers[1].mode.per_active_neuron.bytes = value)
+                .to_string();
             assert!(error.contains("layer 1"), "{error}");
         }
         for edit in [

@@ -6,9 +6,9 @@ use powerinfer_artifact::plan::Device;
 use crate::{
     Backend, Candidate, Options, Problem, SolveError,
     account::{bytes_on, lines, too_small},
+    candidate::with_modes,
     chain::Chain,
     cost,
-    decide::with_modes,
     decomposition::{self, Answer, GOOD_ENOUGH, Infeasible},
     dense::{place_dense, reserve_bytes},
     impact, latency, mixed_integer, objective,

@@ -14,6 +14,7 @@ pub mod hardware;
 pub mod header;
 mod hint;
 pub mod json;
+pub mod layer_mode;
 pub mod mapped_file;
 pub mod matrix_planes;
 mod part_name;

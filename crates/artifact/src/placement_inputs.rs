@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ArtifactError, Header, TensorFile,
+    layer_mode::LayerMode,
     mapped_file::FileBytes,
-    plan::Policy,
     tensor_file::Dtype,
     tensor_writer::{TensorSource, write_tensors},
 };
@@ -23,30 +23,13 @@ pub const FILE: &str = "frequencies.safetensors";
 /// Header setting with the [`LayerCosts`] of all layers.
 pub const LAYERS_SETTING: &str = "layers";
 
-/// Memory reads of one operation.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ReadCost {
-    /// Bytes of weights.
-    pub bytes: f64,
-    /// Matrix rows that do not follow the previously read one.
-    pub scattered_rows: f64,
-    /// Matrix rows of axpy operations.
-    pub axpy_rows: f64,
-}
-
 /// Costs of a layer under its policy.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerCosts {
-    /// Policy that selects the neurons.
-    pub policy: Policy,
-    /// Reads of the predictor, before any neuron.
-    pub prediction: ReadCost,
-    /// Reads per neuron, active or not.
-    pub per_neuron: ReadCost,
-    /// Additional reads per active neuron.
-    pub per_active_neuron: ReadCost,
+    /// The policy and what a token reads under it.
+    #[serde(flatten)]
+    pub mode: LayerMode,
     /// Memory of the predictor, signs or scores.
     pub predictor_bytes: u64,
     /// Bytes of attention weights read per token.
@@ -128,7 +111,7 @@ pub fn parse(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Digest, ModelIdentity};
+    use crate::{Digest, ModelIdentity, layer_mode::ReadCost, plan::Policy};
 
     fn layers() -> Vec<LayerInputs> {
         let work = |bytes: f64| ReadCost {
@@ -138,10 +121,12 @@ mod tests {
         };
         let layer = |policy, first: f32| LayerInputs {
             costs: LayerCosts {
-                policy,
-                prediction: work(1.0 / 3.0),
-                per_neuron: work(0.0),
-                per_active_neuron: work(1e9),
+                mode: LayerMode {
+                    policy,
+                    prediction: work(1.0 / 3.0),
+                    per_neuron: work(0.0),
+                    per_active_neuron: work(1e9),
+                },
                 predictor_bytes: u64::MAX,
                 attention_read_bytes: 7,
             },
@@ -172,5 +157,31 @@ mod tests {
         let error = read(3, 3).unwrap_err().to_string();
         assert!(error.contains("3 layers"), "{error}");
         assert!(read(2, 4).is_err());
+    }
+
+    #[test]
+    fn costs_are_one_flat_object_without_other_keys() {
+        let json = serde_json::to_string(&layers()[0].costs).unwrap();
+        let read =
+            |first: &str| format!(r#"{{"bytes":{first},"scattered_rows":0.1,"axpy_rows":0.2}}"#);
+        let expected = format!(
+            r#"{{"policy":"exact","prediction":{},"per_neuron":{},"per_active_neuron":{},"predictor_bytes":18446744073709551615,"attention_read_bytes":7}}"#,
+            read("0.3333333333333333"),
+            read("0.0"),
+            read("1000000000.0")
+        );
+        assert_eq!(json, expected);
+        let parsed: LayerCosts = serde_json::from_str(&json).unwrap();
+        assert_eq!(parsed, layers()[0].costs);
+        for more in [
+            json.replacen('{', r#"{"more":1,"#, 1),
+            json.replace(r#"{"bytes""#, r#"{"more":1,"bytes""#),
+        ] {
+            let error = serde_json::from_str::<LayerCosts>(&more).unwrap_err();
+            assert!(
+                error.to_string().contains("unknown field `more`"),
+                "{error}"
+            );
+        }
     }
 }

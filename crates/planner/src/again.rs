@@ -144,7 +144,7 @@ fn solve(
 ) -> Result<Decision, PlannerError> {
     let before = bundle.plan();
     let differs =
-        |(layer, placing): (&LayerPlan, &LayerInputs)| layer.policy != placing.costs.policy;
+        |(layer, placing): (&LayerPlan, &LayerInputs)| layer.policy != placing.costs.mode.policy;
     if before.layers.iter().zip(layers).any(differs) {
         return Err(PlannerError::OtherFigures {
             folder: bundle.folder().to_owned(),

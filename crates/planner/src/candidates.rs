@@ -2,7 +2,7 @@
 //! simulation, an audit, or the placement inputs of a bundle.
 
 use powerinfer_artifact::{
-    placement_inputs::{LayerCosts, LayerInputs, ReadCost},
+    placement_inputs::{LayerCosts, LayerInputs},
     plan::{Policy, Score, Threshold},
     threshold_curve::{ThresholdCurve, lerp, neighbours},
 };
@@ -10,7 +10,7 @@ use powerinfer_bundle::{Bundle, neuron_bytes};
 use powerinfer_model::ModelConfig;
 use powerinfer_runtime::LayerAudit;
 use powerinfer_runtime::memory::predictor_bytes;
-use powerinfer_solver::{Candidate, LayerMode, NeuronShape, Prediction, Work};
+use powerinfer_solver::{Candidate, LayerMode, NeuronShape, Prediction, ReadCost};
 use powerinfer_tensor::{BLOCK, Format};
 
 /// Quality of a prediction of active neurons.
@@ -29,7 +29,7 @@ impl Quality {
         recall: 1.0,
     };
 
-    fn with(self, work: Work) -> Prediction {
+    fn with(self, work: ReadCost) -> Prediction {
         Prediction {
             work,
             predicted_per_active: self.predicted_per_active,
@@ -78,9 +78,9 @@ impl<'a> ModeBuilder<'a> {
 
     /// Policy `sign-bit`, or `predicted` of another engine, whose prediction reads `bytes`.
     pub(crate) fn reading(self, policy: Policy, bytes: u64, quality: Quality) -> LayerMode {
-        let work = Work {
+        let work = ReadCost {
             bytes: bytes as f64,
-            ..Work::default()
+            ..ReadCost::default()
         };
         LayerMode::predicted(policy, self.shape, quality.with(work))
     }
@@ -115,22 +115,22 @@ impl<'a> ModeBuilder<'a> {
     }
 }
 
-/// Work of a predictor of `rank` hidden units for a token: all of A, the rows of B of the active units (about half of
+/// ReadCost of a predictor of `rank` hidden units for a token: all of A, the rows of B of the active units (about half of
 /// them after ReLU), and the `f32` values per neuron.
-pub(crate) fn predictor_work(config: &ModelConfig, format: Format, rank: usize) -> Work {
+pub(crate) fn predictor_work(config: &ModelConfig, format: Format, rank: usize) -> ReadCost {
     let neurons = config.ffn_size;
     let blocks = match format {
         Format::F32 | Format::F16 | Format::Bf16 => 0,
         Format::Q8_0 | Format::Q4K | Format::Q4_0 => rank.div_ceil(BLOCK),
     };
     let active_units = rank as f64 / 2.0;
-    Work {
+    ReadCost {
         bytes: (rank * format.row_bytes(config.hidden_size)) as f64
             + active_units * format.row_bytes(neurons) as f64
             + ((blocks + 1) * neurons * size_of::<f32>()) as f64,
         // A is contiguous. In B, half of the active rows follow an inactive one.
-        rows: active_units / 2.0,
-        sums: active_units,
+        scattered_rows: active_units / 2.0,
+        axpy_rows: active_units,
     }
 }
 
@@ -193,23 +193,9 @@ pub(crate) fn audited(
 
 /// Placement inputs that a bundle stores for a layer, from its chosen candidate.
 pub(crate) fn stored(candidate: &Candidate, attention_read_bytes: u64) -> LayerInputs {
-    let stored = |work: Work| ReadCost {
-        bytes: work.bytes,
-        scattered_rows: work.rows,
-        axpy_rows: work.sums,
-    };
-    let LayerMode {
-        policy,
-        prediction,
-        every,
-        active,
-    } = candidate.mode;
     LayerInputs {
         costs: LayerCosts {
-            policy,
-            prediction: stored(prediction),
-            per_neuron: stored(every),
-            per_active_neuron: stored(active),
+            mode: candidate.mode,
             predictor_bytes: candidate.predictor_bytes,
             attention_read_bytes,
         },
@@ -223,21 +209,10 @@ pub(crate) fn stored(candidate: &Candidate, attention_read_bytes: u64) -> LayerI
 
 /// Candidate from placement inputs: the inverse of [`stored`].
 pub(crate) fn restored(layer: &LayerInputs) -> Candidate {
-    let work = |stored: ReadCost| Work {
-        bytes: stored.bytes,
-        rows: stored.scattered_rows,
-        sums: stored.axpy_rows,
-    };
-    let costs = layer.costs;
     Candidate {
-        mode: LayerMode {
-            policy: costs.policy,
-            prediction: work(costs.prediction),
-            every: work(costs.per_neuron),
-            active: work(costs.per_active_neuron),
-        },
+        mode: layer.costs.mode,
         frequencies: stored_frequencies(layer),
-        predictor_bytes: costs.predictor_bytes,
+        predictor_bytes: layer.costs.predictor_bytes,
         allowed: true,
     }
 }

@@ -15,9 +15,8 @@ use powerinfer_tensor::{Format, OwnedMatrix, pack};
 use crate::{
     PredictorError, Targets,
     calibrate::{Quality, calibrate, judge},
-    make::FEWEST_SAMPLES,
     network::Network,
-    verdict::check_finite,
+    verdict::{FEWEST_SAMPLES, check_finite},
 };
 
 /// Predictors of the original PowerInfer, and the settings of the import.

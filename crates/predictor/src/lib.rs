@@ -15,6 +15,7 @@ mod paper;
 #[cfg(test)]
 mod planted;
 mod search;
+mod settings;
 mod sign_bit;
 mod thresholds;
 mod train;
@@ -23,5 +24,6 @@ mod verdict;
 pub use calibrate::Targets;
 pub use error::PredictorError;
 pub use import::Import;
-pub use make::{FEWEST_SAMPLES, Recipe, is_current, make, merge};
-pub use train::{Settings, Sizing};
+pub use make::{Recipe, is_current, make, merge};
+pub use settings::{Settings, Sizing};
+pub use verdict::FEWEST_SAMPLES;

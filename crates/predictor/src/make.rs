@@ -30,9 +30,6 @@ use crate::{
     verdict::Remarks,
 };
 
-/// Smallest number of training samples, and of held-out samples.
-pub const FEWEST_SAMPLES: usize = 16;
-
 /// Source of the predictors.
 #[derive(Debug)]
 pub enum Recipe {

@@ -10,11 +10,20 @@ use crate::{
     learn::{Schedule, learn},
     loss::MissCost,
     network::{Network, Weights},
-    train::Layer,
 };
 
 /// Share of the bytes that another rank must save for the search to continue.
 const WORTHWHILE: f64 = 0.01;
+
+/// Statistics of a layer from the profile.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LayerStatistics {
+    pub(crate) layer: usize,
+    /// Share of the neurons that are active on a token.
+    pub(crate) density: f64,
+    /// Smallest share of the neurons with 80 % of the activations.
+    pub(crate) most: f64,
+}
 
 /// A trained network of the search.
 pub(crate) struct Tried {
@@ -27,7 +36,7 @@ pub(crate) struct Tried {
 
 /// The search for the predictor of a layer.
 pub(crate) struct Search<'a> {
-    pub(crate) known: Layer,
+    pub(crate) known: LayerStatistics,
     pub(crate) traces: &'a Traces,
     pub(crate) settings: Settings,
     pub(crate) isa: Isa,

@@ -3,14 +3,13 @@
 use powerinfer_artifact::{ByteSize, Progress, predictor_file::BIAS};
 use powerinfer_kernels::Isa;
 use powerinfer_profile::{Profile, Traces};
-use powerinfer_tensor::Format;
 
 use crate::{
-    PredictorError, Targets,
+    PredictorError, Settings, Sizing,
     calibrate::Quality,
     loss::MissCost,
     network::Network,
-    search::Search,
+    search::{LayerStatistics, Search},
     verdict::{Refusal, check_samples, is_far_short},
 };
 
@@ -19,62 +18,6 @@ use crate::{
 const LADDER: [usize; 16] = [
     16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
 ];
-
-/// Method of choosing the rank of a layer's predictor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Sizing {
-    /// Minimises the bytes read per token, of the predictor and the predicted neurons.
-    #[default]
-    Evidence,
-    /// As in the paper: starts from the layer's sparsity, adjusts by its skewness, until the target recall is reached.
-    Paper,
-}
-
-impl Sizing {
-    /// All methods.
-    pub const ALL: [Self; 2] = [Self::Evidence, Self::Paper];
-
-    /// Name, as in file headers and arguments.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Evidence => "evidence",
-            Self::Paper => "paper",
-        }
-    }
-}
-
-/// Settings of training.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Settings {
-    /// Required recall on held-out tokens.
-    pub targets: Targets,
-    /// Byte budget of a layer's predictor.
-    pub layer_bytes: u64,
-    /// Method of choosing the rank.
-    pub sizing: Sizing,
-    /// Limit of optimiser steps per network.
-    pub steps: usize,
-    /// Early stopping: steps without improvement.
-    pub patience: usize,
-    /// Weight format of the neurons in the bundle, which determines the bytes that a neuron costs.
-    pub quant: Format,
-    /// Matrices of the FFN: 3 if gated, else 2.
-    pub matrices_per_neuron: usize,
-    /// Weight format of the predictors.
-    pub weights: Format,
-    /// Seed of initialisation and batches.
-    pub seed: u64,
-}
-
-/// Statistics of a layer from the profile.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Layer {
-    pub(crate) layer: usize,
-    /// Share of the neurons that are active on a token.
-    pub(crate) density: f64,
-    /// Smallest share of the neurons with 80 % of the activations.
-    pub(crate) most: f64,
-}
 
 /// Trains the predictor of `layer` within the byte budget; the reason if the layer is better off without one.
 pub(crate) fn best_network(
@@ -86,7 +29,7 @@ pub(crate) fn best_network(
 ) -> Result<Result<(Network, Quality), Refusal>, PredictorError> {
     let traces = profile.traces(layer)?;
     let summary = &profile.document().layers[layer];
-    let known = Layer {
+    let known = LayerStatistics {
         layer,
         density: 1.0 - summary.sparsity,
         most: summary.neurons_for.most,
@@ -96,7 +39,7 @@ pub(crate) fn best_network(
 
 /// [`best_network`] from given samples, which are checked.
 pub(crate) fn best_of_samples(
-    known: Layer,
+    known: LayerStatistics,
     traces: &Traces,
     settings: Settings,
     isa: Isa,
@@ -191,9 +134,13 @@ fn miss_cost(sizing: Sizing, density: f64) -> MissCost {
 mod tests {
     use half::bf16;
     use powerinfer_artifact::{progress::Silent, random::Random};
+    use powerinfer_tensor::Format;
 
     use super::*;
-    use crate::planted::{EASY, Planted, planted};
+    use crate::{
+        Targets,
+        planted::{EASY, Planted, planted},
+    };
 
     const SETTINGS: Settings = Settings {
         targets: Targets {
@@ -209,7 +156,7 @@ mod tests {
         weights: Format::Q8_0,
         seed: 0,
     };
-    const KNOWN: Layer = Layer {
+    const KNOWN: LayerStatistics = LayerStatistics {
         layer: 7,
         density: 0.1,
         most: 0.2,

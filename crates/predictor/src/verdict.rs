@@ -5,12 +5,14 @@ use std::mem::discriminant;
 use powerinfer_artifact::{ByteSize, Progress, numbered};
 use powerinfer_profile::{Part, Traces};
 
-use crate::{PredictorError, Targets, calibrate::Quality, make::FEWEST_SAMPLES};
+use crate::{PredictorError, Targets, calibrate::Quality};
 
+/// Smallest number of training samples, and of held-out samples.
+pub const FEWEST_SAMPLES: usize = 16;
 /// A predictor whose misses exceed the allowed ones by more than this factor is refused.
-const FAR: f64 = 2.0;
+const MAX_EXCESS_MISSES: f64 = 2.0;
 /// Required confidence interval of a recall, ±.
-const SURE: f64 = 0.01;
+const REQUIRED_RECALL_INTERVAL: f64 = 0.01;
 
 /// Why a layer gets no predictor and runs `exact`, which is lossless.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
@@ -97,8 +99,9 @@ fn shares(recall: f64, contribution: Option<f64>) -> String {
 
 /// Whether the recall is so far below the targets that the layer is better off without the predictor.
 pub(crate) fn is_far_short(quality: &Quality, targets: Targets) -> bool {
-    let far =
-        |reached: f64, target: f64| 1.0 - reached > FAR * (1.0 - target) + quality.recall_error;
+    let far = |reached: f64, target: f64| {
+        1.0 - reached > MAX_EXCESS_MISSES * (1.0 - target) + quality.recall_error
+    };
     far(quality.recall, targets.recall)
         || quality
             .contribution_recall
@@ -121,7 +124,7 @@ impl Remarks {
 
     /// Remembers the quality of the predictor of `layer` if it is not sure.
     pub(crate) fn check(&mut self, layer: usize, quality: &Quality) {
-        if quality.recall_error > SURE {
+        if quality.recall_error > REQUIRED_RECALL_INTERVAL {
             self.unsure.push((layer, *quality));
         }
     }
@@ -149,7 +152,7 @@ impl Remarks {
         };
         let layers: Vec<usize> = self.unsure.iter().map(|(layer, _)| *layer).collect();
         // The error decreases with the square root of the tokens; half of them set the threshold.
-        let more = (worst.recall_error / SURE).powi(2);
+        let more = (worst.recall_error / REQUIRED_RECALL_INTERVAL).powi(2);
         progress.note(&format!(
             "{}: with {} held-out tokens the recall is known to ± {:.1} % (95 % confidence); ± 1 % needs about {:.0} held-out tokens, so profile about {more:.0} times as many",
             numbered("layer", &layers),

@@ -210,7 +210,7 @@ impl Engine {
         }
     }
 
-    /// Runs `tokens`, at least one, of `session`, in as many passes as needed. Returns the logits that are `wanted`,
+    /// Runs `tokens` of `session` in as many passes as needed. Returns the logits that are `wanted`,
     /// `[tokens, vocabulary]`, which do not depend on how a prompt is split into calls.
     ///
     /// # Errors
@@ -223,7 +223,11 @@ impl Engine {
         tokens: &[u32],
         wanted: Wanted,
     ) -> Result<&[f32], RuntimeError> {
-        self.run(&mut [session], tokens, wanted)?;
+        if tokens.is_empty() {
+            self.logits.clear();
+        } else {
+            self.run(&mut [session], tokens, wanted)?;
+        }
         Ok(&self.logits)
     }
 

@@ -43,9 +43,6 @@ impl SingleSession {
     }
 
     fn run(&mut self, tokens: &[u32], wanted: Wanted) -> Result<Vec<f32>, ModelError> {
-        if tokens.is_empty() {
-            return Ok(Vec::new());
-        }
         let logits = self.engine.prefill(&mut self.session, tokens, wanted);
         logits.map(<[f32]>::to_vec).map_err(|error| match error {
             RuntimeError::Model(source) => source,

@@ -7,8 +7,8 @@ use minijinja::{
 use minijinja_contrib::{filters as more, globals};
 
 use crate::{
-    python_json::to_json,
-    python_methods::{self, invalid, modulo},
+    python_json::{margin, to_json},
+    python_methods::{self, modulo},
     python_syntax::MODULO,
 };
 
@@ -159,17 +159,6 @@ fn indent(
         indented.push_str(line);
     }
     Ok(indented)
-}
-
-/// Returns a margin that is given as a text or as a number of spaces.
-pub(crate) fn margin(width: &Value) -> Result<String, Error> {
-    if let Some(text) = width.as_str() {
-        return Ok(text.to_owned());
-    }
-    match i64::try_from(width.clone())? {
-        width @ ..=1024 => Ok(" ".repeat(usize::try_from(width).unwrap_or(0))),
-        _ => Err(invalid("the indent is above 1024")),
-    }
 }
 
 /// Creates a mapping from a mapping or a list of pairs, and from named values.

@@ -3,7 +3,6 @@
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, Value};
 
-use crate::python_filters::margin;
 use crate::python_methods::invalid;
 
 /// Maximum nesting depth of lists and mappings.
@@ -44,6 +43,17 @@ pub(crate) fn to_json(
     };
     writer.write(value, 0)?;
     Ok(writer.out)
+}
+
+/// Returns a margin that is given as a text or as a number of spaces.
+pub(crate) fn margin(width: &Value) -> Result<String, Error> {
+    if let Some(text) = width.as_str() {
+        return Ok(text.to_owned());
+    }
+    match i64::try_from(width.clone())? {
+        width @ ..=1024 => Ok(" ".repeat(usize::try_from(width).unwrap_or(0))),
+        _ => Err(invalid("the indent is above 1024")),
+    }
 }
 
 struct Writer {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use powerinfer_artifact::random::Random;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 /// One argument of a test call; displays as a Python literal.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,7 +60,7 @@ fn write_string(formatter: &mut fmt::Formatter<'_>, value: &str) -> fmt::Result 
 }
 
 /// What a parameter accepts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// An integer within bounds.

@@ -1,12 +1,12 @@
 //! A task: a signature and docstring to continue, the body that solves it, inputs to judge it.
 
 use powerinfer_artifact::random::Random;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::argument::{Argument, Kind, Landmarks};
 
 /// One function to write; a line of a task file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Task {
     combination: String,
@@ -16,22 +16,6 @@ pub struct Task {
 }
 
 impl Task {
-    /// A task of `combination`: a signature and docstring that ends in `"""`, what each parameter
-    /// accepts, and the body from the newline after the docstring to its own last newline.
-    pub fn new(
-        combination: String,
-        parameters: Vec<Kind>,
-        prompt: String,
-        solution: String,
-    ) -> Self {
-        Self {
-            combination,
-            parameters,
-            prompt,
-            solution,
-        }
-    }
-
     /// Canonical key of what is asked, such as `numbers|keep:greater(10s)|times(2)|sum`.
     ///
     /// It holds thresholds and addends by their ten, so that a held-out task differs from every

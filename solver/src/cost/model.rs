@@ -15,7 +15,7 @@ use std::ops::Add;
 
 use powerinfer_artifact::{hardware::Hardware, plan::Device};
 
-use crate::{LayerMode, Work};
+use crate::{LayerMode, ReadCost};
 
 /// Kernels of attention, of prediction, and of the FFN: fused on the GPU.
 pub const GPU_KERNELS: [f64; 3] = [3.0, 2.0, 2.0];
@@ -157,8 +157,8 @@ struct Part {
     device: Device,
     /// How they are read.
     access: Access,
-    /// Work of reading, once for all tokens.
-    work: Work,
+    /// ReadCost of reading, once for all tokens.
+    work: ReadCost,
     /// Bytes of weights that each token is computed with, on average.
     computed_bytes: f64,
     /// Kernels.
@@ -278,7 +278,7 @@ impl CostModel {
 
     /// Prediction in execution mode `mode` on `device`, for a layer whose hidden state is on `layer_device`.
     pub fn prediction(&self, mode: &LayerMode, layer_device: Device, device: Device) -> Cost {
-        if mode.prediction == Work::default() {
+        if mode.prediction == ReadCost::default() {
             return Cost::default();
         }
         let cost = self.part(&Part {
@@ -306,7 +306,7 @@ impl CostModel {
             return Cost::default();
         }
         let mode = LayerMode {
-            prediction: Work::default(),
+            prediction: ReadCost::default(),
             ..ffn.mode
         };
         let cost = self.part(&Part {
@@ -328,7 +328,7 @@ impl CostModel {
         self.matrices(device, bytes, computed_bytes, 1.0)
     }
 
-    /// Work that the CPU does once per pass.
+    /// ReadCost that the CPU does once per pass.
     pub fn token(&self) -> Cost {
         Cost::on(Device::Cpu, self.token_seconds)
     }
@@ -337,9 +337,9 @@ impl CostModel {
         self.part(&Part {
             device,
             access: Access::Matrices,
-            work: Work {
+            work: ReadCost {
                 bytes,
-                ..Work::default()
+                ..ReadCost::default()
             },
             computed_bytes,
             kernels,
@@ -388,8 +388,8 @@ impl CostModel {
             false => 0.0,
         };
         (part.work.bytes / bytes_per_second).max(computing)
-            + part.work.rows * rates.row_seconds
-            + part.work.sums * rates.sum_row_seconds
+            + part.work.scattered_rows * rates.row_seconds
+            + part.work.axpy_rows * rates.sum_row_seconds
             + part.kernels * rates.kernel_seconds
     }
 

@@ -5,11 +5,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    Backend, LayerMode, NeuronShape, Options, Prediction, SolveError, Work,
+    Backend, LayerMode, NeuronShape, Options, Prediction, ReadCost, SolveError,
     account::{bytes_on, lines},
-    decide,
-    decide::with_modes,
-    samples,
+    candidate::with_modes,
+    decide, samples,
 };
 
 #[test]
@@ -150,10 +149,10 @@ fn tiny(layers: usize, groups: usize) -> impl Strategy<Value = (Problem, Vec<Vec
                 matrices: 3,
             };
             let predicted = Prediction {
-                work: Work {
+                work: ReadCost {
                     bytes: 150.0,
-                    rows: 2.0,
-                    sums: 0.0,
+                    scattered_rows: 2.0,
+                    axpy_rows: 0.0,
                 },
                 predicted_per_active: 1.25,
                 recall: 0.95,

@@ -11,7 +11,7 @@ use powerinfer_artifact::{
 use powerinfer_model::ModelConfig;
 use powerinfer_runtime::memory::kv_bytes;
 use powerinfer_solver::{
-    Candidate, LayerMode, Problem, Work,
+    Candidate, LayerMode, Problem, ReadCost,
     cost::{Access, Cost, CostModel, Ffn, Neurons, Throughput},
 };
 use powerinfer_tensor::{BLOCK, Format};
@@ -216,12 +216,12 @@ impl Estimator<'_> {
         let mode = match pass.kind == Kind::Prompt && !self.engine.sparse_prompts {
             true => LayerMode {
                 policy: Policy::Dense,
-                prediction: Work::default(),
-                every: Work {
+                prediction: ReadCost::default(),
+                per_neuron: ReadCost {
                     bytes: neuron_bytes,
-                    ..Work::default()
+                    ..ReadCost::default()
                 },
-                active: Work::default(),
+                per_active_neuron: ReadCost::default(),
             },
             false => layer.mode,
         };
@@ -235,7 +235,7 @@ impl Estimator<'_> {
         let ffn = Ffn {
             mode,
             device: layer.attention,
-            access: match mode.every.bytes >= neuron_bytes {
+            access: match mode.per_neuron.bytes >= neuron_bytes {
                 true => Access::Matrices,
                 false => Access::Rows,
             },
@@ -320,7 +320,7 @@ impl<'a> Placed<'a> {
             let active = |frequencies: &[f64]| {
                 let sum: f64 = frequencies.iter().sum();
                 let neurons = LayerMode {
-                    prediction: Work::default(),
+                    prediction: ReadCost::default(),
                     ..layer.mode
                 };
                 neurons.work(frequencies.len() as f64, sum).bytes

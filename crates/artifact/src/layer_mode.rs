@@ -1,29 +1,33 @@
 //! Execution modes of a layer's FFN, and the weights that a token reads in each.
 
-use powerinfer_artifact::plan::{Policy, Score};
+use serde::{Deserialize, Serialize};
+
+use crate::plan::{Policy, Score};
 
 /// Amount of weights that a computation reads; the cost model derives its time from it.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Work {
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReadCost {
     /// Bytes of weights.
     pub bytes: f64,
     /// Matrix rows that are not adjacent to the row read before: each costs time in addition to its bytes.
-    pub rows: f64,
+    pub scattered_rows: f64,
     /// Rows of the down projection that are accumulated (axpy): each costs time in addition to its bytes.
-    pub sums: f64,
+    pub axpy_rows: f64,
 }
 
 /// Execution mode of a layer's FFN: the policy, and what an average token reads under it.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LayerMode {
     /// Policy that selects the neurons to compute.
     pub policy: Policy,
     /// Read once per token before any neuron: a predictor's weights, or sign bits. Zero for policies without prediction.
-    pub prediction: Work,
+    pub prediction: ReadCost,
     /// Read for each neuron of the layer, active or not.
-    pub every: Work,
-    /// Read for each active neuron, in addition to `every`.
-    pub active: Work,
+    pub per_neuron: ReadCost,
+    /// Read for each active neuron, in addition to `per_neuron`.
+    pub per_active_neuron: ReadCost,
 }
 
 /// Size of a neuron: one row in each of `matrices` equally large matrices.
@@ -36,18 +40,18 @@ pub struct NeuronShape {
 }
 
 impl NeuronShape {
-    /// Work per neuron of reading its rows in `matrices` matrices, neuron after neuron.
-    fn whole(self, matrices: f64) -> Work {
-        Work {
+    /// ReadCost per neuron of reading its rows in `matrices` matrices, neuron after neuron.
+    fn whole(self, matrices: f64) -> ReadCost {
+        ReadCost {
             bytes: self.bytes as f64 / self.matrices as f64 * matrices,
-            ..Work::default()
+            ..ReadCost::default()
         }
     }
 
-    /// Work of reading the rows of a neuron whose neighbours may be skipped.
-    fn alone(self, matrices: f64) -> Work {
-        Work {
-            rows: matrices,
+    /// ReadCost of reading the rows of a neuron whose neighbours may be skipped.
+    fn alone(self, matrices: f64) -> ReadCost {
+        ReadCost {
+            scattered_rows: matrices,
             ..self.whole(matrices)
         }
     }
@@ -56,8 +60,8 @@ impl NeuronShape {
 /// Cost and quality of the prediction of active neurons.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prediction {
-    /// Work of the predictor, once per token.
-    pub work: Work,
+    /// ReadCost of the predictor, once per token.
+    pub work: ReadCost,
     /// Predicted neurons per active neuron.
     pub predicted_per_active: f64,
     /// Recall: share of active neurons that are predicted.
@@ -69,12 +73,12 @@ impl LayerMode {
     pub fn dense(neuron: NeuronShape) -> Self {
         Self {
             policy: Policy::Dense,
-            prediction: Work::default(),
-            every: Work {
-                sums: 1.0,
+            prediction: ReadCost::default(),
+            per_neuron: ReadCost {
+                axpy_rows: 1.0,
                 ..neuron.whole(neuron.matrices as f64)
             },
-            active: Work::default(),
+            per_active_neuron: ReadCost::default(),
         }
     }
 
@@ -84,10 +88,10 @@ impl LayerMode {
         let down = neuron.whole(1.0);
         let others = neuron.whole(neuron.matrices as f64 - 1.0);
         Self {
-            every: Work {
+            per_neuron: ReadCost {
                 bytes: down.bytes + others.bytes * read,
-                rows: 0.0,
-                sums: 1.0,
+                scattered_rows: 0.0,
+                axpy_rows: 1.0,
             },
             ..Self::dense(neuron)
         }
@@ -97,9 +101,9 @@ impl LayerMode {
     pub fn exact(neuron: NeuronShape) -> Self {
         Self {
             policy: Policy::Exact,
-            every: neuron.whole(1.0),
-            active: Work {
-                sums: 1.0,
+            per_neuron: neuron.whole(1.0),
+            per_active_neuron: ReadCost {
+                axpy_rows: 1.0,
                 ..neuron.alone(neuron.matrices as f64 - 1.0)
             },
             ..Self::dense(neuron)
@@ -114,11 +118,11 @@ impl LayerMode {
         Self {
             policy,
             prediction: predicted.work,
-            every: Work::default(),
-            active: Work {
+            per_neuron: ReadCost::default(),
+            per_active_neuron: ReadCost {
                 bytes: gate.bytes + others.bytes,
-                rows: gate.rows + others.rows,
-                sums: predicted.recall,
+                scattered_rows: gate.scattered_rows + others.scattered_rows,
+                axpy_rows: predicted.recall,
             },
         }
     }
@@ -132,9 +136,9 @@ impl LayerMode {
         };
         Self {
             policy: Policy::Threshold,
-            every: neuron.whole(before),
-            active: Work {
-                sums: 1.0,
+            per_neuron: neuron.whole(before),
+            per_active_neuron: ReadCost {
+                axpy_rows: 1.0,
                 ..neuron.alone(neuron.matrices as f64 - before)
             },
             ..Self::dense(neuron)
@@ -144,19 +148,23 @@ impl LayerMode {
     /// Total work of one token for `count` neurons of which `active` are active on average.
     ///
     /// Rows of active neurons are counted as non-adjacent in proportion to the inactive share.
-    pub fn work(&self, count: f64, active: f64) -> Work {
+    pub fn work(&self, count: f64, active: f64) -> ReadCost {
         // The row of an active neuron is adjacent to the last one read where the neuron before it is active too.
         let apart = if count > 0.0 {
             1.0 - active / count
         } else {
             0.0
         };
-        Work {
-            bytes: self.prediction.bytes + count * self.every.bytes + active * self.active.bytes,
-            rows: self.prediction.rows
-                + count * self.every.rows
-                + active * self.active.rows * apart.max(0.0),
-            sums: self.prediction.sums + count * self.every.sums + active * self.active.sums,
+        ReadCost {
+            bytes: self.prediction.bytes
+                + count * self.per_neuron.bytes
+                + active * self.per_active_neuron.bytes,
+            scattered_rows: self.prediction.scattered_rows
+                + count * self.per_neuron.scattered_rows
+                + active * self.per_active_neuron.scattered_rows * apart.max(0.0),
+            axpy_rows: self.prediction.axpy_rows
+                + count * self.per_neuron.axpy_rows
+                + active * self.per_active_neuron.axpy_rows,
         }
     }
 }
@@ -172,10 +180,10 @@ mod tests {
             matrices: 3,
         });
         let work = |active| mode.work(100.0, active);
-        assert_eq!(work(100.0).rows, 0.0);
-        assert_eq!(work(25.0).rows, 25.0 * 2.0 * 0.75);
-        assert_eq!((work(25.0).sums, work(25.0).bytes), (25.0, 15_000.0));
-        assert_eq!(mode.work(0.0, 0.0), Work::default());
+        assert_eq!(work(100.0).scattered_rows, 0.0);
+        assert_eq!(work(25.0).scattered_rows, 25.0 * 2.0 * 0.75);
+        assert_eq!((work(25.0).axpy_rows, work(25.0).bytes), (25.0, 15_000.0));
+        assert_eq!(mode.work(0.0, 0.0), ReadCost::default());
     }
 
     #[test]

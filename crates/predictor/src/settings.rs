@@ -1,0 +1,51 @@
+//! Settings of training.
+
+use powerinfer_tensor::Format;
+
+use crate::Targets;
+
+/// Method of choosing the rank of a layer's predictor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sizing {
+    /// Minimises the bytes read per token, of the predictor and the predicted neurons.
+    #[default]
+    Evidence,
+    /// As in the paper: starts from the layer's sparsity, adjusts by its skewness, until the target recall is reached.
+    Paper,
+}
+
+impl Sizing {
+    /// All methods.
+    pub const ALL: [Self; 2] = [Self::Evidence, Self::Paper];
+
+    /// Name, as in file headers and arguments.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Evidence => "evidence",
+            Self::Paper => "paper",
+        }
+    }
+}
+
+/// Settings of training.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Settings {
+    /// Required recall on held-out tokens.
+    pub targets: Targets,
+    /// Byte budget of a layer's predictor.
+    pub layer_bytes: u64,
+    /// Method of choosing the rank.
+    pub sizing: Sizing,
+    /// Limit of optimiser steps per network.
+    pub steps: usize,
+    /// Early stopping: steps without improvement.
+    pub patience: usize,
+    /// Weight format of the neurons in the bundle, which determines the bytes that a neuron costs.
+    pub quant: Format,
+    /// Matrices of the FFN: 3 if gated, else 2.
+    pub matrices_per_neuron: usize,
+    /// Weight format of the predictors.
+    pub weights: Format,
+    /// Seed of initialisation and batches.
+    pub seed: u64,
+}
