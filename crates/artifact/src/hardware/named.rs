@@ -1,4 +1,4 @@
-//! Built-in machines from datasheets; figures without a source are marked as assumed.
+//! Built-in machines from datasheets; values without a source are marked as assumed.
 
 use std::collections::BTreeMap;
 
@@ -113,8 +113,8 @@ pub fn named(name: &str) -> Option<Hardware> {
     Some(machine.hardware(name))
 }
 
-/// Share of the nominal bandwidth that kernels sustain: published sparse kernels reach 73 % (AVX2,
-/// int8) to 90 % (CUDA).
+/// Share of the nominal bandwidth that kernels sustain: published sparse kernels reach 73% (AVX2,
+/// int8) to 90% (CUDA).
 const SUSTAINED: f64 = 0.8;
 const SUSTAINED_NOTE: &str = "80 % of it sustained";
 /// Share of the nominal arithmetic throughput that GEMMs sustain.
