@@ -212,7 +212,7 @@ pub enum ModelError {
         path: PathBuf,
         /// Architecture and variant of the format.
         architecture: String,
-        /// What cannot be stated, and what to do.
+        /// Feature that the format cannot state, and the remedy.
         reason: String,
     },
     /// A GGUF file cannot represent the tokenizer.
@@ -222,7 +222,7 @@ pub enum ModelError {
     TokenizerNotInGguf {
         /// The tokenizer.
         path: PathBuf,
-        /// What cannot be represented.
+        /// Feature that the format cannot represent.
         reason: String,
     },
     /// A file of the tokenizer is damaged, or of an unsupported kind.
