@@ -14,7 +14,7 @@ pub enum HubError {
     BadName {
         /// The text.
         text: String,
-        /// What is wrong with it.
+        /// Reason.
         reason: &'static str,
     },
     /// An invalid address.
@@ -26,7 +26,7 @@ pub enum HubError {
         variable: &'static str,
         /// Its value.
         value: String,
-        /// What is wrong with it.
+        /// Reason.
         reason: String,
     },
     /// A token with characters that HTTP headers cannot hold.
@@ -46,7 +46,7 @@ pub enum HubError {
         endpoint: String,
         /// The model.
         model: String,
-        /// What to do about it.
+        /// The remedy.
         hint: &'static str,
     },
     /// The model has no such revision.
@@ -134,7 +134,7 @@ pub enum HubError {
     Protocol {
         /// The requested address.
         address: String,
-        /// What is wrong with the response.
+        /// Reason.
         reason: String,
     },
     /// The content has another length or digest than the hub promised.
@@ -164,7 +164,7 @@ pub enum HubError {
         model: String,
         /// The index.
         index: String,
-        /// What is wrong with it.
+        /// Reason.
         reason: String,
     },
     /// The repository has no weights in a supported format.
