@@ -31,7 +31,7 @@ pub enum PlannerError {
     PolicyMissing {
         /// The first layer that lacks it.
         layer: usize,
-        /// What it lacks.
+        /// Name of the missing part.
         what: &'static str,
         /// The policy.
         policy: Policy,
@@ -202,7 +202,7 @@ pub enum PlannerError {
     /// A file that cannot be read or written.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
-    /// Invalid hardware figures.
+    /// Invalid hardware values.
     #[error(transparent)]
     Hardware(#[from] HardwareError),
     /// A bundle that cannot be packed, opened or changed.
