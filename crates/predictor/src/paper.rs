@@ -9,7 +9,7 @@ use crate::{
     search::{Search, Tried},
 };
 
-/// A layer is skewed if fewer neurons than this share have 80 % of its activations: half of what uniform activity would
+/// A layer is skewed if fewer neurons than this share have 80% of its activations: half of what uniform activity would
 /// need.
 const SKEWED: f64 = 0.4;
 

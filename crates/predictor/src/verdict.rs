@@ -105,7 +105,7 @@ pub(crate) fn is_far_short(quality: &Quality, targets: Targets) -> bool {
             .is_some_and(|reached| far(reached, targets.contribution_recall))
 }
 
-/// What is noted of the layers once all are done: a line for those that are alike.
+/// Notes on the layers once all are done: a line for those that are alike.
 #[derive(Default)]
 pub(crate) struct Remarks {
     refused: Vec<(usize, Refusal)>,
