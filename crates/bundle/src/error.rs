@@ -33,7 +33,7 @@ pub enum BundleError {
         /// Layers and neurons of the plan.
         found: String,
     },
-    /// The bundle has no placement inputs, so it cannot be placed again.
+    /// The bundle has no placement inputs, so it cannot be re-planned.
     #[error(
         "the bundle in `{folder}` does not carry the activation frequencies that placing it again takes"
     )]
