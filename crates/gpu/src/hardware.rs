@@ -31,11 +31,11 @@ const SUSTAINED_OPERATIONS: f64 = 0.5;
 /// A measured GPU.
 #[derive(Debug)]
 pub struct MeasuredGpu {
-    /// Its figures.
+    /// Its values.
     pub gpu: Gpu,
     /// Version of the NVIDIA driver.
     pub driver: String,
-    /// Where each figure comes from, by its key in the hardware file.
+    /// Origin of each value, by its key in the hardware file.
     pub sources: Vec<(&'static str, String)>,
 }
 
