@@ -11,7 +11,7 @@ use powerinfer_model::gguf::{
 
 use crate::ExportError;
 
-/// Neurons that the original's GPU kernels process together; of a count that is no multiple they skip the rest.
+/// Neurons that the original's GPU kernels process together; they skip the neurons beyond the last whole multiple.
 pub(crate) const GROUP: usize = 256;
 
 const BLOCK_COUNT: &str = "generic.gpu_index.block_count";

@@ -23,7 +23,7 @@ use powerinfer_tensor::{BLOCK, Format, NormKind};
 
 use crate::ExportError;
 
-/// Random directions whose products estimate the norm of r: to within about 9 %.
+/// Random directions whose products estimate the norm of r: to within about 9%.
 const DIRECTIONS: usize = 64;
 
 /// Predictors of all layers, before they are converted.
