@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::chart::Scale;
 
-/// Templates by name. Those ending in `.html` escape what they print.
+/// Templates by name. Templates ending in `.html` escape what they print.
 const TEMPLATES: [(&str, &str); 7] = [
     ("base.html", include_str!("../templates/base.html")),
     ("figure.html", include_str!("../templates/figure.html")),
@@ -88,7 +88,7 @@ fn or_dash<T>(value: Option<T>, format: impl Fn(T) -> String) -> String {
     value.map_or_else(|| "–".to_owned(), format)
 }
 
-/// `text` with a figure and its unit on one line.
+/// `text` with a value and its unit on one line.
 fn unbroken(text: &str) -> String {
     text.replace(' ', "\u{a0}")
 }

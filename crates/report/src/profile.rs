@@ -15,7 +15,7 @@ use crate::{
 ///
 /// # Errors
 ///
-/// Where a chart cannot be drawn, or the profile lacks what the page shows.
+/// If a chart cannot be drawn, or the profile lacks what the page shows.
 pub fn profile_page(document: &Value, curves: &[Vec<f64>]) -> Result<String, ReportError> {
     let layers = document["layers"].as_array().map_or(&[][..], Vec::as_slice);
     let column = |(layer, found): (usize, &Value)| {
@@ -72,7 +72,7 @@ fn series(name: String, shape: Shape, colour: usize, points: Vec<Point>) -> Seri
     }
 }
 
-/// An axis of shares from 0 to 100 %.
+/// An axis of shares from 0 to 100%.
 fn shares(label: &str) -> Axis {
     Axis {
         label: label.to_owned(),

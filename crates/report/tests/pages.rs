@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 const EVIL: &str = "\"><img src=x>'&<script>";
 
-/// Refuses a page that loads something, holds an unescaped name, or prints a number that is none.
+/// Refuses a page that loads something, holds an unescaped name, or prints an invalid number.
 fn check(page: &str) {
     assert!(page.starts_with(BEGINNING), "{page}");
     assert!(
