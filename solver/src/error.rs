@@ -106,7 +106,7 @@ pub enum SolveError {
         /// Its number of groups.
         groups: usize,
     },
-    /// Invalid hardware figures.
+    /// Invalid hardware values.
     #[error(transparent)]
     Hardware(#[from] HardwareError),
     /// A budget that is too small for the parts that have to be on a device.
