@@ -91,7 +91,7 @@ impl Verdict {
 /// Interpreter that runs the programs.
 #[derive(Debug)]
 pub enum Judge {
-    /// The embedded interpreter, in a worker where the program has [`WORK`], else in this process.
+    /// The embedded interpreter, in a worker if the program has [`WORK`], else in this process.
     Embedded,
     /// CPython in a sandboxed child process.
     Python(PythonSandbox),
@@ -182,7 +182,7 @@ pub const WORK: Work = ("judge", |request| {
     serde_json::to_vec(&(verdict.name(), verdict.detail())).expect("two strings are plain JSON")
 });
 
-/// Judges `program` in a worker, or in this process where there are none.
+/// Judges `program` in a worker, or in this process if there are none.
 fn in_worker(program: &str, tests: &Tests) -> Verdict {
     let mut worker = match Worker::start(WORK.0) {
         Ok(Some(worker)) => worker,

@@ -36,7 +36,7 @@ impl Default for Limits {
 /// Reason why a program has no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// The source is no Python that the interpreter supports.
+    /// The interpreter does not support this source.
     #[error("syntax error: {0}")]
     Syntax(String),
     /// An uncaught exception; recursion beyond the limit is one.
@@ -53,7 +53,7 @@ pub enum Fault {
     /// A value would have exceeded its limit.
     #[error("memory limit exceeded")]
     Memory,
-    /// The interpreter panicked: a defect of its own.
+    /// The interpreter panicked: a bug.
     #[error("the interpreter panicked")]
     Panicked,
 }
@@ -82,7 +82,7 @@ const STACK_BYTES: usize = 64 << 20;
 
 /// Executes `source` and returns the value of its last expression.
 ///
-/// The interpreter runs in a thread of its own, whose panic becomes a [`Fault`]. The program's output is discarded.
+/// The interpreter runs in a separate thread, whose panic becomes a [`Fault`]. The program's output is discarded.
 ///
 /// # Errors
 ///
@@ -104,7 +104,7 @@ pub const CANDIDATE: &str = "function_under_test";
 
 /// Runs `tests`, in which [`CANDIDATE`] is the function called `name` of `program`.
 ///
-/// Each call runs in an interpreter of its own, and only plain values pass between them: a program can neither change the
+/// Each call runs in a new interpreter, and only plain values pass between them: a program can neither change the
 /// tests nor return an object that equals everything.
 ///
 /// # Errors
@@ -193,7 +193,7 @@ fn result_of(
         })
 }
 
-/// Whether a value has no behaviour of its own.
+/// Whether a value is plain data.
 fn is_plain(value: &MontyObject) -> bool {
     match value {
         MontyObject::None

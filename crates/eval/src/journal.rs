@@ -183,8 +183,8 @@ pub fn is_shard(path: &Path) -> bool {
 ///
 /// # Errors
 ///
-/// A file is no shard, is of another run than the others, lacks rows or has too many, a shard is missing or there twice,
-/// `out` is there and is of another run, or a file cannot be read or written.
+/// A file is not a shard, belongs to another run, has too few or too many rows, a shard is missing or there twice, `out`
+/// exists and belongs to another run, or a file cannot be read or written.
 pub fn merge(paths: &[PathBuf], out: &Path) -> Result<usize, EvalError> {
     let unfit = |path: &Path, reason: String| EvalError::NotMergeable {
         path: path.to_owned(),

@@ -132,7 +132,7 @@ fn first_of_settings(rows: &[SweepRow]) -> Vec<&SweepRow> {
     found
 }
 
-/// What the sample shows of each policy setting relative to `dense`, one sentence per comparison.
+/// Results of each policy setting relative to `dense`, one sentence per comparison.
 pub fn comparisons(rows: &[SweepRow]) -> Vec<String> {
     let of_row = |row: &SweepRow| {
         let functions = row.quality.functions.iter();
