@@ -37,7 +37,7 @@ fn greedy(model: &mut Runtime, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<f
     (tokens, all)
 }
 
-/// Logits of all tokens, each decoded in a pass of its own.
+/// Logits of all tokens, each decoded in a separate pass.
 fn one_by_one(model: &mut Runtime, tokens: &[u32]) -> Vec<f32> {
     let passes = tokens.chunks(1);
     passes
@@ -61,7 +61,7 @@ fn assert_alike(
     assert_eq!(found_tokens, tokens, "{what}");
 }
 
-/// Fails where logits differ by more than `tolerance` times the largest of `want`.
+/// Fails if logits differ by more than `tolerance` times the largest of `want`.
 #[track_caller]
 fn assert_near(found: &[f32], want: &[f32], tolerance: f32, what: &str) {
     let largest = want
