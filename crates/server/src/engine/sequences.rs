@@ -29,7 +29,7 @@ impl SequencePool {
     ///
     /// # Errors
     ///
-    /// Fails where memory for a KV cache is missing, and where a device does.
+    /// Fails if memory for a KV cache is missing, or if a device fails.
     pub(crate) fn take(
         &mut self,
         model: &Runtime,
