@@ -39,7 +39,7 @@ const LADDER: &[&str] = &[
     "powerinfer-attack",
 ];
 
-/// Crates that handle formats and figures without computing with weights.
+/// Crates that handle formats and values without computing with weights.
 const WITHOUT_KERNELS: &[&str] = &[
     "powerinfer-tensor",
     "powerinfer-artifact",

@@ -1,4 +1,4 @@
-//! Perplexity and fidelity against independently computed figures.
+//! Perplexity and fidelity against independently computed values.
 
 use std::fs;
 

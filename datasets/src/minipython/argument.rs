@@ -1,4 +1,4 @@
-//! What functions are called with: Python literals, drawn where the task's constants matter.
+//! Arguments of functions: Python literals, drawn where the task's constants matter.
 
 use std::fmt;
 
@@ -59,7 +59,7 @@ fn write_string(formatter: &mut fmt::Formatter<'_>, value: &str) -> fmt::Result 
     formatter.write_str("'")
 }
 
-/// What a parameter accepts.
+/// Values that a parameter accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
