@@ -1,5 +1,8 @@
-//! Layering of the crates: dependencies point down, and heavy ones stay out of the crates that do without.
+//! Layering of the crates: dependencies point down, and heavy ones stay out of the crates that do without. The wording of
+//! prose is checked here too.
 #![expect(clippy::unwrap_used, reason = "a failed test panics")]
+
+mod prose;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
