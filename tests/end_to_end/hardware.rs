@@ -18,7 +18,7 @@ fn place_plans_for_the_figures_that_doctor_writes() {
         let doctor = sandbox
             .run(&["doctor", "--quick", "--write", file, "--threads", "1", "-v"])
             .good();
-        doctor.stdout_contains(&["GEMV, 10 % of rows"]);
+        doctor.stdout_contains(&["GEMV, 10% of rows"]);
         doctor.stderr_contains(&[file]);
         let plan = place(&sandbox, file).good().json()["plan"].clone();
         assert_eq!(plan["hardware"]["name"], "this machine");

@@ -15,7 +15,7 @@ use crate::{
     torch::{Element, save},
 };
 
-/// Of `tiny.powerinfer`.
+/// Sizes of `tiny.powerinfer`.
 const SIZES: PredictedSizes = PredictedSizes {
     layers: 2,
     hidden: 64,

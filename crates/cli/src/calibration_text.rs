@@ -19,7 +19,7 @@ use crate::{model_argument::DEMO, output::Output};
 /// Longest calibration sequence.
 const SEQUENCE: usize = 512;
 
-/// Most tokens taken where the amount is `auto`.
+/// Most tokens taken if the amount is `auto`.
 const AUTO_LIMIT: usize = 131_072;
 
 /// Number of skipped files that are listed individually.
@@ -31,7 +31,7 @@ const LISTED: usize = 5;
 pub(crate) struct CalibrationArguments {
     /// Text to calibrate on: a file, a folder with its subfolders, or `-` for stdin. Text, source code, JSON, JSON Lines, CSV
     /// and Parquet, also with gzip or zstd; records have `text`, `content`, `messages`, `conversations`, or `prompt` with
-    /// `completion`. Given several times, each is a source of its own in the report, and sources are interleaved in sequences
+    /// `completion`. If given several times, the report lists each separately, and the sources are interleaved in sequences
     /// of at most 512 tokens [default for `demo`: its own calibration tasks]
     #[arg(long, value_name = "FILE|DIR|-")]
     pub(crate) data: Vec<PathBuf>,
@@ -39,7 +39,7 @@ pub(crate) struct CalibrationArguments {
     /// at most
     #[arg(long, value_name = "N|auto", default_value = "auto")]
     pub(crate) tokens: Tokens,
-    /// With `--tokens auto`: overlap that the most frequently active 20 % of a layer must reach between two
+    /// With `--tokens auto`: overlap that the most frequently active 20% of a layer must reach between two
     /// independent halves of the text (Jaccard, mean over layers)
     #[arg(long, value_name = "SHARE", default_value_t = 0.9, value_parser = share)]
     pub(crate) settled: f64,
@@ -50,7 +50,7 @@ pub(crate) struct CalibrationArguments {
 pub(crate) enum Tokens {
     /// So many tokens.
     Count(usize),
-    /// As many as it takes.
+    /// Until the counts are stable.
     Auto,
 }
 
@@ -132,7 +132,7 @@ pub(crate) fn calibration(
     Ok(Calibration::new(sources, length, limit)?)
 }
 
-/// Texts to judge a model by, at most `limit` tokens of them: documents at `paths`, or where there
+/// Texts to judge a model by, at most `limit` tokens of them: documents at `paths`, or if there
 /// are none, and the model is the demo, tasks that it was not trained on.
 pub(crate) fn texts(
     paths: &[PathBuf],
@@ -244,7 +244,7 @@ fn no_text(paths: &[PathBuf], skipped: &[Skipped]) -> Error {
     if skipped.len() > LISTED {
         lines.push(format!("and {} more", skipped.len() - LISTED));
     }
-    anyhow!("{}; give other files by `--data`", lines.join("\n  "))
+    anyhow!("{}; give other files with `--data`", lines.join("\n  "))
 }
 
 /// Lists the formats and the number of documents in each.

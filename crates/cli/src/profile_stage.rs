@@ -27,7 +27,7 @@ pub(crate) struct TraceArguments {
 }
 
 impl TraceArguments {
-    /// The profile in `out`, measured anew unless it is up to date and `force` is not set.
+    /// The profile in `out`, measured again unless it is up to date and `force` is not set.
     pub(crate) fn up_to_date(
         &self,
         checkpoint: &Checkpoint,
@@ -44,7 +44,7 @@ impl TraceArguments {
         refuse_other_model(out, checkpoint)?;
         if !force && out.exists() {
             output.say(format!(
-                "profile: `{}` is of other text or other settings; it is made again",
+                "profile: `{}` is for other text or settings; making it again",
                 out.display()
             ));
         }
@@ -73,7 +73,7 @@ impl TraceArguments {
             Some(obstacle) => {
                 let family = &checkpoint.config().family;
                 output.say(format!(
-                    "{family} runs on the CPU alone: its {obstacle} are not supported on GPUs"
+                    "{family} runs only on the CPU: its {obstacle} are not supported on GPUs"
                 ));
                 None
             }
@@ -104,13 +104,13 @@ impl TraceArguments {
     }
 }
 
-/// Fails where the profile that would be replaced is of another model: folders of the same name
+/// Fails if the profile that would be replaced is of another model: folders of the same name
 /// share a work folder.
 fn refuse_other_model(out: &Path, checkpoint: &Checkpoint) -> Result<()> {
     match Profile::open(out) {
         Ok(there) if there.header().model.fingerprint != checkpoint.identity().fingerprint => {
             bail!(
-                "`{}` is a profile of another model ({}); name another folder by `--out`, or remove it",
+                "`{}` is a profile of another model ({}); name another folder with `--out`, or remove it",
                 out.display(),
                 there.header().model
             )
@@ -122,7 +122,7 @@ fn refuse_other_model(out: &Path, checkpoint: &Checkpoint) -> Result<()> {
 /// The share of zeros, and how few neurons the others come from.
 pub(crate) fn zeros(profile: &ProfileDocument) -> String {
     format!(
-        "{} of FFN activations are zero, {} of the neurons carry 80 % of the others",
+        "{} of FFN activations are zero; the busiest {} of the neurons produce 80% of the others",
         percent(profile.mean(|layer| layer.sparsity)),
         percent(profile.neurons_for.most),
     )
@@ -133,9 +133,9 @@ pub(crate) fn report(profile: &ProfileDocument) -> String {
     let mut table = Table::new(&[
         "layer",
         "zeros",
-        "neurons for 50 %",
-        "80 %",
-        "95 %",
+        "neurons for 50%",
+        "80%",
+        "95%",
         "never active",
         "halves overlap",
         "activations by tenths",
@@ -184,7 +184,7 @@ pub(crate) fn report(profile: &ProfileDocument) -> String {
         );
     }
     if profile.sources.len() > 1 {
-        text += "\noverlap of the most frequently active 20 % between sources\n";
+        text += "\noverlap of the most frequently active 20% between sources\n";
         text += &overlap(profile);
     }
     text
@@ -229,7 +229,7 @@ fn overlap(profile: &ProfileDocument) -> String {
     table.to_string()
 }
 
-/// Says what was measured, how sure it is, where it is, and what comes next.
+/// Reports the measurement, its uncertainty, its folder and the next step.
 pub(crate) fn say_result(profile: &Profile, output: Output) {
     let document = profile.document();
     output.say(format!(
@@ -249,7 +249,7 @@ pub(crate) fn say_result(profile: &Profile, output: Output) {
         .min_by(|a, b| a.half_overlap.total_cmp(&b.half_overlap));
     if let Some(worst) = worst {
         output.say(format!(
-            "stability: the most frequently active 20 % overlap by {} between two independent halves of the text, by {} in layer {}",
+            "hot neurons: the most frequently active 20% overlap by {} between two halves of the text, by {} in layer {}",
             percent(document.mean(|layer| layer.half_overlap)),
             percent(worst.half_overlap),
             worst.layer,

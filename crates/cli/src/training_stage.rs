@@ -68,7 +68,7 @@ pub(crate) struct TrainingArguments {
     predictor_quant: Option<Format>,
 }
 
-/// The format of this name, where predictors can be in it.
+/// The format of this name, if predictors can be in it.
 fn predictor_format(name: &str) -> Result<Format, String> {
     let format: Format = name
         .parse()
@@ -123,7 +123,7 @@ impl ByteBudget {
 }
 
 impl TrainingArguments {
-    /// The targets, where any is given.
+    /// The targets, if any is given.
     fn targets(&self) -> Option<Targets> {
         if self.recall.is_none() && self.contribution_recall.is_none() {
             return None;
@@ -188,7 +188,7 @@ impl TrainingArguments {
     }
 }
 
-/// The predictors of `shard` in `out`, made anew unless they are up to date and `force` is not set.
+/// The predictors of `shard` in `out`, trained again unless they are up to date and `force` is not set.
 pub(crate) fn up_to_date(
     checkpoint: &Checkpoint,
     profile: &Profile,
@@ -246,7 +246,7 @@ fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
         ));
     }
     let Some(targets) = recipe.targets() else {
-        output.say("the predictors keep their threshold; `--recall` sets it anew in every layer");
+        output.say("the predictors keep their threshold; `--recall` sets a new one in every layer");
         return;
     };
     let missed = |layer: &PredictorSummary| {

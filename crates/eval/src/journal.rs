@@ -79,7 +79,7 @@ impl Journal {
             source,
         };
         if path.exists() && !path.is_file() {
-            return Err(unwritable(std::io::Error::other("it is no file")));
+            return Err(unwritable(std::io::Error::other("it is not a file")));
         }
         let file = OpenOptions::new()
             .create(true)
@@ -109,7 +109,7 @@ impl Journal {
             rest[..length] == beginning.as_bytes()[..length]
         }) {
             let line = lines.split(|byte| *byte == b'\n').count();
-            return Err(other(line, format!("it is no {}", name.what)));
+            return Err(other(line, format!("it is not a {}", name.what)));
         }
         let mut rows = match lines.is_empty() {
             true => Vec::new(),
@@ -204,7 +204,7 @@ pub fn merge(paths: &[PathBuf], out: &Path) -> Result<usize, EvalError> {
             false => Vec::new(),
         };
         let Some((first, rest)) = rows.split_first() else {
-            return Err(unfit(path, "it is no shard of rows".to_owned()));
+            return Err(unfit(path, "it is not a shard of rows".to_owned()));
         };
         let digest = first.text("run")?;
         let of_run: &String = run.get_or_insert_with(|| digest.clone());
@@ -266,7 +266,7 @@ fn refuse_other_run(out: &Path, run: &str) -> Result<(), EvalError> {
     if lines.is_empty() {
         return match rest.is_empty() {
             true => Ok(()),
-            false => Err(refused(1, "it is no file of rows")),
+            false => Err(refused(1, "it is not a file of rows")),
         };
     }
     for row in data_file::parse(out, lines)? {

@@ -51,7 +51,7 @@ pub enum ExportError {
         reason: String,
     },
     /// A file is not an index of neurons on the GPU.
-    #[error("`{path}` is no index of neurons on the GPU: {reason}")]
+    #[error("`{path}` is not an index of neurons on the GPU: {reason}")]
     Index {
         /// The file.
         path: PathBuf,

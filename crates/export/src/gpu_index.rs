@@ -40,7 +40,7 @@ impl GpuIndex {
             let found = file.value(key).and_then(Value::as_f64);
             found.ok_or_else(|| ExportError::Index {
                 path: path.to_owned(),
-                reason: format!("`{key}` is missing or no number"),
+                reason: format!("`{key}` is missing or not a number"),
             })
         };
         let (layers, capacity) = (number(BLOCK_COUNT)? as usize, number(CAPACITY)? as u64);

@@ -205,7 +205,7 @@ fn measure(context: &Arc<CudaContext>, driver: String) -> Result<MeasuredGpu, Dr
     if operations.is_some() {
         sources.push((
             "gpu.operations_per_second",
-            "multiprocessors × clock × multiply-adds a cycle × 2, as the driver reports them; 50 % of it sustained, assumed"
+            "multiprocessors × clock × multiply-adds a cycle × 2, as the driver reports them; 50% of it sustained, assumed"
                 .to_owned(),
         ));
     }

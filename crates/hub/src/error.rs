@@ -117,7 +117,7 @@ pub enum HubError {
     },
     /// The transfer broke off repeatedly.
     #[error(
-        "`{file}` broke off after {received} of {size} bytes: {reason}; run the same command again to go on where it stopped"
+        "`{file}` broke off after {received} of {size} bytes: {reason}; run the same command again to resume"
     )]
     BrokeOff {
         /// The file.
@@ -139,7 +139,7 @@ pub enum HubError {
     },
     /// The content has another length or digest than the hub promised.
     #[error(
-        "`{file}` arrived damaged: its {kind} is {found} instead of {expected}; it was removed, run the same command again to fetch it anew"
+        "`{file}` arrived damaged: its {kind} is {found} instead of {expected}; it was removed; run the same command again to download it"
     )]
     Damaged {
         /// The file.
@@ -203,7 +203,7 @@ pub enum HubError {
     OfNoUse(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The network is forbidden and the cache is incomplete.
     #[error(
-        "`{model}` is not completely in `{cache}`, and `HF_HUB_OFFLINE` forbids the network; unset it, or pull the model where there is one"
+        "`{model}` is not completely in `{cache}`, and `HF_HUB_OFFLINE` forbids the network; unset it, or pull the model on a machine with a network"
     )]
     NotCached {
         /// The model, or a file of it.

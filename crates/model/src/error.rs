@@ -187,7 +187,7 @@ pub enum ModelError {
     },
     /// The element type of a tensor is not supported.
     #[error(
-        "tensor `{tensor}` in `{path}` is stored as {found}, supported are F32, F16 and BF16; use the original checkpoint, or a GGUF file of the model"
+        "tensor `{tensor}` in `{path}` is stored as {found}, but only F32, F16 and BF16 are supported; use the original checkpoint, or a GGUF file of the model"
     )]
     WrongType {
         /// The file.

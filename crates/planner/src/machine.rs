@@ -95,7 +95,7 @@ pub fn this_machine(progress: &dyn Progress) -> Result<Hardware, PlannerError> {
     progress.note("measuring this machine, once …");
     let (hardware, _) = measure(usable_cores(), Thoroughness::Quick, progress)?;
     match keep(&hardware)? {
-        None => progress.note("the figures cannot be kept, so the next plan measures again"),
+        None => progress.note("the measurements cannot be kept, so the next plan measures again"),
         Some(file) => progress.detail(&format!("kept in `{}`", file.display())),
     }
     // As the next plan will read it: numbers in text may differ in the last bit.
@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(disturbance(waited(0.01)), None);
         let line = disturbance(waited(0.25)).unwrap();
         assert!(
-            line.contains("25.0 %") && line.contains("may be low"),
+            line.contains("25.0%") && line.contains("may be low"),
             "{line}"
         );
     }

@@ -37,7 +37,7 @@ impl Search<'_> {
     fn is_accurate(&self, tried: &Tried) -> bool {
         let recall = recall_at_even_odds(&tried.network, &self.traces.held_out, self.isa);
         self.progress.detail(&format!(
-            "layer {} rank {}: recall of {:.1} % at even odds",
+            "layer {} rank {}: recall of {:.1}% at even odds",
             self.known.layer,
             tried.network.rank,
             100.0 * recall

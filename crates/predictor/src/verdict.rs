@@ -20,7 +20,7 @@ pub(crate) enum Refusal {
     NoActivity { training: usize, held_out: usize },
     /// Too few inactive neurons to save anything.
     #[error(
-        "{:.1} % of its neurons are active on a token, so that prediction saves nothing",
+        "{:.1}% of its neurons are active on a token, so that prediction saves nothing",
         100.0 * density
     )]
     AlwaysActive { density: f64 },
@@ -33,7 +33,7 @@ pub(crate) enum Refusal {
     },
     /// The predictor would read more than it saves.
     #[error(
-        "the best predictor within {budget}, of rank {rank}, must predict {:.1} % of the neurons for a recall of {:.1} %, which reads more than computing every gate",
+        "the best predictor within {budget}, of rank {rank}, must predict {:.1}% of the neurons for a recall of {:.1}%, which reads more than computing every gate",
         100.0 * predicted, 100.0 * recall
     )]
     DoesNotPay {
@@ -86,10 +86,10 @@ pub(crate) fn check_finite(layer: usize, traces: &Traces) -> Result<(), Predicto
 
 /// Describes recall and contribution recall.
 fn shares(recall: f64, contribution: Option<f64>) -> String {
-    let neurons = format!("a recall of {:.1} %", 100.0 * recall);
+    let neurons = format!("a recall of {:.1}%", 100.0 * recall);
     contribution.map_or(neurons.clone(), |contribution| {
         format!(
-            "{neurons} and a contribution recall of {:.1} %",
+            "{neurons} and a contribution recall of {:.1}%",
             100.0 * contribution
         )
     })
@@ -151,7 +151,7 @@ impl Remarks {
         // The error decreases with the square root of the tokens; half of them set the threshold.
         let more = (worst.recall_error / SURE).powi(2);
         progress.note(&format!(
-            "{}: with {} held-out tokens the recall is known to ± {:.1} % (95 % confidence); ± 1 % needs about {:.0} held-out tokens, so profile about {more:.0} times as many",
+            "{}: with {} held-out tokens the recall is known to ± {:.1}% (95% confidence); ± 1% needs about {:.0} held-out tokens, so profile about {more:.0} times as many",
             numbered("layer", &layers),
             worst.tokens,
             100.0 * worst.recall_error,
@@ -214,9 +214,9 @@ mod tests {
         remarks.note(&notes);
         let notes = notes.0.into_inner().unwrap();
         let starts = [
-            "layers 0–2, 4 get no predictor and will run `exact`; layer 0: 90.0 % of its neurons",
+            "layers 0–2, 4 get no predictor and will run `exact`; layer 0: 90.0% of its neurons",
             "layer 3 gets no predictor and will run `exact`: no neuron is active",
-            "layers 6–7: with 40 held-out tokens the recall is known to ± 3.0 % (95 % confidence); ± 1 % needs about 720",
+            "layers 6–7: with 40 held-out tokens the recall is known to ± 3.0% (95% confidence); ± 1% needs about 720",
         ];
         assert_eq!(notes.len(), starts.len());
         for (note, start) in notes.iter().zip(starts) {

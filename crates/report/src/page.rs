@@ -95,16 +95,16 @@ fn unbroken(text: &str) -> String {
 
 /// A share as a percentage with one digit.
 fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
+    format!("{:.1}%", 100.0 * share)
 }
 
 /// A share as a percentage with as few digits as an axis or a cell has room for.
 pub(crate) fn short_percent(share: f64) -> String {
     let value = 100.0 * share;
     match value.abs() {
-        size if size < 0.05 => "0 %".to_owned(),
-        size if size < 1.0 => format!("{value:.1} %"),
-        _ => format!("{value:.0} %"),
+        size if size < 0.05 => "0%".to_owned(),
+        size if size < 1.0 => format!("{value:.1}%"),
+        _ => format!("{value:.0}%"),
     }
 }
 

@@ -20,7 +20,7 @@ pub fn profile_page(document: &Value, curves: &[Vec<f64>]) -> Result<String, Rep
     let layers = document["layers"].as_array().map_or(&[][..], Vec::as_slice);
     let column = |(layer, found): (usize, &Value)| {
         let share = found["sparsity"].as_f64()?;
-        let label = format!("layer {layer}: {:.1} % zeros", 100.0 * share);
+        let label = format!("layer {layer}: {:.1}% zeros", 100.0 * share);
         Some(point(layer as f64, share, label))
     };
     let columns = layers.iter().enumerate().filter_map(column);

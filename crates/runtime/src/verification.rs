@@ -383,7 +383,7 @@ mod tests {
             assert_eq!(
                 observe(&mut verification, token, 0.25),
                 None,
-                "5 % is within"
+                "5% is within"
             );
         }
         let mut fallbacks = Vec::new();
@@ -393,7 +393,7 @@ mod tests {
         assert_eq!(
             fallbacks,
             [(DRIFT_WINDOW, Policy::Exact)],
-            "one token of 20 % among 16"
+            "one token of 20% among 16"
         );
         let [alarm] = verification.alarms() else {
             panic!("one alarm expected")

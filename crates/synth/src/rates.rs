@@ -126,7 +126,7 @@ mod tests {
     fn impossible_requests_are_errors() {
         let error = rates(1000, 0.5, 0.2).unwrap_err().to_string();
         assert!(
-            error.contains("50.0 % zeros") && error.contains("can be from"),
+            error.contains("50.0% zeros") && error.contains("can be from"),
             "{error}"
         );
         assert!(rates(1000, 1.0, 0.3).is_err());

@@ -14,7 +14,7 @@ use crate::{
     profile_stage::{TraceArguments, report},
 };
 
-/// What to profile, on what, and where to.
+/// Model, text and target of a profile.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  powerinfer profile ./my-model --data articles/ --tokens 100000"

@@ -246,7 +246,7 @@ fn tensors(
     }
     if rounded > 0 {
         notes.push(format!(
-            "{rounded} matrices are in f16: their rows are no multiple of {BLOCK}, the block of {}",
+            "{rounded} matrices are in f16: their row length is not a multiple of {BLOCK}, the block of {}",
             options.quant
         ));
     }

@@ -68,7 +68,7 @@ impl Activity {
             "opt-1.3b" | "opt-6.7b" | "opt-13b" | "opt-30b" | "opt-66b" | "opt-175b" => {
                 SourcedValue::new(
                     0.97,
-                    &format!("{TABLE_3}: 96 to 98 % for OPT, 97 % in table 1"),
+                    &format!("{TABLE_3}: 96 to 98% for OPT, 97% in table 1"),
                 )
             }
             "falcon-40b" => SourcedValue::new(0.95, TABLE_3),
@@ -77,7 +77,7 @@ impl Activity {
             }
             "bamboo-7b" => SourcedValue::new(
                 0.83,
-                "PowerInfer (arXiv 2312.12456v2), section 8.3.2: 80 to 86 % on the tokens that were timed; table 3 has 90 %",
+                "PowerInfer (arXiv 2312.12456v2), section 8.3.2: 80 to 86% on the tokens that were timed; table 3 has 90%",
             ),
             "llama-7b" => SourcedValue::new(0.70, &format!("{TABLE_3}, LLaMA2(ReGLU)-7B")),
             "llama-13b" => SourcedValue::new(0.78, &format!("{TABLE_3}, LLaMA2(ReGLU)-13B")),
@@ -113,7 +113,7 @@ impl Activity {
         let first_half_density = (name == "opt-30b" && said.sparsity.is_none()).then(|| {
             SourcedValue::new(
                 0.01,
-                "PowerInfer (arXiv 2312.12456v2), section 3.1: less than 1 % in the first 24 layers",
+                "PowerInfer (arXiv 2312.12456v2), section 3.1: less than 1% in the first 24 layers",
             )
         });
         Self {

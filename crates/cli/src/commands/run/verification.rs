@@ -39,7 +39,7 @@ pub(super) fn print_alarms(model: &Runtime, printed: &mut usize, output: Output)
     *printed = alarms.len();
 }
 
-/// Prints the errors of all verified tokens, where verification is on.
+/// Prints the errors of all verified tokens, if verification is on.
 pub(super) fn print_summary(model: &Runtime, output: Output) {
     let Some(verification) = model.verification() else {
         return;
