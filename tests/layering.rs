@@ -1,5 +1,8 @@
-//! Layering of the crates: dependencies point down, and heavy ones stay out of the crates that do without.
+//! Layering of the crates: dependencies point down, and heavy ones stay out of the crates that do without. The wording of
+//! prose is checked here too.
 #![expect(clippy::unwrap_used, reason = "a failed test panics")]
+
+mod prose;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -41,7 +44,7 @@ const LADDER: &[&str] = &[
     "powerinfer-attack",
 ];
 
-/// Crates that handle formats and figures without computing with weights.
+/// Crates that handle formats and values without computing with weights.
 const WITHOUT_KERNELS: &[&str] = &[
     "powerinfer-tensor",
     "powerinfer-artifact",

@@ -1,9 +1,9 @@
-//! Instructions per row of 4096 weights of each kernel, a figure that does not depend on the load of the machine. Fails if a
+//! Instructions per row of 4096 weights of each kernel, a value that does not depend on the load of the machine. Fails if a
 //! kernel exceeds its limit, so that optimisations are not lost.
 //!
 //! `cargo bench -p powerinfer-kernels --bench instructions` counts the kernels with a limit, `… -- all`
 //! every kernel, which takes minutes, and `… -- avx512/q8_0/Sum` that one. A child process is single-stepped with
-//! ptrace, since instruction-level simulators lack AVX-512. Linux only; skipped where ptrace is not permitted.
+//! ptrace, since instruction-level simulators lack AVX-512. Linux only; skipped if ptrace is not permitted.
 #![expect(
     unsafe_code,
     clippy::print_stdout,
@@ -52,8 +52,8 @@ mod linux {
 
     use Kernel::{Arithmetic, IntegerAxpy, IntegerBatch, IntegerProduct, Sum};
 
-    /// Limits in instructions per row of 4096 weights, about 10 % above the measured counts. A quarter of those of the integer
-    /// axpy prefetch lines, which makes it a sixth faster from memory and a fifth slower from caches.
+    /// Limits in instructions per row of 4096 weights, about 10% above the measured counts. A quarter of those of the integer
+    /// axpy prefetch lines, which makes it 17% faster from memory and 20% slower from caches.
     const MOST: [(&str, Format, Kernel, u64); 18] = [
         ("avx2", Format::F16, Arithmetic, 1830),
         ("avx2", Format::Q8_0, IntegerProduct, 1270),

@@ -1,7 +1,7 @@
 //! Read bandwidth of some neurons' rows by their layout in memory: values apart from scales (planes), scales after their row, rows
 //! of up and down side by side, and rows of all three matrices side by side.
 //!
-//! `cargo bench -p powerinfer-kernels --bench layouts` takes a minute and 3 GiB. Neurons are random, each figure is the best of
+//! `cargo bench -p powerinfer-kernels --bench layouts` takes a minute and 3 GiB. Neurons are random, each value is the best of
 //! several passes and prefetch distances, and sums are checked against the scalar code before anything is timed.
 #![expect(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 

@@ -67,7 +67,7 @@ impl<'a> QuantisedVector<'a> {
     }
 }
 
-/// Vectors in the order in which [`Isa::gemm_packed`](crate::Isa::gemm_packed) reads them; empty where it reads the vectors
+/// Vectors in the order in which [`Isa::gemm_packed`](crate::Isa::gemm_packed) reads them; empty if it reads the vectors
 /// themselves.
 ///
 /// Filled by [`Isa::pack`](crate::Isa::pack), which reuses the memory.

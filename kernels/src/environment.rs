@@ -1,4 +1,4 @@
-//! All `POWERINFER_*` environment variables. Those of the Hugging Face Hub, such as `HF_HOME`, are read by
+//! All `POWERINFER_*` environment variables. Variables of the Hugging Face Hub, such as `HF_HOME`, are read by
 //! `powerinfer-hub`.
 
 use std::{

@@ -104,7 +104,7 @@ fn frequencies(neurons: usize, mean: f64, random: &mut Random) -> Vec<f64> {
     found
 }
 
-/// The placement of a model with `bytes_per_weight`, predictors of 6 % of its FFN and a context of 2048
+/// The placement of a model with `bytes_per_weight`, predictors of 6% of its FFN and a context of 2048
 /// tokens on the paper's PC-High.
 fn problem(model: &Model, bytes_per_weight: f64, vram: u64) -> (Problem, Vec<Vec<Candidate>>) {
     let mut random = Random(1);

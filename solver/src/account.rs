@@ -52,7 +52,7 @@ fn gpu_lines(problem: &Problem, placement: &Placement, gpu: usize, lines: &mut V
     line(HOT_NEURONS, hot.sum());
 }
 
-/// Bytes of attention, predictors and KV cache on `device`; of one GPU's layers only, where `gpu` is given.
+/// Bytes of attention, predictors and KV cache on `device`; of one GPU's layers only, if `gpu` is given.
 fn dense(problem: &Problem, placement: &Placement, device: Device, gpu: Option<usize>) -> [u64; 3] {
     let mut sums = [0; 3];
     let layers = problem.layers.iter().zip(&placement.layers);
@@ -88,7 +88,7 @@ pub(crate) fn bytes_on(device: Device, lines: &[BudgetLine]) -> u64 {
     here.map(|line| line.bytes).sum()
 }
 
-/// The error for a budget of `device` below `needed` bytes. It names the first line that does not fit, where
+/// The error for a budget of `device` below `needed` bytes. It names the first line that does not fit;
 /// `least` is the placement with the fewest bytes on the device.
 pub(crate) fn too_small(
     problem: &Problem,

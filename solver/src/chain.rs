@@ -87,7 +87,7 @@ impl Chain {
     /// The state before the first stage.
     pub(crate) const START: usize = 0;
 
-    /// Cost of going from one state to the next; infinite where the next stage is on an earlier GPU.
+    /// Cost of going from one state to the next; infinite if the next stage is on an earlier GPU.
     pub(crate) fn transition(&self, from: usize, to: usize) -> f64 {
         let (from, to) = (State::of(from), State::of(to));
         match (from.device, to.device) {

@@ -114,7 +114,7 @@ pub(crate) fn head_alone(problem: &Problem, device: Device) -> Cost {
     model.head(device, bytes, bytes) + model.token()
 }
 
-/// Copies the hidden state from one device and GPU to another; free where both are the same.
+/// Copies the hidden state from one device and GPU to another; free if both are the same.
 pub(crate) fn crossing(problem: &Problem, from: (Device, usize), to: (Device, usize)) -> Cost {
     model(problem).crossing(from, to)
 }

@@ -39,8 +39,8 @@ pub struct Decision {
     pub costs: Vec<Vec<CandidateCost>>,
 }
 
-/// Chooses a placement for `problem` and an execution mode for each layer among its `candidates`. Of equally
-/// fast candidates the first is taken.
+/// Chooses a placement for `problem` and an execution mode for each layer among its `candidates`. If candidates are
+/// equally fast, the first is taken.
 ///
 /// For the objective `latency`, modes and placement are optimised together. The objective `impact` does not
 /// depend on modes: a placement is found, each layer takes its fastest mode in it, and both steps repeat

@@ -50,7 +50,7 @@ impl Answer {
         self.bound >= self.cost
     }
 
-    /// `(cost − bound) / |cost|`; 0 where the solution is optimal.
+    /// `(cost − bound) / |cost|`; 0 if the solution is optimal.
     pub(crate) fn gap(&self) -> f64 {
         match self.is_optimal() {
             true => 0.0,
@@ -70,7 +70,7 @@ impl Answer {
 pub(crate) enum Infeasible {
     /// The GPUs cannot hold the least that has to be on them.
     Gpu {
-        /// Sufficient capacity in bytes, where there is one GPU.
+        /// Sufficient capacity in bytes, if there is one GPU.
         needed: u64,
     },
     /// The CPU cannot hold the least that has to be on it.

@@ -57,7 +57,7 @@ pub(crate) fn place_dense(problem: &Problem) -> (Placement, u64) {
     (placement, vram.left.unwrap_or(0))
 }
 
-/// Remaining bytes of the GPU; `None` where the GPU is not used.
+/// Remaining bytes of the GPU; `None` if the GPU is not used.
 struct Vram {
     left: Option<u64>,
 }

@@ -13,9 +13,9 @@ use crate::chain::{Chain, Choice, State, Step};
 /// Lagrange multipliers: cost of a byte in each memory.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Multipliers {
-    /// Of each GPU.
+    /// Multiplier of each GPU.
     pub(crate) gpus: Vec<f64>,
-    /// Of the CPU.
+    /// Multiplier of the CPU.
     pub(crate) ram: f64,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Multipliers {
 #[derive(Debug)]
 pub(crate) struct Hulls {
     /// Per stage and device of the hidden state, the vertices of the lower convex hull of cost over bytes
-    /// on the GPU; all choices where `is_hull` is false.
+    /// on the GPU; all choices if `is_hull` is false.
     vertices: Vec<[Vec<usize>; 2]>,
     /// Whether memory of the GPU is the only one with a multiplier.
     is_hull: bool,
@@ -45,8 +45,8 @@ impl Hulls {
         }
     }
 
-    /// The choice of a stage and state with the least Lagrangian cost, and this cost. Of equal choices the
-    /// one with the fewest bytes; an infinite cost where the state has no choice.
+    /// The choice of a stage and state with the least Lagrangian cost, and this cost: among equal choices, the
+    /// one with the fewest bytes; an infinite cost if the state has no choice.
     pub(crate) fn cheapest(
         &self,
         chain: &Chain,
@@ -270,7 +270,7 @@ pub(crate) struct Dual {
     pub(crate) relaxed: Vec<Vec<Step>>,
 }
 
-/// Rounds of coordinate ascent where there is more than one multiplier.
+/// Rounds of coordinate ascent if there is more than one multiplier.
 const ROUNDS: usize = 6;
 
 /// Maximises the bound over the multipliers by coordinate ascent, after a common multiplier of all GPUs: the price of
@@ -345,7 +345,7 @@ pub(crate) struct Point {
 /// Maximises the bound over the multiplier of a memory of `capacity` bytes: evaluates it where the tangents
 /// at a multiplier that is too low and at one that is too high intersect, until they are the same.
 ///
-/// Starts at `start` where it is positive. Returns the multiplier, or `None` if every one tried is too low.
+/// Starts at `start` if it is positive. Returns the multiplier, or `None` if every one tried is too low.
 pub(crate) fn line_search(
     start: f64,
     capacity: u64,

@@ -74,7 +74,7 @@ pub enum SolveError {
         hardware: String,
     },
     /// Parts pinned to the GPU of a machine without one, or with a VRAM budget of 0.
-    #[error("parts are pinned to the GPU, but `{hardware}` has none that may be used")]
+    #[error("parts are pinned to the GPU, but `{hardware}` has no GPU that may be used")]
     PinnedToNoGpu {
         /// Name of the machine.
         hardware: String,
@@ -106,7 +106,7 @@ pub enum SolveError {
         /// Its number of groups.
         groups: usize,
     },
-    /// Invalid hardware figures.
+    /// Invalid hardware values.
     #[error(transparent)]
     Hardware(#[from] HardwareError),
     /// A budget that is too small for the parts that have to be on a device.

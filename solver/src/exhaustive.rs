@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// The best value of any placement of whole groups, hottest first, with `at_least_bytes` to
-/// `capacity_bytes` of hot neurons; `None` where there is none.
+/// `capacity_bytes` of hot neurons; `None` if there is none.
 pub(crate) fn best_value(
     problem: &Problem,
     capacity_bytes: u64,
@@ -89,7 +89,7 @@ pub(crate) fn pays(problem: &Problem, layer: usize, count: usize) -> bool {
         || count * on_gpu + gpu.sync_seconds <= count * on_cpu
 }
 
-/// Cost of the optimal solution of `chain`; `None` where no solution fits.
+/// Cost of the optimal solution of `chain`; `None` if no solution fits.
 pub(crate) fn least_cost(chain: &Chain) -> Option<f64> {
     fn from(chain: &Chain, steps: &mut Vec<Step>, best: &mut Option<f64>) {
         let stage = steps.len();

@@ -6,7 +6,7 @@ use crate::{
     dual::{Hulls, Multipliers, Point, line_search},
 };
 
-/// The cheapest solution along the states of `path` that fills each GPU up to one multiplier; `None` where
+/// The cheapest solution along the states of `path` that fills each GPU up to one multiplier; `None` if
 /// none fits. Ignores the memory limit of the CPU.
 pub(crate) fn fill_path(chain: &Chain, hulls: &Hulls, path: &[usize]) -> Option<Vec<Step>> {
     let mut steps: Vec<Step> = Vec::new();
@@ -167,7 +167,7 @@ pub(crate) fn prefix_and_suffix_paths(chain: &Chain) -> Vec<Vec<usize>> {
 }
 
 /// Paths of a chain with several GPUs that divide its stages among the GPUs: in proportion to their capacities, but for
-/// one boundary, which is anywhere. The relaxation gives no such paths where layers are equal: it has no reason to
+/// one boundary, which is anywhere. The relaxation gives no such paths if layers are equal: it has no reason to
 /// leave a GPU for the next.
 pub(crate) fn division_paths(chain: &Chain) -> Vec<Vec<usize>> {
     let stages = chain.stages.len();

@@ -9,7 +9,7 @@
 //!
 //! All neurons of a layer have the same size, so among hot sets of one size the most frequently active
 //! neurons are the best: a hot set is a prefix. A layer has no hot neuron or at least `C_l`, so its choices
-//! are no group, the fewest groups with `C_l` neurons, and each further group. Only the memory limits couple
+//! are zero groups, the fewest groups with `C_l` neurons, and each further group. Only the memory limits couple
 //! the layers: transitions are free, and every stage is in the state of the CPU.
 
 use powerinfer_artifact::plan::Device;

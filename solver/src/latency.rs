@@ -205,7 +205,7 @@ fn hot_count(problem: &Problem, neurons: usize, groups: usize) -> usize {
     groups.saturating_mul(problem.group_size).min(neurons)
 }
 
-/// Numbers of hot groups that a layer may have, each with the time of its FFN, where the hidden state is on
+/// Numbers of hot groups that a layer may have, each with the time of its FFN, if the hidden state is on
 /// `layer_device`.
 fn ffn(
     problem: &Problem,

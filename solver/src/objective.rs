@@ -27,7 +27,7 @@ pub fn evaluate(problem: &Problem, hot_counts: &[usize]) -> f64 {
 /// `C·T_gpu + T_sync ≤ C·T_cpu`, where `T` is the size of a neuron over the read bandwidth of the device.
 ///
 /// At most the number of neurons of the layer, since a layer that is entirely hot needs no synchronisation.
-/// `None` where no count pays, because the GPU does not read faster than the CPU or there is no GPU.
+/// `None` if no count pays, because the GPU does not read faster than the CPU or there is no GPU.
 ///
 /// # Panics
 ///

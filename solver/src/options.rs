@@ -9,7 +9,7 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backend {
-    /// Decomposition, then HiGHS, or with one GPU microlp, where its gap is too large.
+    /// Decomposition, then HiGHS, or with one GPU microlp, if its gap is too large.
     #[default]
     Auto,
     /// Lagrangian decomposition and exact search, without a general solver.

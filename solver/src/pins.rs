@@ -22,7 +22,7 @@ impl Placement {
     }
 }
 
-/// The error for pins to the GPU that do not fit, where `placement` has the dense parts and leaves `left_bytes`
+/// The error for pins to the GPU that do not fit: `placement` has the dense parts and leaves `left_bytes`
 /// of VRAM.
 pub(crate) fn pinned_too_much(
     problem: &Problem,

@@ -24,7 +24,7 @@ pub(crate) struct LayerPlacement {
     pub(crate) attention: Device,
     /// Device of the KV cache.
     pub(crate) kv: Device,
-    /// Device of the predictor; the CPU where there is none.
+    /// Device of the predictor; the CPU if there is none.
     pub(crate) predictor: Device,
     /// Number of hot neurons: the first ones, on the GPU.
     pub(crate) hot_count: usize,

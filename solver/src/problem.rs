@@ -31,7 +31,7 @@ pub struct Problem {
     pub group_size: usize,
     /// Memory that may be used.
     pub budget: Budget,
-    /// The machine, with figures for the model ([`Hardware::for_model`]). The budget replaces its `vram_bytes`
+    /// The machine, with values for the model ([`Hardware::for_model`]). The budget replaces its `vram_bytes`
     /// and `ram_bytes`.
     pub hardware: Hardware,
     /// Prescribed device of the output head, if any.

@@ -43,7 +43,7 @@ pub(crate) struct ChainAnswer {
     pub(crate) failure: Option<String>,
 }
 
-/// Solves `chain` by decomposition, then by a general solver where `options` name one, or where they leave
+/// Solves `chain` by decomposition, then by a general solver if `options` name one, or if they leave
 /// the choice and the gap exceeds `tolerance`.
 ///
 /// # Errors
@@ -133,7 +133,7 @@ pub(crate) fn solve_impact(problem: &Problem, options: &Options) -> Result<Solve
     })
 }
 
-/// The chain of the paper's objective, where `placement` has everything but the hot neurons.
+/// The chain of the paper's objective; `placement` has everything but the hot neurons.
 pub(crate) fn impact_chain(problem: &Problem, placement: &Placement, vram_bytes: u64) -> Chain {
     let neurons = problem.layers.iter();
     let neurons: u64 = neurons
@@ -143,8 +143,8 @@ pub(crate) fn impact_chain(problem: &Problem, placement: &Placement, vram_bytes:
     impact::chain(problem, vram_bytes, cpu_bytes)
 }
 
-/// Solves for time, with the best candidate of each layer. Returns the index of the candidate of each layer
-/// as well.
+/// Solves for time, with the best candidate of each layer. Also returns the index of the candidate of each
+/// layer.
 ///
 /// # Errors
 ///

@@ -37,7 +37,7 @@ pub struct SolveReport {
     pub solve_seconds: f64,
     /// Number of groups of neurons in the model.
     pub group_count: usize,
-    /// Number of binary variables of the general solver; 0 where none was used.
+    /// Number of binary variables of the general solver; 0 if none was used.
     pub binary_variables: usize,
     /// Reason why a general solver proved nothing, if it did not.
     pub failure: Option<String>,
@@ -189,7 +189,7 @@ fn layer_plan(
     }
 }
 
-/// `part / all`, rounded to six places; 1 if `complete`, also where no neuron is ever active.
+/// `part / all`, rounded to six places; 1 if `complete`, also if no neuron is ever active.
 fn share(part: f64, all: f64, complete: bool) -> f64 {
     if complete {
         return 1.0;

@@ -646,8 +646,8 @@ fn predictor_settings_that_cannot_be_met_are_reported() {
     let few = train(&[]);
     for message in [
         "held-out tokens the recall is known to",
-        "95 % confidence",
-        "± 1 % needs about",
+        "95% confidence",
+        "± 1% needs about",
     ] {
         assert!(few.contains(message), "`{message}` is not in: {few}");
     }

@@ -11,7 +11,7 @@ fn bench(more: &[&str]) -> crate::sandbox::Run {
     sandbox.run(&[&usual[..], more].concat())
 }
 
-/// A measured figure, which must be above 0.
+/// A measured value, which must be above 0.
 #[track_caller]
 fn positive(value: &Value) -> f64 {
     let number = value.as_f64().unwrap_or_else(|| panic!("{value}"));

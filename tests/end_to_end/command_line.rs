@@ -35,7 +35,7 @@ fn the_plan_is_as_it_was() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    let proof = "by latency, optimal, as decomposition proved in";
+    let proof = "(proven optimal for latency, by decomposition in";
     place.stderr_contains(&[proof]);
 }
 

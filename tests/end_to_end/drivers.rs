@@ -8,7 +8,7 @@ use std::{
 
 use crate::sandbox::{QUICK, Run, Sandbox, run_command};
 
-/// Compiles the fake driver into a folder of its own; `None` without a C compiler.
+/// Compiles the fake driver into a separate folder; `None` without a C compiler.
 fn driver(sandbox: &Sandbox, name: &str, flags: &[&str]) -> Option<PathBuf> {
     let folder = sandbox.path(name);
     std::fs::create_dir_all(&folder).unwrap();

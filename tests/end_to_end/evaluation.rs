@@ -88,7 +88,7 @@ fn data_of_another_shape_is_refused_with_line_and_field() {
     let [good, _] = problems();
     let write = |text: &str| fs::write(sandbox.path("data.jsonl"), text).unwrap();
     for (measure, text, parts) in [
-        ("humaneval", "", ["line 1", "no row"]),
+        ("humaneval", "", ["line 1", "not a row"]),
         ("humaneval", "\n\n{\n", ["line 3", "not JSON"]),
         ("humaneval", "[1]\n", ["line 1", "a list, not an object"]),
         (
@@ -163,7 +163,7 @@ fn results_with_another_tokenizer_are_not_resumed() {
         fs::write(&path, text + "\n").unwrap();
         sandbox
             .run(&line)
-            .bad(1, &["line 1", "another file by `--out`"]);
+            .bad(1, &["line 1", "another file with `--out`"]);
     }
 }
 
@@ -208,7 +208,7 @@ fn an_interrupted_evaluation_under_policies_is_resumed() {
     let other = line.map(|word| if word == "0.8" { "0.7" } else { word });
     sandbox
         .run(&other)
-        .bad(1, &["line 1", "another file by `--out`"]);
+        .bad(1, &["line 1", "another file with `--out`"]);
     let row = &whole.json()["rows"][1];
     assert_eq!(row["name"], "predicted");
     assert!(
@@ -227,7 +227,7 @@ fn an_interrupted_evaluation_under_policies_is_resumed() {
         "-n",
         "0",
     ]);
-    assert!(none.good().text().contains("0.0 %"));
+    assert!(none.good().text().contains("0.0%"));
     for (flag, value, part) in [
         ("--samples", "3", "give `--temperature`"),
         ("-k", "2", "give `--samples` of 2"),
@@ -495,5 +495,5 @@ fn checkpoints_are_evaluated_by_either_engine() {
             "--engine",
             "reference",
         ])
-        .bad(1, &["is no model", "made from"]);
+        .bad(1, &["is not a model", "made from"]);
 }

@@ -47,7 +47,7 @@ fn prepare_and_run_work_on_every_family() {
         };
         let (dense, exact) = (run("dense"), run("exact"));
         assert_eq!(dense.stdout, exact.stdout, "{name}");
-        dense.stderr_contains(&["100.0 % of FFN neurons"]);
+        dense.stderr_contains(&["100.0% of FFN neurons"]);
     }
 }
 

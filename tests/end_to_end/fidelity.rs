@@ -1,4 +1,4 @@
-//! Perplexity and fidelity against independently computed figures.
+//! Perplexity and fidelity against independently computed values.
 
 use std::fs;
 
@@ -102,7 +102,7 @@ fn predicted_is_compared_with_dense_with_an_interval() {
 
     let shown = eval("perplexity", &[]).good();
     assert!(
-        shown.text().contains("rise (95 %)") && !shown.text().contains("KL"),
+        shown.text().contains("rise (95%)") && !shown.text().contains("KL"),
         "{}",
         shown.text()
     );

@@ -1,4 +1,4 @@
-//! What a new user does first, with and without mistakes.
+//! First steps of a new user, with and without mistakes.
 
 use std::{
     io::{Read, Write},

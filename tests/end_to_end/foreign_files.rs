@@ -32,7 +32,7 @@ fn a_manifest_that_mentions_powerinfer_is_not_ours() {
         1,
         &[
             "`u` exists and was not made by this command: it has no `manifest.json` of powerinfer, but `index.html`, `manifest.json`",
-            "hint: name another folder by `--out`, or remove it",
+            "hint: name another folder with `--out`, or remove it",
         ],
     );
     assert_eq!(names(&folder), ["index.html", "manifest.json"]);
@@ -53,7 +53,7 @@ fn files_in_a_bundle_are_listed_and_kept() {
             1,
             &[
                 "bundle` contains `notes.txt`, `old/`, which powerinfer did not write",
-                "hint: move that elsewhere, or name another folder by `--out`",
+                "hint: move that elsewhere, or name another folder with `--out`",
             ],
         );
         assert_eq!(names(&bundle), before);

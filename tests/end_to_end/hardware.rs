@@ -18,7 +18,7 @@ fn place_plans_for_the_figures_that_doctor_writes() {
         let doctor = sandbox
             .run(&["doctor", "--quick", "--write", file, "--threads", "1", "-v"])
             .good();
-        doctor.stdout_contains(&["GEMV, 10 % of rows"]);
+        doctor.stdout_contains(&["GEMV, 10% of rows"]);
         doctor.stderr_contains(&[file]);
         let plan = place(&sandbox, file).good().json()["plan"].clone();
         assert_eq!(plan["hardware"]["name"], "this machine");
@@ -30,7 +30,7 @@ fn place_plans_for_the_figures_that_doctor_writes() {
     }
 }
 
-/// Prediction pays off where memory is slow, but not where non-adjacent rows are expensive. The
+/// Prediction pays off if memory is slow, but not if non-adjacent rows are expensive. The
 /// machine is made up: what a busy one measures of itself may favour either.
 #[test]
 fn the_figures_of_a_machine_decide_what_is_predicted() {

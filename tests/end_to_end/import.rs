@@ -15,7 +15,7 @@ use crate::{
     torch::{Element, save},
 };
 
-/// Of `tiny.powerinfer`.
+/// Sizes of `tiny.powerinfer`.
 const SIZES: PredictedSizes = PredictedSizes {
     layers: 2,
     hidden: 64,
@@ -66,7 +66,7 @@ fn imported_predictors_compute_the_results_of_the_original() {
                 (&layer["threshold"], &layer["rank"]),
                 (&0.0.into(), &32.into())
             );
-            // In F16 these predictors find every active neuron, in Q4_0 82 to 89 % of them.
+            // In F16 these predictors find every active neuron, in Q4_0 82 to 89% of them.
             let recall = layer["recall"].as_f64().unwrap();
             assert!(recall > least_recall, "{kind}: {recall}");
             assert_eq!(recall > 0.95, kind == "f16", "{kind}: {recall}");

@@ -33,12 +33,12 @@ fn input_sparsity_skips_small_inputs_and_is_certified() {
     place(&sandbox, &[]).good();
     let all = read();
     let place = place(&sandbox, &["--input-sparsity", "30%"]).good();
-    place.stdout_contains(&["70.0 % of the channels are read"]);
+    place.stdout_contains(&["70.0% of the channels are read"]);
     assert!(read() < 0.9 * all, "{} of {all}", read());
 
     let bundle = "llama-silu.powerinfer/bundle";
     let inspect = sandbox.run(&["inspect", bundle, "--verify"]).good();
-    inspect.stdout_contains(&["70.0 % of the channels are read"]);
+    inspect.stdout_contains(&["70.0% of the channels are read"]);
     let json = sandbox.run(&["inspect", bundle, "--json"]).good().json();
     for layer in json["plan"]["layers"].as_array().unwrap() {
         let thresholds = &layer["input_thresholds"];

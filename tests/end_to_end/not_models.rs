@@ -78,7 +78,7 @@ fn folders_without_a_model_are_named() {
         (&["config.json", "flax_model.msgpack"], &["Flax"]),
         (&["config.json", "model.mlpackage"], &["Core ML"]),
         (&["config.json", "consolidated.safetensors"], &["Mistral"]),
-        (&["model_index.json"], &["makes images"]),
+        (&["model_index.json"], &["image generation"]),
         (&["model.zip"], &["archive, `model.zip`", "unpack it"]),
         (
             &["snapshots", "refs", "blobs"],

@@ -185,7 +185,11 @@ fn options_that_change_more_than_the_plan_are_refused() {
         ["--out", "elsewhere"],
     ] {
         let arguments = [&["--vram", "1G"], &option[..]].concat();
-        let parts = ["is a bundle", option[0], "the model that it was made from"];
+        let parts = [
+            "is a bundle",
+            option[0],
+            "requires the model, not the bundle",
+        ];
         place(&sandbox, &arguments).bad(1, &parts);
     }
     place(&sandbox, &["--vram", "1G", "--context", "100000"])
@@ -233,7 +237,7 @@ fn other_files_and_damaged_bundles_are_refused() {
     bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
     fs::write(&path, bytes).unwrap();
     reseal(&bundle, |_| {});
-    again().bad(1, &["cannot place", "neuron 767"]);
+    again().bad(1, &["cannot re-plan", "neuron 767"]);
 }
 
 #[test]
@@ -260,7 +264,7 @@ fn a_manifest_whose_configuration_contradicts_itself_is_refused() {
         reseal(&bundle, |document| contradict(&mut document.body.config));
         sandbox
             .run(&["run", "demo", "--prompt", "x"])
-            .bad(1, &["manifest.json", "describes no model"]);
+            .bad(1, &["manifest.json", "the configuration in"]);
         fs::write(&path, &whole).unwrap();
     }
     sandbox

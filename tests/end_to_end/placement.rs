@@ -127,7 +127,7 @@ fn several_gpus_get_contiguous_ranges_of_layers() {
         1,
         &[
             "supports one GPU and the budget is for 2",
-            "hint: take `--objective latency`",
+            "hint: use `--objective latency`",
         ],
     );
     let placed = sandbox

@@ -272,7 +272,7 @@ fn auto_reads_until_the_ranking_is_stable() {
         let report = run.json();
         tokens.push(report["profile"]["tokens"].as_u64().unwrap());
         assert_eq!(
-            run.stderr.contains("continuing"),
+            run.stderr.contains("reading on"),
             *tokens.last().unwrap() > 10_000
         );
     }
@@ -348,7 +348,7 @@ fn a_profile_killed_between_rounds_is_resumed() {
         "--trace-tokens",
         "7000",
     ];
-    let resumed = killed_and_resumed(&arguments, "; continuing ");
+    let resumed = killed_and_resumed(&arguments, "; reading on ");
     let whole = Sandbox::new();
     whole.run(&arguments).good();
     assert_eq!(digests(&resumed), digests(&whole));

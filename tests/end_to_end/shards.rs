@@ -206,7 +206,7 @@ fn shards_that_do_not_fit_are_named_and_nothing_is_written() {
         ),
         (
             &[all[0], "plain.jsonl", all[2]],
-            &["`plain.jsonl`", "no shard"],
+            &["`plain.jsonl`", "not a shard"],
         ),
         (
             &[all[0], "number.jsonl", all[2]],
@@ -219,7 +219,7 @@ fn shards_that_do_not_fit_are_named_and_nothing_is_written() {
         ),
         (
             &[all[0], "empty.jsonl", all[2]],
-            &["`empty.jsonl`", "no shard"],
+            &["`empty.jsonl`", "not a shard"],
         ),
         (&[all[0], "gone.jsonl", all[2]], &["gone.jsonl"]),
         (&[all[0], "demo.powerinfer", all[2]], &["demo.powerinfer"]),

@@ -170,11 +170,7 @@ fn impossible_simulations_are_refused() {
     }
     refused(&["--sparsity", "x"], 2, &["--sparsity"]);
     refused(&["--skew=-1"], 1, &["--skew"]);
-    refused(
-        &["--sparsity", "0.5", "--skew", "0.1"],
-        1,
-        &["50.0 % zeros"],
-    );
+    refused(&["--sparsity", "0.5", "--skew", "0.1"], 1, &["50.0% zeros"]);
     refused(&["--predictor-share", "2"], 1, &["--predictor-share"]);
     refused(
         &["--predictor-share", "0", "--policy", "predicted"],

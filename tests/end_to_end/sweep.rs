@@ -459,7 +459,7 @@ fn invalid_sweeps_are_refused_before_any_measurement() {
     sweep(&["--out", "demo.powerinfer/../demo.powerinfer/bundle/x"])
         .bad(1, &["bundle's own files", "`--out`"]);
     fs::write(sandbox.path("b.csv"), "my,own").unwrap();
-    sweep(&["--html", "b.html"]).bad(1, &["`b.csv`", "no file of a sweep"]);
+    sweep(&["--html", "b.html"]).bad(1, &["`b.csv`", "not a file of a sweep"]);
     sweep(&["--vram", "0G,0G"]).bad(1, &["a point twice"]);
     fs::write(sandbox.path("bad.jsonl"), "{\"task_id\": \"a\"}\n").unwrap();
     sweep(&["--humaneval", "bad.jsonl"]).bad(1, &["line 1", "no field `prompt`"]);

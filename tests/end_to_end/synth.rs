@@ -176,8 +176,8 @@ fn impossible_synthetic_models_are_refused() {
     sandbox
         .run(&["synth", "--like", "gpt-5", "--out", "model"])
         .bad(1, &["`gpt-5`", "hint: known are llama-1b"]);
-    synth(&["--sparsity", "0.5", "--skew", "0.1"]).bad(1, &["50.0 % zeros", "hint: "]);
-    synth(&["--sparsity", "1.5"]).bad(1, &["150.0 % zeros"]);
+    synth(&["--sparsity", "0.5", "--skew", "0.1"]).bad(1, &["50.0% zeros", "hint: "]);
+    synth(&["--sparsity", "1.5"]).bad(1, &["150.0% zeros"]);
     synth(&["--predictor-rank", "40"]).bad(1, &["rank 40", "multiple of 32"]);
     synth(&["--layers", "0"]).bad(2, &["--layers"]);
     fs::create_dir(sandbox.path("there")).unwrap();

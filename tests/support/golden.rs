@@ -159,7 +159,7 @@ impl Golden {
         self.assert_close(&got[last..], &want, what);
     }
 
-    /// Fails where `got` is further from `want` than the stated tolerance.
+    /// Fails if `got` is further from `want` than the stated tolerance.
     pub(crate) fn assert_close(&self, got: &[f32], want: &[f32], what: &str) {
         assert_eq!(got.len(), want.len(), "{what}: lengths");
         for (index, (got, want)) in got.iter().zip(want).enumerate() {

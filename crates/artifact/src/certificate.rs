@@ -17,7 +17,7 @@ pub const FILE: &str = "certificate.json";
 /// Name of the file with the text's token ids inside a bundle.
 pub const TEXT_FILE: &str = "certificate-text.safetensors";
 
-/// Estimate of a mean with its 95 % confidence interval.
+/// Estimate of a mean with its 95% confidence interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Estimate {
@@ -27,7 +27,7 @@ pub struct Estimate {
     pub margin: f64,
 }
 
-/// A value with its 95 % confidence interval.
+/// A value with its 95% confidence interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Interval {
@@ -116,7 +116,7 @@ pub struct LayerCertificate {
 }
 
 impl Certificate {
-    /// Returns whether the increase of perplexity is within the budget, with 97.5 % confidence.
+    /// Returns whether the increase of perplexity is within the budget, with 97.5% confidence.
     pub fn holds(&self) -> bool {
         self.perplexity_rise.high <= self.perplexity_budget
     }
@@ -151,7 +151,7 @@ pub fn decisions(layers: &[LayerPlan]) -> Digest {
     Digest::of(&text)
 }
 
-/// Digest of everything in `plan` that a certificate's figures depend on: the [`decisions`], and the format of the KV cache
+/// Digest of everything in `plan` that a certificate's values depend on: the [`decisions`], and the format of the KV cache
 /// unless it is f16.
 pub fn certified_settings(plan: &Plan) -> Digest {
     let decisions = decisions(&plan.layers);

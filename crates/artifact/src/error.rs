@@ -71,7 +71,7 @@ pub enum ArtifactError {
         /// Parse error with line, column and field.
         source: serde_json::Error,
     },
-    /// A figure that JSON cannot represent, so that the file would not open again.
+    /// A value that JSON cannot represent, so that the file would not open again.
     #[error("`{path}` was not written: a figure in it is not finite ({source})")]
     NotFinite {
         /// The file.

@@ -16,9 +16,9 @@ pub use error::HardwareError;
 pub use named::{NAMES, named};
 pub use rates::{CpuRates, ModelShape};
 
-/// Figures of one machine.
+/// Measurements of one machine.
 ///
-/// `sources` states the origin of every figure under the figure's dotted name.
+/// `sources` states the origin of every value under the value's dotted name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
@@ -31,7 +31,7 @@ pub struct Hardware {
     /// Device, which computes the hot neurons; `None` for a machine without a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<Gpu>,
-    /// Origin of each figure: `gpu.vram_bytes` → `datasheet`.
+    /// Origin of each value: `gpu.vram_bytes` → `datasheet`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sources: BTreeMap<String, String>,
 }
@@ -76,7 +76,7 @@ pub struct Cpu {
     /// Sustained arithmetic throughput of GEMMs (prefill), in operations per second; a multiply-add is two.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operations_per_second: Option<f64>,
-    /// The same for weights in float formats, where that was measured: quantised weights are multiplied as integers.
+    /// The same for weights in float formats, if that was measured: quantised weights are multiplied as integers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub float_operations_per_second: Option<f64>,
     /// Measured bandwidth of reading scattered rows.

@@ -80,7 +80,7 @@ pub enum Hint {
     FewerHotNeurons,
     /// Use a policy for activations that are exactly zero.
     ZerosPolicy,
-    /// Train predictors and place again.
+    /// Train predictors, then run `place`.
     TrainPredictorsAndPlace,
     /// Train predictors.
     TrainPredictors,
@@ -94,9 +94,9 @@ pub enum Hint {
     WiderFormat,
     /// Use thresholds, as the activation is never exactly zero.
     ThresholdPolicy,
-    /// Use a lossless policy, or train predictors and place again.
+    /// Use a lossless policy, or train predictors and run `place`.
     LosslessPolicyOrTrain,
-    /// Use the dense policy, or train predictors and place again.
+    /// Use the dense policy, or train predictors and run `place`.
     DensePolicyOrTrain,
     /// Delete the prompt cache, or name another file.
     OtherPromptCache,

@@ -111,7 +111,7 @@ impl LayerMode {
     }
 
     /// Mode of a policy that predicts: the gate rows of predicted neurons are read, the other rows of
-    /// those that are active as well.
+    /// those that are active, too.
     pub fn predicted(policy: Policy, neuron: NeuronShape, predicted: Prediction) -> Self {
         let gate = neuron.alone(predicted.predicted_per_active);
         let others = neuron.alone((neuron.matrices as f64 - 1.0) * predicted.recall);

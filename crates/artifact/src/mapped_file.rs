@@ -136,7 +136,7 @@ pub enum Residence {
     Mapped,
     /// Mapped and locked: pages are never evicted.
     Locked,
-    /// Copied into anonymous memory, in huge pages where available: faster random access for one copy at
+    /// Copied into anonymous memory, in huge pages if available: faster random access for one copy at
     /// start-up.
     Loaded,
 }
@@ -216,11 +216,11 @@ impl FileBytes {
 }
 
 impl FileBytes {
-    /// `length` bytes that `fill` writes, in huge pages where available.
+    /// `length` bytes that `fill` writes, in huge pages if available.
     ///
     /// # Errors
     ///
-    /// Fails where there is not as much memory, or if `fill` does.
+    /// Fails if memory is too small, or if `fill` fails.
     pub fn in_memory(
         length: usize,
         fill: impl FnOnce(&mut [u8]) -> io::Result<()>,
@@ -262,7 +262,7 @@ impl FileBytes {
         Ok(())
     }
 
-    /// Reads the whole mapping into memory sequentially, in huge pages where available; `progress` counts
+    /// Reads the whole mapping into memory sequentially, in huge pages if available; `progress` counts
     /// bytes. Reads at disk bandwidth, which page faults in random order do not reach; pages already in
     /// memory cost almost nothing.
     ///

@@ -1,4 +1,4 @@
-//! `frequencies.safetensors`: inputs of the planner, kept in a bundle so that it can be placed again
+//! `frequencies.safetensors`: inputs of the planner, kept in a bundle so that it can be re-planned
 //! without the profile and predictors it was made from: per layer the activation frequency of each neuron
 //! (in storage order), and what a token reads under the layer's policy.
 

@@ -4,9 +4,7 @@ use crate::Hint;
 
 /// The user interrupted the work; finished steps are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "interrupted; run the same command again: long work resumes where it stopped, short work starts over"
-)]
+#[error("interrupted; run the same command again: finished parts are kept")]
 pub struct Interrupted;
 
 /// Receiver of progress reports, implemented by the command line.

@@ -142,7 +142,7 @@ pub struct TensorWriter {
 }
 
 /// Huge page size of most processors. The page cache keeps a file in the units in which it was first
-/// written, so every page is first written as a whole: reads from the mapped file are then 10 to 25 %
+/// written, so every page is first written as a whole: reads from the mapped file are then 10 to 25%
 /// faster.
 const PAGE: u64 = 2 << 20;
 

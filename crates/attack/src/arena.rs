@@ -80,7 +80,7 @@ impl Arena {
     ///
     /// # Panics
     ///
-    /// What is attacked panics, or accepts what it must not.
+    /// The target panics, or accepts invalid input.
     pub fn attempt(&self, seed: u64, index: u64) -> io::Result<bool> {
         let (input, mut random) = self.choice(seed, index);
         let (path, bytes) = self.mutated(seed, index);
@@ -106,7 +106,7 @@ impl Arena {
     ///
     /// # Panics
     ///
-    /// What is attacked panics.
+    /// The target panics.
     pub fn read_bytes(&self, bytes: &[u8]) -> io::Result<bool> {
         let input = &self.inputs[0];
         fs::write(input.folder.join(&input.file), bytes)?;

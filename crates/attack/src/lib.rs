@@ -24,7 +24,7 @@ pub mod target;
 ///
 /// # Panics
 ///
-/// What is attacked panics, or the folder lacks an artifact.
+/// A target panics, or the folder lacks an artifact.
 pub fn fuzz(name: &str, data: &[u8]) {
     thread_local! {
         static ARENA: OnceCell<Arena> = const { OnceCell::new() };

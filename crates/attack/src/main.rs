@@ -68,7 +68,7 @@ struct Arguments {
     index: Option<u64>,
 }
 
-/// What a child process is to do.
+/// Task of a child process.
 #[derive(Serialize, Deserialize)]
 struct Round {
     target: String,
@@ -80,7 +80,7 @@ struct Round {
     milliseconds: u64,
 }
 
-/// What it did.
+/// Result of the task.
 #[derive(Default, Serialize, Deserialize)]
 struct Outcome {
     tries: u64,

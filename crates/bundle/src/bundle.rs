@@ -227,7 +227,7 @@ impl Bundle {
         })
     }
 
-    /// Reads the planner inputs of each layer, with which the bundle can be placed again.
+    /// Reads the planner inputs of each layer, with which the bundle can be re-planned.
     ///
     /// # Errors
     ///

@@ -33,10 +33,8 @@ pub enum BundleError {
         /// Layers and neurons of the plan.
         found: String,
     },
-    /// The bundle has no placement inputs, so it cannot be placed again.
-    #[error(
-        "the bundle in `{folder}` does not carry the activation frequencies that placing it again takes"
-    )]
+    /// The bundle has no placement inputs, so it cannot be re-planned.
+    #[error("the bundle in `{folder}` has no activation frequencies, which re-planning needs")]
     NoPlacementInputs {
         /// Folder of the bundle.
         folder: PathBuf,
@@ -74,7 +72,7 @@ pub enum BundleError {
         row: usize,
     },
     /// The configuration in a manifest contradicts itself.
-    #[error("`{path}` describes no model: {reason}; make the bundle again")]
+    #[error("the configuration in `{path}` is invalid: {reason}; make the bundle again")]
     Configuration {
         /// The manifest.
         path: PathBuf,

@@ -48,7 +48,7 @@ pub struct Manifest {
     /// Whether the bundle is certified.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub certificate: bool,
-    /// Whether the bundle has the planner inputs with which it can be placed again.
+    /// Whether the bundle has the planner inputs with which it can be re-planned.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub placement_inputs: bool,
     /// Digests of the other files, by name.

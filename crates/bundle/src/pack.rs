@@ -33,7 +33,7 @@ pub struct PackInputs<'a> {
     pub predictors: Option<&'a PredictorFile>,
     /// Placement.
     pub plan: Plan,
-    /// Planner inputs of each layer, without which the bundle cannot be placed again.
+    /// Planner inputs of each layer, without which the bundle cannot be re-planned.
     pub placement_inputs: Option<&'a [LayerInputs]>,
     /// Format of the weights.
     pub quant: Format,

@@ -23,7 +23,7 @@ use crate::{
     manifest::{MANIFEST, NEXT_PLAN, PLAN, PLAN_VERSION},
 };
 
-/// Header setting with the request that a bundle was made by, if it was placed again since.
+/// Header setting with the request that a bundle was made by, if it was re-planned since.
 pub const FIRST_REQUEST: &str = "first_request";
 
 impl Bundle {

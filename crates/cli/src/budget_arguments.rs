@@ -20,12 +20,11 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Budget")]
 pub(crate) struct BudgetArguments {
-    /// Memory to use on the GPU: `24G` and `24GiB` are 24·2³⁰ bytes, `24GB` is 24·10⁹; `0` uses none, `auto` what is
-    /// free now less 256 MiB, none without a GPU, and `24G,12G` two GPUs (planned only, not executed) [default:
-    /// auto]
+    /// GPU memory to use: `24G` and `24GiB` are 24·2³⁰ bytes, `24GB` is 24·10⁹; `auto` is free VRAM minus 256 MiB,
+    /// or 0 without a GPU; `24G,12G` plans for two GPUs, which `run` does not support yet [default: auto]
     #[arg(long, value_name = "SIZE[,SIZE…]|auto")]
     vram: Option<Vram>,
-    /// Memory to use on the CPU [default: all of the machine's]
+    /// Main memory to use [default: all of the machine's]
     #[arg(long, value_name = "SIZE")]
     ram: Option<ByteSize>,
     /// Tokens that the KV cache has room for [default: the model's context, at most 4096]
@@ -115,7 +114,7 @@ impl std::str::FromStr for InputSparsity {
         match parse_percent(text) {
             Some(share) if share > 0.0 && share < 1.0 => Ok(Self(share)),
             _ => Err(
-                "give a share above 0 % and below 100 %, such as `25%`; without the option all inputs are read"
+                "give a share above 0% and below 100%, such as `25%`; without the option all inputs are read"
                     .to_owned(),
             ),
         }
@@ -141,7 +140,7 @@ impl BudgetArguments {
         given.next().map(|(option, _)| option)
     }
 
-    /// As the planner takes them.
+    /// The pins in the planner's form.
     pub(crate) fn options(&self) -> Result<PlanOptions> {
         let PlacementArguments {
             objective,
@@ -201,7 +200,7 @@ enum ObjectiveArgument {
 /// Solver of the integer program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum SolverArgument {
-    /// Decomposition; a mixed integer program where it leaves a gap
+    /// Decomposition; a mixed integer program if it leaves a gap
     Auto,
     /// Lagrangian relaxation of memory, exact per layer; a dynamic program closes the gap
     Decomposition,

@@ -10,7 +10,7 @@ use powerinfer_pipeline::{CalibrationText, Tokens};
 pub(crate) struct CalibrationArguments {
     /// Text to calibrate on: a file, a folder with its subfolders, or `-` for stdin. Text, source code, JSON, JSON Lines, CSV
     /// and Parquet, also with gzip or zstd; records have `text`, `content`, `messages`, `conversations`, or `prompt` with
-    /// `completion`. Given several times, each is a source of its own in the report, and sources are interleaved in sequences
+    /// `completion`. If given several times, the report lists each separately, and the sources are interleaved in sequences
     /// of at most 512 tokens [default for `demo`: its own calibration tasks]
     #[arg(long, value_name = "FILE|DIR|-")]
     pub(crate) data: Vec<PathBuf>,
@@ -18,7 +18,7 @@ pub(crate) struct CalibrationArguments {
     /// at most
     #[arg(long, value_name = "N|auto", default_value = "auto")]
     pub(crate) tokens: Tokens,
-    /// With `--tokens auto`: overlap that the most frequently active 20 % of a layer must reach between two
+    /// With `--tokens auto`: overlap that the most frequently active 20% of a layer must reach between two
     /// independent halves of the text (Jaccard, mean over layers)
     #[arg(long, value_name = "SHARE", default_value_t = 0.9, value_parser = share)]
     pub(crate) settled: f64,

@@ -40,8 +40,8 @@ pub(crate) fn describe(certificate: &Certificate) -> String {
     };
     format!(
         "certified on {} held-out tokens in {}: window {}, stride {}, {begins}\n\
-         perplexity        {:.4} as planned, {:.4} dense: {:+.3} % ({:+.3} to {:+.3}, 95 % confidence), {verdict}\n\
-         KL divergence     {:.5} nats on average, {:.5} for 99 % of the tokens\n\
+         perplexity        {:.4} as planned, {:.4} dense: {:+.3}% ({:+.3} to {:+.3}, 95% confidence), {verdict}\n\
+         KL divergence     {:.5} nats on average, {:.5} for 99% of the tokens\n\
          top-1 agreement   {}; first other token {divergence}\n\
          FFN neurons       {} computed\n",
         scoring.tokens,
@@ -66,7 +66,7 @@ pub(crate) fn layers(certificate: &Certificate) -> String {
         "layer",
         "policy",
         "FFN error",
-        "99 %",
+        "99%",
         "error bound",
         "contributions",
     ]);
@@ -85,14 +85,14 @@ pub(crate) fn layers(certificate: &Certificate) -> String {
 
 /// A share in percent, without needless zeros.
 fn share(share: f64) -> String {
-    format!("{} %", (share * 1e6).round() / 1e4)
+    format!("{}%", (share * 1e6).round() / 1e4)
 }
 
 /// Says in a line what a bundle is certified for.
 pub(crate) fn say_certificate(bundle: &Bundle, output: Output) {
     if let Some(certificate) = bundle.certificate() {
         output.say(format!(
-            "certified on {} held-out tokens: perplexity {:+.2} % relative to `dense` (95 % interval {:+.2} to {:+.2}), the same most likely token on {}, {} of the FFN neurons computed",
+            "certified on {} held-out tokens: perplexity {:+.2}% relative to `dense` (95% interval {:+.2} to {:+.2}), top-1 agreement {}, {} of the FFN neurons computed",
             certificate.scoring.tokens,
             100.0 * certificate.perplexity_rise.value,
             100.0 * certificate.perplexity_rise.low,

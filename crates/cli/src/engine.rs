@@ -61,7 +61,7 @@ pub(crate) struct EngineArguments {
     /// Lock the weights in memory
     #[arg(long)]
     pub(crate) mlock: bool,
-    /// Read the weights into memory instead of mapping their file: slower to start, faster on sparse rows where the
+    /// Read the weights into memory instead of mapping their file: slower to start, faster on sparse rows if the
     /// system has no huge pages for files
     #[arg(long, conflicts_with = "mlock")]
     pub(crate) no_mmap: bool,
@@ -70,14 +70,14 @@ pub(crate) struct EngineArguments {
     pub(crate) device: DeviceArgument,
 }
 
-/// What runs the parts that a plan puts on a GPU.
+/// Device of the parts that a plan puts on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DeviceArgument {
-    /// The GPU, or the CPU where there is none
+    /// The GPU, or the CPU if there is none
     Auto,
     /// The CPU
     Cpu,
-    /// The GPU; an error where there is none
+    /// The GPU; an error if there is none
     Gpu,
     /// The GPU's kernels on the processor, thousands of times slower
     #[cfg(feature = "emulator")]
@@ -105,7 +105,7 @@ impl From<ActivationArgument> for ActivationFormat {
 impl DeviceArgument {
     /// The device that is meant.
     ///
-    /// Fails where it is an emulator that this program was built without.
+    /// Fails if it is an emulator that this program was built without.
     pub(crate) fn choice(self) -> Result<DeviceChoice> {
         Ok(match self {
             Self::Cpu => DeviceChoice::Cpu,
@@ -117,7 +117,7 @@ impl DeviceArgument {
         })
     }
 
-    /// Opens the device, where there is one; the reason why there is none is shown only by `--verbose`.
+    /// Opens the device, if there is one; the reason why there is none is shown only by `--verbose`.
     pub(crate) fn open(self, without: &str, output: Output) -> Result<Option<Arc<dyn Device>>> {
         let detail = |reason: &CudaUnavailable| output.detail(format!("{without} ({reason})"));
         Ok(self.choice()?.open(detail)?)
@@ -145,7 +145,7 @@ fn emulator() -> Result<Arc<dyn Device>> {
 }
 
 impl EngineArguments {
-    /// What to run on, and how.
+    /// Device, threads and memory of a run.
     pub(crate) fn execution(&self) -> Result<Execution> {
         Ok(Execution {
             device: self.device.choice()?,

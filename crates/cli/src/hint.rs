@@ -101,7 +101,7 @@ const OPTIONS_OF_LLAMA_CPP: [(&[&str], &str); 8] = [
     ),
 ];
 
-/// The option to use instead where `error` is about one of llama.cpp's among `arguments`.
+/// The option to use instead if `error` is about one of llama.cpp's among `arguments`.
 pub(crate) fn of_usage(
     error: &clap::Error,
     arguments: impl Iterator<Item = String>,
@@ -127,17 +127,15 @@ pub(crate) fn of_usage(
 
 pub(crate) fn sentence(hint: Hint) -> &'static str {
     match hint {
-        Hint::OtherFolder => "name another folder by `--out`, or remove it",
-        Hint::MoveForeign => "move that elsewhere, or name another folder by `--out`",
-        Hint::OtherJobsFolder => "move that elsewhere, or name another folder by `--jobs`",
-        Hint::WaitOrOtherFolder => "wait until it is done, or name another folder by `--out`",
-        Hint::OtherFile => "name another file by `--out`",
-        Hint::WaitOrOtherFile => "wait until it is done, or name another file by `--out`",
-        Hint::NoMemoryLock => {
-            "leave `--mlock` and `--no-mmap` out, or raise the limit (`ulimit -l`)"
-        }
+        Hint::OtherFolder => "name another folder with `--out`, or remove it",
+        Hint::MoveForeign => "move that elsewhere, or name another folder with `--out`",
+        Hint::OtherJobsFolder => "move that elsewhere, or name another folder with `--jobs`",
+        Hint::WaitOrOtherFolder => "wait until it is done, or name another folder with `--out`",
+        Hint::OtherFile => "name another file with `--out`",
+        Hint::WaitOrOtherFile => "wait until it is done, or name another file with `--out`",
+        Hint::NoMemoryLock => "omit `--mlock` and `--no-mmap`, or raise the limit (`ulimit -l`)",
         Hint::MeasureHardware => "measure it with `powerinfer doctor` or correct the file",
-        Hint::MeasureWhenIdle => "`powerinfer doctor` measures again when nothing else runs",
+        Hint::MeasureWhenIdle => "run `powerinfer doctor` when nothing else runs",
         Hint::WriteHardwareFile => "`powerinfer doctor --write FILE` writes such a file",
         Hint::MakeBundle => "make one with `powerinfer place` or `powerinfer prepare`",
         Hint::MakeBundleAgain => "make the bundle again from its model with `powerinfer place`",
@@ -149,38 +147,42 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
             "a smaller `--max-ppl-increase` skips fewer neurons, `--policy dense` none"
         }
         Hint::AllowRam => {
-            "raise `--ram` to that, shorten `--context`, or take fewer bits by `--quant`"
+            "raise `--ram` to that, shorten `--context`, or use fewer bits with `--quant`"
         }
-        Hint::AllowVram => "raise `--vram` to that, or keep less on the GPU by `--pin`",
+        Hint::AllowVram => "raise `--vram` to that, or keep less on the GPU with `--pin`",
         Hint::NoInputSparsity => "place it without `--input-sparsity`",
         Hint::LongerContext => "place it with a longer `--context`",
         Hint::OtherContext => "give another `--context`, or fewer `--decode-tokens`",
-        Hint::ShorterContext => "place the bundle again with a shorter `--context`",
+        Hint::ShorterContext => "run `powerinfer place` on the bundle with a shorter `--context`",
         Hint::MoreVramOrShorterContext => {
-            "place the bundle again with a larger `--vram` or a shorter `--context`"
+            "run `powerinfer place` on the bundle with a larger `--vram` or a shorter `--context`"
         }
         Hint::LessVram => "lower `--vram`, the context or the budget of the plan",
-        Hint::PlaceOnGpu => "place the bundle again with `--vram`, or leave `--device` out",
-        Hint::SmallerVram => "place the bundle again with a smaller `--vram`",
+        Hint::PlaceOnGpu => {
+            "run `powerinfer place` on the bundle with `--vram`, or omit `--device`"
+        }
+        Hint::SmallerVram => "run `powerinfer place` on the bundle with a smaller `--vram`",
         Hint::RunOnCpu => "run it with `--device cpu`",
         Hint::ResumeOnCpu => "`--device cpu` resumes without it, after the last finished layer",
-        Hint::OtherPolicy => "leave `--policy` out",
+        Hint::OtherPolicy => "omit `--policy`",
         Hint::LargerPerplexityBudget => "`--max-ppl-increase` allows more",
         Hint::NameHardware => "`--hardware` names another machine",
         Hint::GiveVramOrHardware => {
-            "give a size in place of `--vram auto`, or name a machine by `--hardware`"
+            "give a size instead of `--vram auto`, or name a machine with `--hardware`"
         }
         Hint::ProfileOfPredictors => {
-            "name their profile by `--profile`, or run `powerinfer train-predictors` with this one"
+            "name their profile with `--profile`, or run `powerinfer train-predictors` with this one"
         }
-        Hint::NoDryRun => "leave out `--input-sparsity` or `--dry-run`",
+        Hint::NoDryRun => "omit `--input-sparsity` or `--dry-run`",
         Hint::MoreHeldOutText => "profile more text, or raise `--certify`",
         Hint::FewerHotNeurons => "lower `--hot`, or raise `--vram`",
         Hint::ZerosPolicy => "use `exact` or `predicted`",
-        Hint::TrainPredictorsAndPlace => "run `powerinfer train-predictors` and place again",
+        Hint::TrainPredictorsAndPlace => {
+            "run `powerinfer train-predictors`, then `powerinfer place`"
+        }
         Hint::TrainPredictors => "run `powerinfer train-predictors`",
         Hint::TrainLargerPredictors => {
-            "run `powerinfer train-predictors`, with more bytes by `--max-bytes` if need be"
+            "run `powerinfer train-predictors`, with more bytes with `--max-bytes` if need be"
         }
         Hint::TrainWithLowerRecall => {
             "run `powerinfer train-predictors`, with a lower `--recall` if need be"
@@ -191,29 +193,29 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
             "the model's activation is never exactly zero: use `threshold` or `dense`, in a sweep `error:10%` too"
         }
         Hint::LosslessPolicyOrTrain => {
-            "use `exact` or `dense`, or run `powerinfer train-predictors` and place again"
+            "use `exact` or `dense`, or run `powerinfer train-predictors`, then `powerinfer place`"
         }
         Hint::DensePolicyOrTrain => {
-            "use `dense`, or run `powerinfer train-predictors` and place again"
+            "use `dense`, or run `powerinfer train-predictors`, then `powerinfer place`"
         }
-        Hint::OtherPromptCache => "delete it, or name another file by `--prompt-cache`",
+        Hint::OtherPromptCache => "delete it, or name another file with `--prompt-cache`",
         Hint::PullOneFile => {
-            "download one by `powerinfer pull MODEL --file NAME` and give the path it prints"
+            "download one with `powerinfer pull MODEL --file NAME` and give the path it prints"
         }
         Hint::Profile => "make one with `powerinfer profile`",
         Hint::ProfileAgain => "remove the profile and run `powerinfer profile` again",
-        Hint::GiveText => "give files with text by `--data FILE`",
+        Hint::GiveText => "give files with text with `--data FILE`",
         Hint::GivePath => "`--data` takes files, folders, or `-` for stdin",
         Hint::ListAll => "`-v` lists all",
-        Hint::MoreText => "give more text by `--data` or a larger `--tokens`",
+        Hint::MoreText => "give more text with `--data` or a larger `--tokens`",
         Hint::MoreTokens => "profile more tokens with `--tokens`",
         Hint::OtherSeed => "try another `--seed`",
         Hint::ImportAsF32 => "import it with `--predictor-quant f32`",
         Hint::InstallPython => {
             "they run in a sandbox of Linux: install Python 3 and util-linux (`apt install python3 util-linux`) and permit user namespaces"
         }
-        Hint::AllowVramOrUnpin => "allow VRAM, or leave out `--pin`",
-        Hint::LatencyObjective => "take `--objective latency`",
-        Hint::NoPredictorRank => "leave out `--predictor-rank`",
+        Hint::AllowVramOrUnpin => "allow VRAM, or omit `--pin`",
+        Hint::LatencyObjective => "use `--objective latency`",
+        Hint::NoPredictorRank => "omit `--predictor-rank`",
     }
 }

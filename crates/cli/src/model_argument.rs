@@ -1,4 +1,4 @@
-//! What a person may write for a model or a bundle, and the folder where its artifacts live.
+//! Arguments that name a model or a bundle, and the folder where its artifacts live.
 
 use std::{
     error::Error,
@@ -83,7 +83,7 @@ fn hub_name(argument: &str) -> Option<ModelName> {
     ModelName::parse(argument).ok()
 }
 
-/// `argument`, where it means a model that is not at a path here: the demo, or one on the hub.
+/// `argument`, if it means a model that is not at a path here: the demo, or one on the hub.
 pub(crate) fn model_elsewhere(argument: &Path) -> Option<&str> {
     let name = argument.to_str().filter(|_| !argument.exists())?;
     (name == DEMO || hub_name(name).is_some()).then_some(name)
@@ -184,7 +184,7 @@ fn bundles_here() -> String {
     }
 }
 
-/// The folder of the bundle that `argument` is, that is in it, or that has this name; none where it is a model, as the
+/// The folder of the bundle that `argument` is, that is in it, or that has this name; none if it is a model, as the
 /// word `demo` and a name on the hub always are.
 pub(crate) fn existing_bundle(argument: &str) -> Option<PathBuf> {
     let given = PathBuf::from(argument);
@@ -217,7 +217,7 @@ pub(crate) fn artifact(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Fails where `argument` is neither a path, nor a model elsewhere.
+/// Fails if `argument` is neither a path, nor a model elsewhere.
 ///
 /// # Errors
 ///

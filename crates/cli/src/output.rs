@@ -140,7 +140,7 @@ impl std::fmt::Display for Table {
     }
 }
 
-/// The share that `text` gives in percent, such as `1%`; none where it gives none.
+/// The share that `text` gives in percent, such as `1%`; none if it gives none.
 pub(crate) fn parse_percent(text: &str) -> Option<f64> {
     let percent: f64 = text.strip_suffix('%')?.trim().parse().ok()?;
     Some(percent / 100.0)
@@ -148,7 +148,7 @@ pub(crate) fn parse_percent(text: &str) -> Option<f64> {
 
 /// A share as a percentage.
 pub(crate) fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
+    format!("{:.1}%", 100.0 * share)
 }
 
 /// A curve of shares as a line of blocks, such as `▁▃▅▇█`.
@@ -171,7 +171,7 @@ mod tests {
         table.row(vec!["10".to_owned(), percent(1.0)]);
         assert_eq!(
             table.to_string(),
-            "layer    share\n0       50.0 %\n10     100.0 %\n"
+            "layer   share\n0       50.0%\n10     100.0%\n"
         );
     }
 

@@ -52,7 +52,7 @@ pub(crate) fn summary(plan: &Plan) -> String {
             match plan.budget.vram_bytes {
                 0 => "not used".to_owned(),
                 _ => format!(
-                    "{} of {} neurons, which carry {} of the activations; attention of {on_gpu} of {layers} layers; {}",
+                    "{} of {} neurons, with {} of the activations; attention of {on_gpu} of {layers} layers; {}",
                     totals.hot_count,
                     totals.neuron_count,
                     percent(totals.hot_share),
@@ -232,7 +232,7 @@ fn placements(plan: &Plan, forecast: &Forecast) -> Vec<Vec<String>> {
     rows
 }
 
-/// What else is predicted of the plan, a sentence each.
+/// Further predictions for the plan, one sentence each.
 fn predicted(plan: &Plan, forecast: &Forecast) -> Vec<String> {
     let mut sentences = Vec::new();
     let mut speeds: Vec<String> = forecast
@@ -262,14 +262,14 @@ fn predicted(plan: &Plan, forecast: &Forecast) -> Vec<String> {
     if let Some(saved) = forecast.microseconds_per_gibibyte
         && plan.totals.gpu_bytes > 0
     {
-        // What the next gibibyte is worth tells nothing where the model is smaller than that.
+        // The value of a gibibyte says nothing if the model is smaller than that.
         let (unit, saved) = match saved > own / 2.0 {
             true => ("MiB", saved / 1024.0),
             false => ("GiB", saved),
         };
         sentences.push(match saved * 1e3 > own * 1e-3 {
             true => format!(
-                "1 {unit} more VRAM would save {saved:.1} µs a token, {:.2} % of its time (marginal value)",
+                "1 {unit} more VRAM would save {saved:.1} µs a token, {:.2}% of its time (marginal value)",
                 100.0 * saved / own
             ),
             false => "more VRAM would save nothing".to_owned(),
@@ -289,20 +289,20 @@ fn figure(speed: f64) -> String {
 /// Says how good a plan is and for which machine.
 pub(crate) fn say_result(plan: &Plan, report: &SolveReport, output: Output) {
     let optimal = match report.gap <= 1e-9 {
-        true => "optimal".to_owned(),
-        false => format!("at most {:.3} % from optimal", 100.0 * report.gap),
+        true => "proven optimal".to_owned(),
+        false => format!("at most {:.3}% from optimal", 100.0 * report.gap),
     };
     let what = match plan.budget.vram_bytes {
-        0 => "everything is on the CPU".to_owned(),
+        0 => "plan: everything on the CPU".to_owned(),
         _ => format!(
-            "placed {} of {} neurons on the GPU, which carry {} of the activations",
+            "plan: {} of {} neurons on the GPU, with {} of the activations",
             plan.totals.hot_count,
             plan.totals.neuron_count,
             percent(plan.totals.hot_share)
         ),
     };
     output.say(format!(
-        "{what}; by {}, {optimal}, as {} proved in {:.3} s",
+        "{what} ({optimal} for {}, by {} in {:.3} s)",
         plan.objective, report.backend, report.solve_seconds,
     ));
     if let Some(failure) = &report.failure {
@@ -314,7 +314,7 @@ pub(crate) fn say_result(plan: &Plan, report: &SolveReport, output: Output) {
         let reserve = report.gpu_reserve_bytes;
         output.say(match plan.budget.vram_bytes < reserve {
             true => format!(
-                "the VRAM budget is below the {} that using the GPU takes at all, so everything stays on the CPU",
+                "the VRAM budget is below the {} that any use of the GPU needs, so everything stays on the CPU",
                 ByteSize(reserve)
             ),
             false => "nothing of the model would be faster on the GPU, so everything stays on the CPU".to_owned(),
@@ -351,7 +351,7 @@ pub(crate) fn say_cost_of_skipping(plan: &Plan, config: &ModelConfig, output: Ou
     });
 }
 
-/// What to say where a budget is larger than the card that the plan is for.
+/// The note for a budget that is larger than the memory of the plan's card.
 pub(crate) fn beyond_the_card(plan: &Plan) -> Option<String> {
     let card = plan.hardware.gpu.as_ref()?;
     let budgets = plan.budget.vram_per_gpu().into_iter();
@@ -365,7 +365,7 @@ pub(crate) fn beyond_the_card(plan: &Plan) -> Option<String> {
     ))
 }
 
-/// What the layers of `plan` read of their inputs, in words; none where they read all.
+/// Share of inputs that the layers of `plan` read, in words; none if they read all.
 pub(crate) fn inputs(plan: &Plan) -> Option<String> {
     let with: Vec<InputThresholds> = plan
         .layers

@@ -17,7 +17,7 @@ const SHOWN: [usize; 4] = [4, 7, 10, 13];
 /// Passes that a time is the median of.
 const PASSES: usize = 25;
 
-/// What `layers` have in a line.
+/// One line about `layers`.
 pub(crate) fn summary(layers: &[PredictorSummary]) -> String {
     let thresholds = layers.iter().filter(|layer| !layer.thresholds.is_empty());
     if let count @ 1.. = thresholds.count() {

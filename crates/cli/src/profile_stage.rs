@@ -55,7 +55,7 @@ impl TraceArguments {
         if let Some(obstacle) = checkpoint.config().device_obstacle() {
             let family = &checkpoint.config().family;
             output.say(format!(
-                "{family} runs on the CPU alone: its {obstacle} are not supported on GPUs"
+                "{family} runs only on the CPU: its {obstacle} are not supported on GPUs"
             ));
             return Ok(None);
         }
@@ -91,7 +91,7 @@ pub(crate) fn say_stage(made: &Stage<Profile>, output: Output) {
 /// The share of zeros, and how few neurons the others come from.
 pub(crate) fn zeros(profile: &ProfileDocument) -> String {
     format!(
-        "{} of FFN activations are zero, {} of the neurons carry 80 % of the others",
+        "{} of FFN activations are zero; the busiest {} of the neurons produce 80% of the others",
         percent(profile.mean(|layer| layer.sparsity)),
         percent(profile.neurons_for.most),
     )
@@ -102,9 +102,9 @@ pub(crate) fn report(profile: &ProfileDocument) -> String {
     let mut table = Table::new(&[
         "layer",
         "zeros",
-        "neurons for 50 %",
-        "80 %",
-        "95 %",
+        "neurons for 50%",
+        "80%",
+        "95%",
         "never active",
         "halves overlap",
         "activations by tenths",
@@ -153,7 +153,7 @@ pub(crate) fn report(profile: &ProfileDocument) -> String {
         );
     }
     if profile.sources.len() > 1 {
-        text += "\noverlap of the most frequently active 20 % between sources\n";
+        text += "\noverlap of the most frequently active 20% between sources\n";
         text += &overlap(profile);
     }
     text
@@ -198,7 +198,7 @@ fn overlap(profile: &ProfileDocument) -> String {
     table.to_string()
 }
 
-/// Says what was measured, how sure it is, where it is, and what comes next.
+/// Reports the measurement, its uncertainty, its folder and the next step.
 pub(crate) fn say_result(profile: &Profile, output: Output) {
     let document = profile.document();
     output.say(format!(
@@ -218,7 +218,7 @@ pub(crate) fn say_result(profile: &Profile, output: Output) {
         .min_by(|a, b| a.half_overlap.total_cmp(&b.half_overlap));
     if let Some(worst) = worst {
         output.say(format!(
-            "stability: the most frequently active 20 % overlap by {} between two independent halves of the text, by {} in layer {}",
+            "hot neurons: the most frequently active 20% overlap by {} between two halves of the text, by {} in layer {}",
             percent(document.mean(|layer| layer.half_overlap)),
             percent(worst.half_overlap),
             worst.layer,

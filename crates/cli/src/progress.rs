@@ -23,7 +23,7 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 /// Set while the program waits for a person: nothing is half done then.
 static WAITING: AtomicBool = AtomicBool::new(false);
 
-/// Runs `wait`, which waits for input; Ctrl-C ends the program at once meanwhile.
+/// Runs `wait`, which waits for input; during it, Ctrl-C ends the program at once.
 pub(crate) fn while_waiting<Output>(wait: impl FnOnce() -> Output) -> Output {
     WAITING.store(true, Ordering::Relaxed);
     let output = wait();

@@ -53,7 +53,7 @@ pub(crate) struct TrainingArguments {
     predictor_quant: Option<Format>,
 }
 
-/// The format of this name, where predictors can be in it.
+/// The format of this name, if predictors can be in it.
 fn predictor_format(name: &str) -> Result<Format, String> {
     let format: Format = name
         .parse()
@@ -71,7 +71,7 @@ fn sizing(name: &str) -> Result<Sizing, String> {
 }
 
 impl TrainingArguments {
-    /// The targets, where any is given.
+    /// The targets, if any is given.
     fn targets(&self) -> Option<Targets> {
         if self.recall.is_none() && self.contribution_recall.is_none() {
             return None;
@@ -178,7 +178,7 @@ fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
         ));
     }
     let Some(targets) = recipe.targets() else {
-        output.say("the predictors keep their threshold; `--recall` sets it anew in every layer");
+        output.say("the predictors keep their threshold; `--recall` sets a new one in every layer");
         return;
     };
     let missed = |layer: &PredictorSummary| {

@@ -30,7 +30,7 @@ pub enum ClusterError {
     },
     /// A task that failed, or that the scheduler no longer knows.
     #[error(
-        "stage `{stage}`, task {task} {state}; its log is `{log}`. Once that is mended, submit again: finished tasks are skipped, others resume"
+        "stage `{stage}`, task {task} {state}; its log is `{log}`; fix the cause and submit again: finished tasks are skipped, others resume"
     )]
     TaskFailed {
         /// The stage.

@@ -1,4 +1,4 @@
-//! What the stages of a preparation take: time, memory, disk and traffic.
+//! Cost of the stages of a preparation: time, memory, disk and traffic.
 //!
 //! Time is work over rate. The work follows from the model's shape. The rates are those of GEMMs of prompts, which `doctor`
 //! measures: `profile` and training multiply floats, bundles are quantised. The products of `profile` reach the rate; what the other
@@ -12,7 +12,7 @@ use crate::StageKind;
 
 /// Memory of the program itself, with its libraries and buffers.
 const PROGRAM: u64 = 256 << 20;
-/// What attention and softmax cost in `profile` beside them, per head and token in sequences of 512, as operations.
+/// Additional cost of attention and softmax in `profile`, per head and token in sequences of 512, as operations.
 const ATTENTION: f64 = 2.5e6;
 /// Parameters per second that `profile` reads and converts to f32, on one core.
 const LOAD: f64 = 90e6;
@@ -72,7 +72,7 @@ pub struct Workload {
     pub rates: Rates,
 }
 
-/// What a task of a stage takes.
+/// Cost of a task of a stage.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Needs {
     /// Cores.
@@ -146,7 +146,7 @@ impl Workload {
         (self.density * self.hidden as f64).max(16.0)
     }
 
-    /// What one of the `tasks` of a stage takes.
+    /// Cost of one of the `tasks` of a stage.
     pub fn needs(&self, kind: StageKind, tasks: usize) -> Needs {
         let tasks = tasks.max(1) as u64;
         let cores = self.cores as f64;

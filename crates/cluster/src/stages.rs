@@ -86,7 +86,7 @@ pub struct Stage {
     pub kind: StageKind,
     /// Number of tasks.
     pub tasks: usize,
-    /// What a task takes.
+    /// Resources of a task.
     pub needs: Needs,
     /// Lines of shell; `$task` is the task, from 1.
     commands: Vec<String>,

@@ -194,7 +194,7 @@ fn queue(jobs: &[Job<'_>]) -> Result<BTreeMap<(String, usize), String>, ClusterE
     Ok(tasks.collect())
 }
 
-/// What `command` prints.
+/// Output of `command`.
 fn output(command: &mut Command) -> Result<String, ClusterError> {
     let program = command.get_program().to_string_lossy().into_owned();
     let failed = |reason: String| ClusterError::Scheduler {

@@ -20,7 +20,7 @@ pub struct CpuTimes {
     machine: Option<(u64, u64)>,
 }
 
-/// Use of the processor between two moments, in shares of the time; `None` where the system does not report it.
+/// Use of the processor between two moments, in shares of the time; `None` if the system does not report it.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Contention {
     /// Length of the span in seconds.

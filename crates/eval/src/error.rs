@@ -11,7 +11,7 @@ use powerinfer_text::TextError;
 /// A measurement that could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum EvalError {
-    /// A prompt whose tokens are no prefix of the whole text's, so that its continuation cannot be scored.
+    /// A prompt whose tokens are not a prefix of the whole text's, so that its continuation cannot be scored.
     #[error(
         "the tokens of the prompt `{prompt}` are not a prefix of those of the whole text; end the prompt at a token boundary"
     )]
@@ -53,7 +53,7 @@ pub enum EvalError {
         path: PathBuf,
         /// The line, from 1 on.
         line: usize,
-        /// What is wrong.
+        /// Reason.
         reason: String,
     },
     /// A file of rows that another run has open.
@@ -92,7 +92,7 @@ pub enum EvalError {
     /// A result that should equal another one before it is timed.
     #[error("the result differs from {expected}: {difference}, so nothing is timed")]
     ResultDiffers {
-        /// What it should equal.
+        /// Expected value.
         expected: &'static str,
         /// Top-1 agreement and largest difference of logits.
         difference: String,

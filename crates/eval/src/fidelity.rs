@@ -12,7 +12,7 @@ use crate::{
 
 /// Largest block of the bootstrap, in consecutive tokens of a text.
 const BLOCK: usize = 64;
-/// Fewest blocks of the bootstrap, where there are as many tokens.
+/// Fewest blocks of the bootstrap, if there are as many tokens.
 const BLOCKS: usize = 32;
 /// Seed of the bootstrap: the same losses give the same interval everywhere.
 const BOOTSTRAP_SEED: u64 = 1;
@@ -81,10 +81,10 @@ impl TokenLosses {
     }
 }
 
-/// Relative rise of perplexity from `dense` to `other`, losses of the same tokens, with its 95 % interval.
+/// Relative rise of perplexity from `dense` to `other`, losses of the same tokens, with its 95% interval.
 ///
 /// The interval is that of the paired block bootstrap over the tokens' differences. Blocks are spans of at most 64 tokens
-/// of one text, shorter where there would be fewer than 32 blocks.
+/// of one text, shorter if there would be fewer than 32 blocks.
 ///
 /// # Panics
 ///
@@ -243,7 +243,7 @@ impl Fidelity {
         self.largest_difference = self.largest_difference.max(window.largest_difference);
     }
 
-    /// Per text, tokens before the first other arg max; none where there is no other.
+    /// Per text, tokens before the first other arg max; none if there is no other.
     fn first_divergences(&self) -> impl Iterator<Item = Option<usize>> {
         let starts = &self.dense.text_starts;
         let ends = starts.iter().skip(1).copied().chain([self.agrees.len()]);
@@ -282,7 +282,7 @@ impl Fidelity {
         self.other.likelihood()
     }
 
-    /// Relative rise of perplexity with its 95 % interval, by [`perplexity_rise`].
+    /// Relative rise of perplexity with its 95% interval, by [`perplexity_rise`].
     pub fn perplexity_rise(&self) -> Interval {
         perplexity_rise(&self.dense, &self.other)
     }

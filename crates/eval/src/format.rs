@@ -4,7 +4,7 @@ use crate::statistics::{Interval, Paired, SIGNIFICANCE};
 
 /// A share as a percentage.
 pub fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
+    format!("{:.1}%", 100.0 * share)
 }
 
 /// A share with its interval, in percent.
@@ -22,7 +22,7 @@ pub fn share(interval: Interval) -> String {
 pub fn rise(interval: Interval) -> String {
     let [value, low, high] =
         [interval.value, interval.low, interval.high].map(|share| 100.0 * share);
-    format!("{value:+.2} % ({low:+.2} to {high:+.2})")
+    format!("{value:+.2}% ({low:+.2} to {high:+.2})")
 }
 
 /// A figure with about three digits.

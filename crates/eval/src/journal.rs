@@ -79,7 +79,7 @@ impl Journal {
             source,
         };
         if path.exists() && !path.is_file() {
-            return Err(unwritable(std::io::Error::other("it is no file")));
+            return Err(unwritable(std::io::Error::other("it is not a file")));
         }
         let file = OpenOptions::new()
             .create(true)
@@ -109,7 +109,7 @@ impl Journal {
             rest[..length] == beginning.as_bytes()[..length]
         }) {
             let line = lines.split(|byte| *byte == b'\n').count();
-            return Err(other(line, format!("it is no {}", name.what)));
+            return Err(other(line, format!("it is not a {}", name.what)));
         }
         let mut rows = match lines.is_empty() {
             true => Vec::new(),
@@ -183,8 +183,8 @@ pub fn is_shard(path: &Path) -> bool {
 ///
 /// # Errors
 ///
-/// A file is no shard, is of another run than the others, lacks rows or has too many, a shard is missing or there twice,
-/// `out` is there and is of another run, or a file cannot be read or written.
+/// A file is not a shard, belongs to another run, has too few or too many rows, a shard is missing or there twice, `out`
+/// exists and belongs to another run, or a file cannot be read or written.
 pub fn merge(paths: &[PathBuf], out: &Path) -> Result<usize, EvalError> {
     let unfit = |path: &Path, reason: String| EvalError::NotMergeable {
         path: path.to_owned(),
@@ -204,7 +204,7 @@ pub fn merge(paths: &[PathBuf], out: &Path) -> Result<usize, EvalError> {
             false => Vec::new(),
         };
         let Some((first, rest)) = rows.split_first() else {
-            return Err(unfit(path, "it is no shard of rows".to_owned()));
+            return Err(unfit(path, "it is not a shard of rows".to_owned()));
         };
         let digest = first.text("run")?;
         let of_run: &String = run.get_or_insert_with(|| digest.clone());
@@ -266,7 +266,7 @@ fn refuse_other_run(out: &Path, run: &str) -> Result<(), EvalError> {
     if lines.is_empty() {
         return match rest.is_empty() {
             true => Ok(()),
-            false => Err(refused(1, "it is no file of rows")),
+            false => Err(refused(1, "it is not a file of rows")),
         };
     }
     for row in data_file::parse(out, lines)? {

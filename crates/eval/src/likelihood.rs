@@ -46,7 +46,7 @@ impl AddAssign for Likelihood {
 ///
 /// # Errors
 ///
-/// Fails with [`EvalError::Boundary`] if the prompt's tokens are no prefix of the text's, and if the model fails.
+/// Fails with [`EvalError::Boundary`] if the prompt's tokens are not a prefix of the text's, and if the model fails.
 pub fn continuation_likelihood<Model: LanguageModel + ?Sized>(
     model: &mut Model,
     tokenizer: &Tokenizer,

@@ -31,7 +31,7 @@ pub struct Answer {
 ///
 /// # Errors
 ///
-/// Fails if the file cannot be read, if a line lacks a field, or if its label is no index of a choice.
+/// Fails if the file cannot be read, if a line lacks a field, or if its label is not the index of a choice.
 pub fn read_questions(path: &Path) -> Result<Vec<Question>, EvalError> {
     let rows = data_file::read(path)?;
     let question = |row: &data_file::Row| {

@@ -44,7 +44,7 @@ impl<Item: Serialize + DeserializeOwned> ResultFile<Item> {
         let (journal, rows) = Journal::open_rows(path, name, |row| {
             let item = row.get("result").cloned().unwrap_or_default();
             let item = serde_json::from_value(item)
-                .map_err(|error| row.wrong(format!("it is no result: {error}")))?;
+                .map_err(|error| row.wrong(format!("it is not a result: {error}")))?;
             Ok((row.number("item")?, item))
         })?;
         Ok(Self {

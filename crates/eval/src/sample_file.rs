@@ -153,7 +153,7 @@ mod tests {
         let none = SampleFile::open(folder.path(), &run("a"))
             .unwrap_err()
             .to_string();
-        assert!(none.contains("it is no file"), "{none}");
+        assert!(none.contains("it is not a file"), "{none}");
         // Foreign files stay unchanged.
         for foreign in ["{\"task_id\": 3}\n", "{\"a\": 1}", "x", "1\n2\n3"] {
             std::fs::write(&path, foreign).unwrap();

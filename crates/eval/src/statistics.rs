@@ -3,13 +3,13 @@
 pub use powerinfer_artifact::certificate::Interval;
 use powerinfer_artifact::random::Random;
 
-/// 97.5 % quantile of the standard normal distribution.
+/// 97.5% quantile of the standard normal distribution.
 const Z: f64 = 1.959_963_984_540_054;
 
 /// Significance level of all tests.
 pub const SIGNIFICANCE: f64 = 0.05;
 
-/// Share `passed / all` with Wilson's 95 % interval (Wilson 1927, JASA 22).
+/// Share `passed / all` with Wilson's 95% interval (Wilson 1927, JASA 22).
 pub fn share(passed: u64, all: u64) -> Interval {
     let (count, share) = (all.max(1) as f64, passed as f64 / all.max(1) as f64);
     let square = Z * Z;
@@ -70,7 +70,7 @@ impl Paired {
     }
 
     /// Minimum detectable effect: the smallest difference of shares with a p-value below [`SIGNIFICANCE`], given the
-    /// number of discordant items found, or the fewest that can be significant. Above 1 where no difference can be.
+    /// number of discordant items found, or the fewest that can be significant. Above 1 if no difference can be.
     pub fn minimum_detectable_effect(self) -> f64 {
         let shows = |discordant: u64, fewer: u64| {
             let test = Self {
@@ -100,7 +100,7 @@ fn half_binomial(trials: u64, successes: u64) -> f64 {
     (logs - trials as f64 * std::f64::consts::LN_2).exp()
 }
 
-/// Mean of `values` with the 95 % interval of the percentile bootstrap (Efron 1979), resampled with `seed`.
+/// Mean of `values` with the 95% interval of the percentile bootstrap (Efron 1979), resampled with `seed`.
 pub fn bootstrap_mean(values: &[f64], seed: u64) -> Interval {
     let count = values.len().max(1);
     let mean = values.iter().sum::<f64>() / count as f64;
@@ -121,7 +121,7 @@ pub fn bootstrap_mean(values: &[f64], seed: u64) -> Interval {
     percentiles(mean, means)
 }
 
-/// Relative rise of perplexity with the 95 % interval of the paired block bootstrap (Künsch 1989), resampled with `seed`.
+/// Relative rise of perplexity with the 95% interval of the paired block bootstrap (Künsch 1989), resampled with `seed`.
 ///
 /// Losses of consecutive tokens are correlated, so whole blocks are resampled. A block is the sum of its differences of
 /// −ln p, and its number of tokens.
@@ -157,7 +157,7 @@ pub(crate) fn bootstrap_rise(blocks: &[(f64, usize)], seed: u64) -> Interval {
 /// Resamples of a bootstrap.
 const DRAWS: usize = 2000;
 
-/// `value` with the middle 95 % of `drawn`.
+/// `value` with the middle 95% of `drawn`.
 fn percentiles(value: f64, mut drawn: Vec<f64>) -> Interval {
     drawn.sort_unstable_by(f64::total_cmp);
     let at = |share: f64| drawn[((drawn.len() - 1) as f64 * share).round() as usize];

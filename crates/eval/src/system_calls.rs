@@ -1,4 +1,4 @@
-//! A filter of system calls for judged programs: what Python needs to import modules of its own and to compute.
+//! A filter of system calls for judged programs: what Python needs to import its modules and to compute.
 
 use libc::{
     SYS_brk, SYS_clock_getres, SYS_clock_gettime, SYS_clock_nanosleep, SYS_close, SYS_dup,

@@ -37,7 +37,7 @@ pub enum ExportError {
     NotForOriginal {
         /// The bundle.
         path: PathBuf,
-        /// What its engine cannot do, and what to do.
+        /// Unsupported feature, and the remedy.
         reason: String,
     },
     /// The predictor of a layer has no counterpart.
@@ -47,15 +47,15 @@ pub enum ExportError {
     Predictor {
         /// The layer.
         layer: usize,
-        /// What the original cannot compute, and what to do.
+        /// Unsupported feature, and the remedy.
         reason: String,
     },
-    /// A file is no index of neurons on the GPU.
-    #[error("`{path}` is no index of neurons on the GPU: {reason}")]
+    /// A file is not an index of neurons on the GPU.
+    #[error("`{path}` is not an index of neurons on the GPU: {reason}")]
     Index {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Reason.
         reason: String,
     },
     /// A checkpoint cannot be read or represented.

@@ -119,7 +119,7 @@ fn elements(entry: &TensorEntry) -> usize {
     entry.shape.iter().product()
 }
 
-/// Elements that are read and written at a time, where rows are independent.
+/// Elements that are read and written at a time, if rows are independent.
 const CHUNK: usize = 1 << 22;
 
 fn write_tensor(

@@ -11,7 +11,7 @@ use powerinfer_model::gguf::{
 
 use crate::ExportError;
 
-/// Neurons that the original's GPU kernels process together; of a count that is no multiple they skip the rest.
+/// Neurons that the original's GPU kernels process together; they skip the neurons beyond the last whole multiple.
 pub(crate) const GROUP: usize = 256;
 
 const BLOCK_COUNT: &str = "generic.gpu_index.block_count";
@@ -40,7 +40,7 @@ impl GpuIndex {
             let found = file.value(key).and_then(Value::as_f64);
             found.ok_or_else(|| ExportError::Index {
                 path: path.to_owned(),
-                reason: format!("`{key}` is missing or no number"),
+                reason: format!("`{key}` is missing or not a number"),
             })
         };
         let (layers, capacity) = (number(BLOCK_COUNT)? as usize, number(CAPACITY)? as u64);

@@ -34,7 +34,7 @@ pub struct OriginalFiles {
 /// of zeros.
 const SMALLEST_FFN: usize = 1024;
 
-/// Writes `bundle` to the file `out`, and its placement beside it, for the original PowerInfer; in the bundle's format or f16
+/// Writes `bundle` to the file `out`, and its placement next to it, for the original PowerInfer; in the bundle's format or f16
 /// unless `quant` is given.
 ///
 /// # Errors
@@ -169,7 +169,7 @@ pub fn to_original(
     })
 }
 
-/// Path of the index beside a model file, where the original looks for it.
+/// Path of the index next to a model file, where the original looks for it.
 pub fn index_path(model: &Path) -> PathBuf {
     let mut path = model.as_os_str().to_owned();
     path.push(".generated.gpuidx");

@@ -23,7 +23,7 @@ use powerinfer_tensor::{BLOCK, Format, NormKind};
 
 use crate::ExportError;
 
-/// Random directions whose products estimate the norm of r: to within about 9 %.
+/// Random directions whose products estimate the norm of r: to within about 9%.
 const DIRECTIONS: usize = 64;
 
 /// Predictors of all layers, before they are converted.
@@ -82,14 +82,14 @@ impl<'a> Predictors<'a> {
             let refuse = |reason: &str| ExportError::Predictor {
                 layer,
                 reason: format!(
-                    "{reason}; place the model again with `--policy exact` or `--policy dense` to export it without predictors"
+                    "{reason}; run `powerinfer place` with `--policy exact` or `--policy dense` to export without predictors"
                 ),
             };
             let (bias, threshold) = own;
             forms[layer] = match file.input() {
                 PredictorInput::Residual if bias.iter().any(|bias| *bias != 0.0) => {
                     return Err(refuse(
-                        "it reads the residual and has a bias, the original's have none",
+                        "it reads the residual and has a bias, which the original's predictors do not",
                     ));
                 }
                 PredictorInput::Residual => {
@@ -291,7 +291,7 @@ impl<'a> Predictors<'a> {
             let least = shares.iter().copied().fold(1.0, f64::min);
             let mean = shares.iter().sum::<f64>() / shares.len() as f64;
             notes.push(format!(
-                "the predictors of {estimated} layers have biases or thresholds, which the original has not: {} hidden units estimate them; on {TOKENS} embeddings {:.2} % of the predictions are the same, {:.2} % in the worst layer",
+                "the predictors of {estimated} layers have biases or thresholds, which the original does not support: {} hidden units estimate them; on {TOKENS} embeddings {:.2}% of the predictions are the same, {:.2}% in the worst layer",
                 2 * DIRECTIONS,
                 100.0 * mean,
                 100.0 * least

@@ -1,4 +1,4 @@
-//! What is exported: a checkpoint, or a bundle.
+//! Source of an export: a checkpoint or a bundle.
 
 use std::ops::Range;
 

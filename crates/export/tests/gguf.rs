@@ -172,7 +172,7 @@ fn weights_are_rounded_as_the_format_rounds_them() {
     assert!(message.contains("llama-quantize"), "{message}");
 }
 
-/// Keys that an export does not repeat, or adds where the converter relies on defaults.
+/// Keys that an export does not repeat, or adds if the converter relies on defaults.
 const OTHER_KEYS: [&str; 8] = [
     "general.name",
     "general.size_label",
@@ -184,7 +184,7 @@ const OTHER_KEYS: [&str; 8] = [
     "vocab_size",
 ];
 
-/// Fails where tensors or metadata of two files differ.
+/// Fails if tensors or metadata of two files differ.
 fn assert_same_file(got: &Path, want: &Path, types: &[&str], what: &str) {
     let (got, want) = (GgufFile::open(got).unwrap(), GgufFile::open(want).unwrap());
     assert_eq!(got.names(), want.names(), "{what}");

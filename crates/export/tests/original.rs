@@ -405,7 +405,7 @@ fn check_index(written: &OriginalFiles, out: &Path) {
     assert_eq!(file.integers("blk.1.gpu_bucket").unwrap(), [0i32; 0]);
     // A model is no index.
     let error = GpuIndex::read(out).unwrap_err().to_string();
-    assert!(error.contains("no index of neurons"), "{error}");
+    assert!(error.contains("not an index of neurons"), "{error}");
 }
 
 #[test]

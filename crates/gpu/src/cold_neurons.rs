@@ -22,7 +22,7 @@ pub struct ColdNeurons<'a> {
     pub up: Option<(Matrix<'a>, Option<&'a [f32]>)>,
     /// Down, `[neurons, hidden]`.
     pub down: Matrix<'a>,
-    /// Scale and centre per neuron of a threshold, where it has them.
+    /// Scale and centre per neuron of a threshold, if it has them.
     pub score: [Option<&'a [f32]>; 2],
     /// Copies bytes to pinned memory, with several threads.
     pub copy: &'a dyn Fn(&mut [u8], &[u8]),

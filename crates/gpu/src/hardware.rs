@@ -31,11 +31,11 @@ const SUSTAINED_OPERATIONS: f64 = 0.5;
 /// A measured GPU.
 #[derive(Debug)]
 pub struct MeasuredGpu {
-    /// Its figures.
+    /// Its values.
     pub gpu: Gpu,
     /// Version of the NVIDIA driver.
     pub driver: String,
-    /// Where each figure comes from, by its key in the hardware file.
+    /// Origin of each value, by its key in the hardware file.
     pub sources: Vec<(&'static str, String)>,
 }
 
@@ -205,7 +205,7 @@ fn measure(context: &Arc<CudaContext>, driver: String) -> Result<MeasuredGpu, Dr
     if operations.is_some() {
         sources.push((
             "gpu.operations_per_second",
-            "multiprocessors × clock × multiply-adds a cycle × 2, as the driver reports them; 50 % of it sustained, assumed"
+            "multiprocessors × clock × multiply-adds a cycle × 2, as the driver reports them; 50% of it sustained, assumed"
                 .to_owned(),
         ));
     }

@@ -271,7 +271,7 @@ impl DeviceModel {
         prompt.max(self.batch_tokens())
     }
 
-    /// Tokens that run at a time with the results that each has alone, whatever their sequences.
+    /// Most tokens, of any sequences, that run at a time with results that match running each alone.
     pub fn batch_tokens(&self) -> usize {
         self.state.capacity()
     }

@@ -32,7 +32,7 @@ pub(crate) struct GraphSegments {
     is_open: bool,
     /// Whether the open segment is being captured.
     is_capturing: bool,
-    /// Why kernels are launched one by one; `None` where they are captured.
+    /// Why kernels are launched one by one; `None` if they are captured.
     failure: Option<DeviceError>,
     /// Whether graph capture has been tried.
     is_tried: bool,
@@ -40,7 +40,7 @@ pub(crate) struct GraphSegments {
     is_paused: bool,
     /// Whether the current token began with graphs.
     uses_graphs: bool,
-    /// Layer in which each segment of the current token ended; none where segments are not timed.
+    /// Layer in which each segment of the current token ended; none if segments are not timed.
     ends: Option<Vec<usize>>,
 }
 
@@ -77,7 +77,7 @@ impl GraphSegments {
         self.failure.is_none() && !self.is_paused
     }
 
-    /// Why kernels are launched one by one, for good; `None` where they are captured.
+    /// Why kernels are launched one by one, for good; `None` if they are captured.
     pub(crate) fn failure(&self) -> Option<&DeviceError> {
         self.failure.as_ref()
     }

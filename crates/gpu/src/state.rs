@@ -29,7 +29,7 @@ pub(crate) struct State {
     /// The first of them, as the host knows them.
     known_caches: Vec<CachePlace>,
     pub(crate) hidden: Buffer<f32>,
-    /// Input of the FFN where attention has already been added to `hidden`.
+    /// Input of the FFN if attention has already been added to `hidden`.
     pub(crate) residual: Buffer<f32>,
     pub(crate) query: Buffer<f32>,
     pub(crate) key: Buffer<f32>,
@@ -196,7 +196,7 @@ impl State {
         caches.set_len(caches.capacity() / capacity * tokens);
     }
 
-    /// Sets the KV caches of each token's sequence, by layer; `None` where the host has one.
+    /// Sets the KV caches of each token's sequence, by layer; `None` if the host has one.
     pub(crate) fn use_caches<'a>(
         &mut self,
         caches: impl Iterator<Item = &'a [Option<GpuCache>]>,

@@ -279,7 +279,7 @@ impl KeptWorker {
     }
 }
 
-/// Does `work` in a worker of its own, or in this process where there are none.
+/// Does `work` in a new worker, or in this process if workers are not supported.
 ///
 /// # Errors
 ///

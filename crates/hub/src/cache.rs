@@ -164,7 +164,7 @@ impl ModelCache {
     }
 }
 
-/// Makes a symbolic link, or where that fails a hard link or a copy.
+/// Makes a symbolic link, or if that fails a hard link or a copy.
 fn make_link(target: &Path, blob: &Path, path: &Path) -> std::io::Result<()> {
     #[cfg(unix)]
     let linked = std::os::unix::fs::symlink(target, path);

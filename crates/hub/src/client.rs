@@ -24,7 +24,7 @@ const MESSAGE_LENGTH: usize = 300;
 pub(crate) enum Follow {
     /// All of them; only the hub gets the token.
     Anywhere,
-    /// Those within the hub; one that leads elsewhere is returned.
+    /// Follow redirects within the hub; return one that leads elsewhere.
     OnHub,
 }
 

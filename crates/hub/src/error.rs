@@ -14,7 +14,7 @@ pub enum HubError {
     BadName {
         /// The text.
         text: String,
-        /// What is wrong with it.
+        /// Reason.
         reason: &'static str,
     },
     /// An invalid address.
@@ -26,7 +26,7 @@ pub enum HubError {
         variable: &'static str,
         /// Its value.
         value: String,
-        /// What is wrong with it.
+        /// Reason.
         reason: String,
     },
     /// A token with characters that HTTP headers cannot hold.
@@ -46,7 +46,7 @@ pub enum HubError {
         endpoint: String,
         /// The model.
         model: String,
-        /// What to do about it.
+        /// The remedy.
         hint: &'static str,
     },
     /// The model has no such revision.
@@ -117,7 +117,7 @@ pub enum HubError {
     },
     /// The transfer broke off repeatedly.
     #[error(
-        "`{file}` broke off after {received} of {size} bytes: {reason}; run the same command again to go on where it stopped"
+        "`{file}` broke off after {received} of {size} bytes: {reason}; run the same command again to resume"
     )]
     BrokeOff {
         /// The file.
@@ -134,12 +134,12 @@ pub enum HubError {
     Protocol {
         /// The requested address.
         address: String,
-        /// What is wrong with the response.
+        /// Reason.
         reason: String,
     },
     /// The content has another length or digest than the hub promised.
     #[error(
-        "`{file}` arrived damaged: its {kind} is {found} instead of {expected}; it was removed, run the same command again to fetch it anew"
+        "`{file}` arrived damaged: its {kind} is {found} instead of {expected}; it was removed; run the same command again to download it"
     )]
     Damaged {
         /// The file.
@@ -164,7 +164,7 @@ pub enum HubError {
         model: String,
         /// The index.
         index: String,
-        /// What is wrong with it.
+        /// Reason.
         reason: String,
     },
     /// The repository has no weights in a supported format.
@@ -203,7 +203,7 @@ pub enum HubError {
     OfNoUse(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The network is forbidden and the cache is incomplete.
     #[error(
-        "`{model}` is not completely in `{cache}`, and `HF_HUB_OFFLINE` forbids the network; unset it, or pull the model where there is one"
+        "`{model}` is not completely in `{cache}`, and `HF_HUB_OFFLINE` forbids the network; unset it, or pull the model on a machine with a network"
     )]
     NotCached {
         /// The model, or a file of it.

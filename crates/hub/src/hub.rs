@@ -132,7 +132,7 @@ impl Hub {
                 cache: self.settings.cache.clone(),
             })?;
             progress.note(&format!(
-                "`HF_HUB_OFFLINE` is set: `{model}` is taken from the cache, commit {}",
+                "`HF_HUB_OFFLINE` is set: using `{model}` from the cache, commit {}",
                 snapshot.commit
             ));
             return Ok(snapshot);
@@ -149,7 +149,7 @@ impl Hub {
                 let error = error.to_string();
                 let (what, _) = error.rsplit_once("; ").unwrap_or((&error, ""));
                 progress.note(&format!(
-                    "{what}; `{model}` is taken from the cache, commit {}",
+                    "{what}; using `{model}` from the cache, commit {}",
                     snapshot.commit
                 ));
                 return Ok(snapshot);

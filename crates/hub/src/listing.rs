@@ -47,7 +47,7 @@ impl Listing {
         }
         let bytes = body(&address, response, LONGEST)?;
         let info: Revision = serde_json::from_slice(&bytes)
-            .map_err(|error| protocol(&address, format!("it is no listing: {error}")))?;
+            .map_err(|error| protocol(&address, format!("it is not a listing: {error}")))?;
         let commit = Commit::parse(&info.sha)
             .ok_or_else(|| protocol(&address, "it names no commit of 40 digits"))?;
         Ok(Self {

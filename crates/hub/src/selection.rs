@@ -192,7 +192,7 @@ pub(crate) fn shards(
         reason,
     };
     let parsed: ShardIndex = powerinfer_artifact::json::from_slice(bytes)
-        .map_err(|error| bad(format!("is no index: {error}")))?;
+        .map_err(|error| bad(format!("is not an index: {error}")))?;
     let names: BTreeSet<String> = parsed.weight_map.into_values().collect();
     if names.is_empty() {
         return Err(bad("lists no shards".to_owned()));

@@ -23,7 +23,7 @@ pub enum ImportError {
     NoPredictors {
         /// The path given.
         path: PathBuf,
-        /// What was found instead.
+        /// Description of the value that was found.
         reason: String,
     },
     /// Some layers have no predictor.

@@ -187,7 +187,7 @@ pub enum ModelError {
     },
     /// The element type of a tensor is not supported.
     #[error(
-        "tensor `{tensor}` in `{path}` is stored as {found}, supported are F32, F16 and BF16; use the original checkpoint, or a GGUF file of the model"
+        "tensor `{tensor}` in `{path}` is stored as {found}, but only F32, F16 and BF16 are supported; use the original checkpoint, or a GGUF file of the model"
     )]
     WrongType {
         /// The file.
@@ -212,7 +212,7 @@ pub enum ModelError {
         path: PathBuf,
         /// Architecture and variant of the format.
         architecture: String,
-        /// What cannot be stated, and what to do.
+        /// Feature that the format cannot state, and the remedy.
         reason: String,
     },
     /// A GGUF file cannot represent the tokenizer.
@@ -222,7 +222,7 @@ pub enum ModelError {
     TokenizerNotInGguf {
         /// The tokenizer.
         path: PathBuf,
-        /// What cannot be represented.
+        /// Feature that the format cannot represent.
         reason: String,
     },
     /// A file of the tokenizer is damaged, or of an unsupported kind.

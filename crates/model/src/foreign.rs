@@ -40,7 +40,7 @@ pub(crate) fn without(files: &Files, missing: &str) -> ModelError {
     }
     if has("model_index.json") {
         return not_a_model(
-            "a pipeline that makes images".to_owned(),
+            "an image generation pipeline".to_owned(),
             "give a decoder that generates text",
         );
     }

@@ -69,7 +69,7 @@ pub(crate) fn of_tensors(names: &[String], files: &Files) -> Option<&'static str
         (".weight_scales", "EETQ"),
         (".codebooks", "AQLM"),
         ("_proj_blocks", "MXFP4"),
-        (".scales", "a method with scales beside the weights"),
+        (".scales", "a method with separate scales"),
     ];
     let (_, method) = methods.into_iter().find(|(end, _)| any(end))?;
     Some(match method {

@@ -21,7 +21,7 @@ const DEMO: &str = "demo";
 /// Longest calibration sequence.
 const SEQUENCE: usize = 512;
 
-/// Most tokens taken where the amount is `auto`.
+/// Most tokens taken if the amount is `auto`.
 const AUTO_LIMIT: usize = 131_072;
 
 /// Number of skipped files that are listed individually.
@@ -44,7 +44,7 @@ pub struct CalibrationText {
 pub enum Tokens {
     /// So many tokens.
     Count(usize),
-    /// As many as it takes.
+    /// Until the counts are stable.
     Auto,
 }
 

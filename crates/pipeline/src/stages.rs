@@ -57,7 +57,7 @@ pub fn profile(
         }
         if out.exists() {
             progress.note(&format!(
-                "profile: `{}` is of other text or other settings; it is made again",
+                "profile: `{}` is for other text or settings; making it again",
                 out.display()
             ));
         }

@@ -65,7 +65,7 @@ pub fn for_this_machine(bundle: Bundle, progress: &dyn Progress) -> Result<Bundl
     };
     let again = place_again(&bundle, &options, progress)?.plan;
     progress.note(&format!(
-        "the plan is for `{}`, which is not here: placed again in memory for {what}; the same neurons are computed",
+        "the plan is for `{}`, which is not here: re-planned in memory for {what}; the same neurons are computed",
         plan.hardware.name
     ));
     Ok(bundle.with_plan(again)?)
@@ -168,7 +168,7 @@ fn solve(
     {
         (layer.threshold, layer.input_thresholds) = (before.threshold, before.input_thresholds);
         layer.reason = format!(
-            "{:.1} µs, {}; placed again with the same policy",
+            "{:.1} µs, {}; re-planned with the same policy",
             1e6 * costs[0].seconds,
             ByteSize(costs[0].work.bytes as u64)
         );

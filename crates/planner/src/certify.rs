@@ -116,7 +116,7 @@ pub fn windows_file(folder: &Path, shard: Shard) -> PathBuf {
 }
 
 impl<'a> Measurement<'a> {
-    /// Of `bundle` on `texts`, in the default windows.
+    /// Prepares the measurement of `bundle` on `texts`, in the default windows.
     pub(crate) fn new(bundle: &'a Bundle, texts: &'a [Vec<u32>]) -> Self {
         Self {
             bundle,

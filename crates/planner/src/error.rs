@@ -31,7 +31,7 @@ pub enum PlannerError {
     PolicyMissing {
         /// The first layer that lacks it.
         layer: usize,
-        /// What it lacks.
+        /// Name of the missing part.
         what: &'static str,
         /// The policy.
         policy: Policy,
@@ -122,7 +122,7 @@ pub enum PlannerError {
         folder: PathBuf,
     },
     /// A bundle that cannot be placed within other budgets.
-    #[error("cannot place `{folder}` again: {source}")]
+    #[error("cannot re-plan `{folder}`: {source}")]
     Again {
         /// The bundle.
         folder: PathBuf,
@@ -139,7 +139,7 @@ pub enum PlannerError {
     },
     /// A certificate that was measured in longer windows than the context has room for.
     #[error(
-        "the certificate was measured in windows of {window} tokens, and the bundle in `{folder}` was placed again with room for {context}"
+        "the certificate was measured in windows of {window} tokens, and the bundle in `{folder}` was re-planned with room for {context}"
     )]
     ShortContext {
         /// Tokens of a window.
@@ -202,7 +202,7 @@ pub enum PlannerError {
     /// A file that cannot be read or written.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
-    /// Invalid hardware figures.
+    /// Invalid hardware values.
     #[error(transparent)]
     Hardware(#[from] HardwareError),
     /// A bundle that cannot be packed, opened or changed.

@@ -1,4 +1,4 @@
-//! Measures this machine: memory bandwidth, kernels, the rest of a decode step, the GPU and its link. The figures are kept in the
+//! Measures this machine: memory bandwidth, kernels, the rest of a decode step, the GPU and its link. The measurements are kept in the
 //! user's cache folder as long as the machine, and the part of it that this process may use, stay the same.
 
 use std::{collections::BTreeMap, fs, io::Write, path::PathBuf};
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::PlannerError;
 
-/// What tells machines apart whose figures differ.
+/// Identifies a machine for cached measurements.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Fingerprint {
     version: String,
@@ -95,7 +95,7 @@ pub fn this_machine(progress: &dyn Progress) -> Result<Hardware, PlannerError> {
     progress.note("measuring this machine, once …");
     let (hardware, _) = measure(usable_cores(), Thoroughness::Quick, progress)?;
     match keep(&hardware)? {
-        None => progress.note("the figures cannot be kept, so the next plan measures again"),
+        None => progress.note("the measurements cannot be kept, so the next plan measures again"),
         Some(file) => progress.detail(&format!("kept in `{}`", file.display())),
     }
     // As the next plan will read it: numbers in text may differ in the last bit.
@@ -106,7 +106,7 @@ pub fn this_machine(progress: &dyn Progress) -> Result<Hardware, PlannerError> {
 }
 
 /// Keeps `hardware` in the cache folder as this machine's, and returns the file; `None` if there is no folder for it, it cannot
-/// be written, the figures were not measured with one thread per core, or an installed GPU could not be measured.
+/// be written, the values were not measured with one thread per core, or an installed GPU could not be measured.
 ///
 /// # Errors
 ///
@@ -172,7 +172,7 @@ impl Thoroughness {
 ///
 /// # Errors
 ///
-/// The CPU is not supported, the temporary file cannot be written, a figure is invalid, or `progress` interrupts.
+/// The CPU is not supported, the temporary file cannot be written, a value is invalid, or `progress` interrupts.
 #[expect(clippy::missing_panics_doc, reason = "at least one size is measured")]
 pub fn measure(
     threads: usize,
@@ -309,7 +309,7 @@ pub fn measure(
     Ok((hardware, gpu_status))
 }
 
-/// What to say of figures that were measured under `contention`; `None` where it was low.
+/// The warning for measurements under `contention`; `None` if it was low.
 fn disturbance(contention: Contention) -> Option<String> {
     let shares = [contention.waited, contention.stolen];
     let largest = shares.into_iter().flatten().fold(0.0, f64::max);
@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(disturbance(waited(0.01)), None);
         let line = disturbance(waited(0.25)).unwrap();
         assert!(
-            line.contains("25.0 %") && line.contains("may be low"),
+            line.contains("25.0%") && line.contains("may be low"),
             "{line}"
         );
     }

@@ -265,7 +265,7 @@ impl<'a> Subject<'a> {
             (modes.candidates[chosen].mode.policy, modes.threshold)
         {
             reason += &format!(
-                "; {} ≥ {:.3e} at a relative error of {:.1} %",
+                "; {} ≥ {:.3e} at a relative error of {:.1}%",
                 threshold.score,
                 threshold.value,
                 100.0 * threshold.error

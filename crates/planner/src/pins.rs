@@ -34,7 +34,7 @@ impl FromStr for Pin {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
-            "write what is pinned and where, such as `attention=gpu`, `layers:0-9=cpu` or `head=gpu`"
+            "write a part and its device, such as `attention=gpu`, `layers:0-9=cpu` or `head=gpu`"
                 .to_owned()
         };
         let (what, device) = text.split_once('=').ok_or_else(wrong)?;

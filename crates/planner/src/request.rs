@@ -19,13 +19,13 @@ use serde_json::json;
 
 use crate::{Pin, PlannerError, certify, machine};
 
-/// Machine to plan for where a GPU is asked for and this machine has none.
+/// Machine to plan for if a GPU is asked for and this machine has none.
 const ASSUMED_HARDWARE: &str = "rtx4090";
 
 /// Largest default context length, in tokens.
 const DEFAULT_CONTEXT: usize = 4096;
 
-/// Options of a plan. Fields that are `None` have a default; when a bundle is placed again, they keep their present value.
+/// Options of a plan. Fields that are `None` have a default; when a bundle is re-planned, they keep their present value.
 #[derive(Debug, Clone, Default)]
 pub struct PlanOptions {
     /// GPU memory to use [default: what is free].

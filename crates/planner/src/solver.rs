@@ -209,7 +209,7 @@ impl Solver<'_> {
             }
             let rise = judge.rise(&solved.plan.layers)?;
             self.progress.detail(&format!(
-                "{}: perplexity {:+.3} % ({:+.3} to {:+.3})",
+                "{}: perplexity {:+.3}% ({:+.3} to {:+.3})",
                 describe(allowed),
                 100.0 * rise.value,
                 100.0 * rise.low,

@@ -30,9 +30,9 @@ pub struct BundlePlanner<'a> {
     pub bundle: &'a Bundle,
     /// The bundle's activation frequencies.
     pub layers: &'a [LayerInputs],
-    /// Target machine, with figures for the model.
+    /// Target machine, with values for the model.
     pub hardware: &'a Hardware,
-    /// This machine, with figures for the model.
+    /// This machine, with values for the model.
     pub here: Hardware,
 }
 
@@ -132,7 +132,7 @@ pub fn thresholds(
     thresholds.map(Some)
 }
 
-/// Places a bundle whose layers have the modes of `candidates` on `hardware`, which has figures for the model.
+/// Places a bundle whose layers have the modes of `candidates` on `hardware`, which has values for the model.
 fn place(
     bundle: &Bundle,
     candidates: &[Candidate],
@@ -165,7 +165,7 @@ fn place(
     })
 }
 
-/// Predicted speed of `plan` on `hardware`, which has figures for the model.
+/// Predicted speed of `plan` on `hardware`, which has values for the model.
 fn estimate(
     bundle: &Bundle,
     candidates: &[Candidate],

@@ -107,7 +107,7 @@ fn contention() {
     }
 }
 
-/// Returns the bandwidth in GB/s over a tenth of a second, and the sorted times of jobs in µs.
+/// Returns the bandwidth in GB/s over 0.1 s, and the sorted times of jobs in µs.
 fn read(pool: &Pool, words: &[u64], parts: usize, bytes: usize) -> (f64, Vec<f64>) {
     let job_words = parts * bytes / 8;
     let sum = AtomicU64::new(0);

@@ -27,7 +27,7 @@ impl<T> Start<T> {
 
 impl Pool {
     /// Calls `work` with disjoint parts of `out` and the index of their first value, as [`Pool::run`] does: with
-    /// `out[bounds[i]..bounds[i + 1]]` for every `i`, or with all of these as one part where sharing does not
+    /// `out[bounds[i]..bounds[i + 1]]` for every `i`, or with all of these as one part if sharing does not
     /// pay. Values outside the bounds are not touched.
     ///
     /// # Panics

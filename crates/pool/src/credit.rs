@@ -2,7 +2,7 @@
 //!
 //! Under contention a thread may be preempted for milliseconds within a part. Sharing may cost as much as it
 //! has saved; beyond that, jobs run on their callers alone until a small share of their time has repaid the
-//! cost. So a pool is hardly ever slower than one thread, and is not limited where its threads run
+//! cost. So a pool is hardly ever slower than one thread, and is not limited if its threads run
 //! undisturbed.
 
 use std::{

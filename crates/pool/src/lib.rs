@@ -75,7 +75,7 @@ impl Pool {
         self.run_or(parts, work, || (0..parts).for_each(work));
     }
 
-    /// Runs `work` on all threads, or `alone` where sharing does not pay.
+    /// Runs `work` on all threads, or `alone` if sharing does not pay.
     fn run_or(&self, parts: usize, work: &(impl Fn(usize) + Sync), alone: impl FnOnce()) {
         if self.workers.is_empty() || parts < 2 {
             alone();

@@ -1,8 +1,8 @@
-//! What the operating system reports about this machine and this process: processor, memory.
+//! Facts that the operating system reports about this machine and this process: processor, memory.
 
 use std::fs;
 
-/// Name of the processor; its architecture where the system does not report one.
+/// Name of the processor; its architecture if the system does not report one.
 pub fn processor() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text
@@ -24,7 +24,7 @@ pub fn allowed_resources() -> Vec<String> {
     lines.map(|line| line.replace('\t', " ")).collect()
 }
 
-/// Bytes of main memory in all, and bytes available to new work; `None` where the system does not report them.
+/// Bytes of main memory in all, and bytes available to new work; `None` if the system does not report them.
 pub fn memory() -> Option<(u64, u64)> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let kibibytes = |key: &str| -> Option<u64> {
@@ -41,7 +41,7 @@ pub fn memory() -> Option<(u64, u64)> {
     ))
 }
 
-/// Peak resident memory of this process in bytes; `None` where the system does not report it.
+/// Peak resident memory of this process in bytes; `None` if the system does not report it.
 pub fn peak_memory() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -30,7 +30,7 @@ const PIECE: usize = 64;
 pub(crate) struct Quality {
     pub(crate) threshold: f32,
     pub(crate) recall: f64,
-    /// Half width of the 95 % confidence interval of the recall.
+    /// Half width of the 95% confidence interval of the recall.
     pub(crate) recall_error: f64,
     /// `None` if contributions were not sampled.
     pub(crate) contribution_recall: Option<f64>,
@@ -174,7 +174,7 @@ impl Share {
         }
     }
 
-    /// Half width of the 95 % confidence interval of a ratio estimator over tokens, since the neurons of a token are
+    /// Half width of the 95% confidence interval of a ratio estimator over tokens, since the neurons of a token are
     /// correlated. One fictitious half-missed token keeps a few tokens without a miss from appearing certain.
     fn error(&self) -> f64 {
         if self.whole == 0.0 {

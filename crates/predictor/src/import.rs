@@ -1,6 +1,6 @@
 //! Imports the predictors of the original PowerInfer.
 //!
-//! Their input is the hidden state x before the FFN's norm. Where that norm is RMS with weight w, its
+//! Their input is the hidden state x before the FFN's norm. If that norm is RMS with weight w, its
 //! output is `n = w ⊙ x / rms(x)`, and at threshold 0 the matrix `fc1 · diag(1/w)` would decide
 //! the same from n, because neither relu nor the sign depends on the positive factor `rms(x)`. There is
 //! no such matrix for another threshold, for a w with zeros, or for a layer norm, whose output has

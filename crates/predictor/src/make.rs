@@ -273,7 +273,7 @@ pub fn merge(files: &[PredictorFile], out: &Path) -> Result<PredictorFile, Predi
     Ok(PredictorFile::open(out)?)
 }
 
-/// What differs in two headers of predictors of one model.
+/// Differences between two headers of predictors of one model.
 fn difference(found: &Header, expected: &Header) -> Option<String> {
     let differs = |name: &str, is: bool| is.then(|| name.to_owned());
     let settings = found.settings.keys().chain(expected.settings.keys());

@@ -9,7 +9,7 @@ use crate::{
     search::{Search, Tried},
 };
 
-/// A layer is skewed if fewer neurons than this share have 80 % of its activations: half of what uniform activity would
+/// A layer is skewed if fewer neurons than this share have 80% of its activations: half of what uniform activity would
 /// need.
 const SKEWED: f64 = 0.4;
 
@@ -37,7 +37,7 @@ impl Search<'_> {
     fn is_accurate(&self, tried: &Tried) -> bool {
         let recall = recall_at_even_odds(&tried.network, &self.traces.held_out, self.isa);
         self.progress.detail(&format!(
-            "layer {} rank {}: recall of {:.1} % at even odds",
+            "layer {} rank {}: recall of {:.1}% at even odds",
             self.known.layer,
             tried.network.rank,
             100.0 * recall

@@ -125,7 +125,7 @@ impl Search<'_> {
         let cost =
             network.bytes() as f64 + self.bytes_read(predicted, quality.density * quality.recall);
         self.progress.detail(&format!(
-            "layer {layer} rank {rank}: {} steps, loss {:.4}; {} bytes, predicts {:.1} % of the neurons, a token reads {cost:.0} bytes",
+            "layer {layer} rank {rank}: {} steps, loss {:.4}; {} bytes, predicts {:.1}% of the neurons, a token reads {cost:.0} bytes",
             learnt.steps,
             learnt.loss,
             network.bytes(),

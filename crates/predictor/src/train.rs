@@ -217,7 +217,7 @@ mod tests {
         };
         let refusal = refusal(&planted(active, 1), SETTINGS);
         assert_eq!(refusal, Refusal::AlwaysActive { density: 1.0 });
-        assert!(refusal.to_string().contains("100.0 %"), "{refusal}");
+        assert!(refusal.to_string().contains("100.0%"), "{refusal}");
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub(crate) enum Refusal {
     NoActivity { training: usize, held_out: usize },
     /// Too few inactive neurons to save anything.
     #[error(
-        "{:.1} % of its neurons are active on a token, so that prediction saves nothing",
+        "{:.1}% of its neurons are active on a token, so that prediction saves nothing",
         100.0 * density
     )]
     AlwaysActive { density: f64 },
@@ -35,7 +35,7 @@ pub(crate) enum Refusal {
     },
     /// The predictor would read more than it saves.
     #[error(
-        "the best predictor within {budget}, of rank {rank}, must predict {:.1} % of the neurons for a recall of {:.1} %, which reads more than computing every gate",
+        "the best predictor within {budget}, of rank {rank}, must predict {:.1}% of the neurons for a recall of {:.1}%, which reads more than computing every gate",
         100.0 * predicted, 100.0 * recall
     )]
     DoesNotPay {
@@ -88,10 +88,10 @@ pub(crate) fn check_finite(layer: usize, traces: &Traces) -> Result<(), Predicto
 
 /// Describes recall and contribution recall.
 fn shares(recall: f64, contribution: Option<f64>) -> String {
-    let neurons = format!("a recall of {:.1} %", 100.0 * recall);
+    let neurons = format!("a recall of {:.1}%", 100.0 * recall);
     contribution.map_or(neurons.clone(), |contribution| {
         format!(
-            "{neurons} and a contribution recall of {:.1} %",
+            "{neurons} and a contribution recall of {:.1}%",
             100.0 * contribution
         )
     })
@@ -108,7 +108,7 @@ pub(crate) fn is_far_short(quality: &Quality, targets: Targets) -> bool {
             .is_some_and(|reached| far(reached, targets.contribution_recall))
 }
 
-/// What is noted of the layers once all are done: a line for those that are alike.
+/// Notes on the layers once all are done: a line for those that are alike.
 #[derive(Default)]
 pub(crate) struct Remarks {
     refused: Vec<(usize, Refusal)>,
@@ -154,7 +154,7 @@ impl Remarks {
         // The error decreases with the square root of the tokens; half of them set the threshold.
         let more = (worst.recall_error / REQUIRED_RECALL_INTERVAL).powi(2);
         progress.note(&format!(
-            "{}: with {} held-out tokens the recall is known to ± {:.1} % (95 % confidence); ± 1 % needs about {:.0} held-out tokens, so profile about {more:.0} times as many",
+            "{}: with {} held-out tokens the recall is known to ± {:.1}% (95% confidence); ± 1% needs about {:.0} held-out tokens, so profile about {more:.0} times as many",
             numbered("layer", &layers),
             worst.tokens,
             100.0 * worst.recall_error,
@@ -217,9 +217,9 @@ mod tests {
         remarks.note(&notes);
         let notes = notes.0.into_inner().unwrap();
         let starts = [
-            "layers 0–2, 4 get no predictor and will run `exact`; layer 0: 90.0 % of its neurons",
+            "layers 0–2, 4 get no predictor and will run `exact`; layer 0: 90.0% of its neurons",
             "layer 3 gets no predictor and will run `exact`: no neuron is active",
-            "layers 6–7: with 40 held-out tokens the recall is known to ± 3.0 % (95 % confidence); ± 1 % needs about 720",
+            "layers 6–7: with 40 held-out tokens the recall is known to ± 3.0% (95% confidence); ± 1% needs about 720",
         ];
         assert_eq!(notes.len(), starts.len());
         for (note, start) in notes.iter().zip(starts) {

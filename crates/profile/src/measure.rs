@@ -265,16 +265,19 @@ impl Run<'_> {
         );
         let enough = sampled >= self.settings.trace_tokens;
         if !settled || !enough {
-            self.progress.note(&format!(
-                "{} tokens: the hot sets of two halves of the text overlap by {:.1} %; continuing {}",
-                activities[0].tokens,
-                100.0 * mean,
-                if settled {
-                    "for more samples to train predictors".to_owned()
-                } else {
-                    format!("until the overlap is {:.0} %", 100.0 * bound)
-                }
-            ));
+            let overlap = format!("{:.1}% overlap", 100.0 * mean);
+            let text = if settled {
+                format!(
+                    "hot neurons are stable ({overlap}); reading on to collect training samples"
+                )
+            } else {
+                format!(
+                    "hot neurons are not stable yet ({overlap}); reading on until {:.0}%",
+                    100.0 * bound
+                )
+            };
+            self.progress
+                .note(&format!("{} tokens: {text}", activities[0].tokens));
         }
         settled && enough
     }

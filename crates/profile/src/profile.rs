@@ -47,13 +47,13 @@ pub(crate) fn contents() -> Contents {
 /// Skewness of activity: shares of neurons that account for most activations.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct NeuronsFor {
-    /// Smallest share of neurons with 50 % of the activations.
+    /// Smallest share of neurons with 50% of the activations.
     #[serde(rename = "50_percent")]
     pub half: f64,
-    /// Smallest share of neurons with 80 % of the activations.
+    /// Smallest share of neurons with 80% of the activations.
     #[serde(rename = "80_percent")]
     pub most: f64,
-    /// Smallest share of neurons with 95 % of the activations.
+    /// Smallest share of neurons with 95% of the activations.
     #[serde(rename = "95_percent")]
     pub nearly_all: f64,
 }
@@ -79,11 +79,11 @@ pub struct LayerSummary {
     pub neurons_for: NeuronsFor,
     /// Share of neurons that were never active.
     pub dead: f64,
-    /// Jaccard similarity of the hot sets (top 20 %) of two independent halves of the text.
+    /// Jaccard similarity of the hot sets (top 20%) of two independent halves of the text.
     pub half_overlap: f64,
     /// Activations of neurons that were active in the last 1, 4 and 16 tokens.
     pub locality: [Reuse; 3],
-    /// Share of activations of the hottest 10 %, 20 %, … 100 % of the neurons.
+    /// Share of activations of the hottest 10%, 20%, … 100% of the neurons.
     pub cumulative: Vec<f64>,
 }
 
@@ -133,7 +133,7 @@ pub struct ProfileDocument {
     pub held_out_tokens: u64,
     /// Sources of the text.
     pub sources: Vec<SourceSummary>,
-    /// `[source, source]`: mean over the layers of the Jaccard similarity of the hot sets (top 20 %).
+    /// `[source, source]`: mean over the layers of the Jaccard similarity of the hot sets (top 20%).
     pub source_overlap: Vec<Vec<f64>>,
     /// Hidden size of the model.
     pub hidden_size: usize,
@@ -207,7 +207,7 @@ impl ProfileDocument {
     }
 
     /// Share of activations of neurons that were also active within the last 1, 4 and 16 tokens, over all layers; `None`
-    /// where no sequence is longer than the window.
+    /// if no sequence is longer than the window.
     pub fn locality(&self) -> [Option<f64>; 3] {
         [0, 1, 2].map(|window| {
             let mut sum = Reuse::default();

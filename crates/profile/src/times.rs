@@ -38,7 +38,7 @@ impl Times {
         let all = self.loading + self.forward + self.moving;
         let unobserved = (all - observing).as_secs_f64().max(1e-9);
         format!(
-            "layer {layer}: {:.0} tokens/s; weights {:.2} s, forward {:.2} s, hidden states {:.2} s, observation {:.2} s ({:.1} % overhead)",
+            "layer {layer}: {:.0} tokens/s; weights {:.2} s, forward {:.2} s, hidden states {:.2} s, observation {:.2} s ({:.1}% overhead)",
             tokens as f64 / all.as_secs_f64().max(1e-9),
             self.loading.as_secs_f64(),
             (self.forward - observing).as_secs_f64(),

@@ -15,7 +15,7 @@ use crate::ReportError;
 
 /// Units of the SVG in a pixel: plotters places everything on whole numbers.
 const UNITS: i32 = 10;
-/// Colours that tell series apart; further series begin anew with square marks.
+/// Colours of the series; further series start over with square marks.
 const COLOURS: usize = 6;
 /// Labels along an axis, at most.
 const LABELS: usize = 6;
@@ -27,7 +27,7 @@ const BEND: f64 = 1e-3;
 pub(crate) enum Scale {
     /// Proportionally.
     Linear,
-    /// Proportionally up to 0.1 %, logarithmically beyond, for negative values too.
+    /// Proportionally up to 0.1%, logarithmically beyond, for negative values too.
     SymmetricLog,
 }
 
@@ -168,7 +168,7 @@ impl Chart {
     ///
     /// # Errors
     ///
-    /// Where plotters cannot draw the axes.
+    /// If plotters cannot draw the axes.
     pub(crate) fn figure(&self) -> Result<Value, ReportError> {
         self.lay_out().map_err(|error| ReportError::Chart {
             chart: self.title.clone(),

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::chart::Scale;
 
-/// Templates by name. Those ending in `.html` escape what they print.
+/// Templates by name. Templates ending in `.html` escape what they print.
 const TEMPLATES: [(&str, &str); 7] = [
     ("base.html", include_str!("../templates/base.html")),
     ("figure.html", include_str!("../templates/figure.html")),
@@ -88,23 +88,23 @@ fn or_dash<T>(value: Option<T>, format: impl Fn(T) -> String) -> String {
     value.map_or_else(|| "–".to_owned(), format)
 }
 
-/// `text` with a figure and its unit on one line.
+/// `text` with a value and its unit on one line.
 fn unbroken(text: &str) -> String {
     text.replace(' ', "\u{a0}")
 }
 
 /// A share as a percentage with one digit.
 fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
+    format!("{:.1}%", 100.0 * share)
 }
 
 /// A share as a percentage with as few digits as an axis or a cell has room for.
 pub(crate) fn short_percent(share: f64) -> String {
     let value = 100.0 * share;
     match value.abs() {
-        size if size < 0.05 => "0 %".to_owned(),
-        size if size < 1.0 => format!("{value:.1} %"),
-        _ => format!("{value:.0} %"),
+        size if size < 0.05 => "0%".to_owned(),
+        size if size < 1.0 => format!("{value:.1}%"),
+        _ => format!("{value:.0}%"),
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{ReportError, page::Templates};
 ///
 /// # Errors
 ///
-/// Where the plan lacks what the page shows.
+/// If the plan lacks what the page shows.
 pub fn plan_page(
     model: &ModelIdentity,
     plan: &Plan,

@@ -15,12 +15,12 @@ use crate::{
 ///
 /// # Errors
 ///
-/// Where a chart cannot be drawn, or the profile lacks what the page shows.
+/// If a chart cannot be drawn, or the profile lacks what the page shows.
 pub fn profile_page(document: &Value, curves: &[Vec<f64>]) -> Result<String, ReportError> {
     let layers = document["layers"].as_array().map_or(&[][..], Vec::as_slice);
     let column = |(layer, found): (usize, &Value)| {
         let share = found["sparsity"].as_f64()?;
-        let label = format!("layer {layer}: {:.1} % zeros", 100.0 * share);
+        let label = format!("layer {layer}: {:.1}% zeros", 100.0 * share);
         Some(point(layer as f64, share, label))
     };
     let columns = layers.iter().enumerate().filter_map(column);
@@ -72,7 +72,7 @@ fn series(name: String, shape: Shape, colour: usize, points: Vec<Point>) -> Seri
     }
 }
 
-/// An axis of shares from 0 to 100 %.
+/// An axis of shares from 0 to 100%.
 fn shares(label: &str) -> Axis {
     Axis {
         label: label.to_owned(),

@@ -25,7 +25,7 @@ const CONTEXT: &str = "/axes/context_tokens";
 ///
 /// # Errors
 ///
-/// Where a chart cannot be drawn, or a row lacks what the page shows.
+/// If a chart cannot be drawn, or a row lacks what the page shows.
 pub fn sweep_page(document: &Value, comparisons: &[String]) -> Result<String, ReportError> {
     let templates = Templates::new()?;
     let rows = list(document, "/rows");
@@ -76,7 +76,7 @@ fn estimate(row: &Value, path: &str) -> Option<[f64; 3]> {
     Some([value?, low?, high?])
 }
 
-/// Median, least and most measured tokens per second; none where a device was emulated.
+/// Median, least and most measured tokens per second; none if a device was emulated.
 fn measured_speed(row: &Value) -> Option<[f64; 3]> {
     let measured = row.pointer("/speed/measured")?;
     let spread = &measured["tokens_per_second"];
@@ -85,7 +85,7 @@ fn measured_speed(row: &Value) -> Option<[f64; 3]> {
     is_real.then_some([median?, least?, most?])
 }
 
-/// Tokens per second that the cost model predicts; none where there is no placement.
+/// Tokens per second that the cost model predicts; none if there is no placement.
 fn planned_speed(row: &Value) -> Option<[f64; 3]> {
     estimate(row, "/speed/planned/tokens_per_second")
 }
@@ -101,7 +101,7 @@ fn failures(row: &Value) -> Option<[f64; 3]> {
     Some([1.0 - passed, 1.0 - high, 1.0 - low])
 }
 
-/// Reads a figure with its range from a row.
+/// Reads a value with its range from a row.
 type Read = fn(&Value) -> Option<[f64; 3]>;
 
 /// Distinct texts at `path`, in the order of the rows.
@@ -221,7 +221,7 @@ impl Sweep<'_> {
         rows.into_iter().filter_map(point).collect()
     }
 
-    /// The same as a line from the lowest `x` on; where several rows share an `x`, the first counts.
+    /// The same as a line from the lowest `x` on; if several rows share an `x`, the first counts.
     fn line(
         &self,
         rows: impl IntoIterator<Item = usize>,
@@ -318,7 +318,7 @@ impl Sweep<'_> {
     }
 
     /// Speed against `x`, a line per policy setting, of the rows that have the first row's value at each of `same`; none
-    /// where `x` has fewer than two values.
+    /// if `x` has fewer than two values.
     fn speed_against(
         &self,
         title: &str,

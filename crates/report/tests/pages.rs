@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 const EVIL: &str = "\"><img src=x>'&<script>";
 
-/// Refuses a page that loads something, holds an unescaped name, or prints a number that is none.
+/// Refuses a page that loads something, holds an unescaped name, or prints an invalid number.
 fn check(page: &str) {
     assert!(page.starts_with(BEGINNING), "{page}");
     assert!(
@@ -43,10 +43,7 @@ fn a_plan_shows_its_layers_and_no_name_breaks_out() {
     // Figures do not part from their units.
     let page = page.replace('\u{a0}', " ");
     assert!(!page.contains("<script"), "it needs no scripts");
-    assert!(
-        page.contains("layer 1: 3 hot neurons carry 0.0 %"),
-        "{page}"
-    );
+    assert!(page.contains("layer 1: 3 hot neurons carry 0.0%"), "{page}");
     assert!(page.contains("width:max(1px,37.500%)"), "{page}");
 }
 
@@ -79,9 +76,9 @@ fn a_profile_shows_its_layers_and_no_name_breaks_out() {
     let page = page.replace('\u{a0}', " ");
     assert!(!page.contains("<script"), "it needs no scripts");
     for part in [
-        "75.0 % of all FFN activations",
-        "layer 1: 62.5 % zeros",
-        "<td>50.0 %</td>",
+        "75.0% of all FFN activations",
+        "layer 1: 62.5% zeros",
+        "<td>50.0%</td>",
         "<td>–</td>",
         "<title>all layers</title>",
     ] {
@@ -130,10 +127,10 @@ fn a_sweep_shows_its_rows_and_no_name_breaks_out() {
     let page = page.replace('\u{a0}', " ");
     assert_eq!(page.matches("<script").count(), 1);
     for part in [
-        "Fastest on this machine with at most 1 % more perplexity and no loss of pass@1 that the sample shows: &quot;&gt;",
+        "Fastest on this machine with at most 1% more perplexity and no loss of pass@1 that the sample shows: &quot;&gt;",
         "2.00 times dense",
         "<polyline class=\"front\"",
-        "predicted, 1.0 GiB on the GPU, context 64; 25.0 % computed, perplexity +20.00 % (+19.90 to +20.10), pass@1 50.0 % (25.0–75.0), 1 unjudged, 60.0 tokens",
+        "predicted, 1.0 GiB on the GPU, context 64; 25.0% computed, perplexity +20.00% (+19.90 to +20.10), pass@1 50.0% (25.0–75.0), 1 unjudged, 60.0 tokens",
         "class=\"cell\" style=\"--warmth:100.0\"",
         "<td data-label=\"on GPU\" data-value=\"1048576\">1.0 MiB</td>",
     ] {

@@ -12,9 +12,9 @@ pub struct LayerAudit {
     pub neurons: u64,
     /// Active neurons (`h_i ≠ 0`), summed over tokens.
     pub active: u64,
-    /// Predicted neurons, summed over tokens; none where the policy does not predict.
+    /// Predicted neurons, summed over tokens; none if the policy does not predict.
     pub predicted: Option<u64>,
-    /// Predicted neurons that are active; where the policy does not predict, computed ones that are.
+    /// Predicted neurons that are active; if the policy does not predict, computed ones that are.
     pub found: u64,
     /// Per neuron, in the order of the bundle, the tokens for which it was computed.
     pub computed: Vec<u32>,
@@ -27,7 +27,7 @@ pub struct LayerAudit {
 }
 
 impl LayerAudit {
-    /// Adds the counts of some tokens; `predicted` lists the predicted neurons of a token, where the policy predicts.
+    /// Adds the counts of some tokens; `predicted` lists the predicted neurons of a token, if the policy predicts.
     pub(crate) fn observe<Listed: IntoIterator<Item = u32>>(
         &mut self,
         observation: &Observation<'_>,
@@ -88,7 +88,7 @@ impl LayerAudit {
         1.0 - self.active as f64 / self.places()
     }
 
-    /// Share of neurons that are not predicted; none where the policy does not predict.
+    /// Share of neurons that are not predicted; none if the policy does not predict.
     pub fn predicted_sparsity(&self) -> Option<f64> {
         let predicted = self.predicted?;
         Some(1.0 - predicted as f64 / self.places())
@@ -100,7 +100,7 @@ impl LayerAudit {
         computed as f64 / self.places()
     }
 
-    /// Share of the active neurons that are predicted, or computed where the policy does not predict.
+    /// Share of the active neurons that are predicted, or computed if the policy does not predict.
     pub fn recall(&self) -> f64 {
         match self.active {
             0 => 1.0,
@@ -108,7 +108,7 @@ impl LayerAudit {
         }
     }
 
-    /// Share of the predicted neurons that are active; none where the policy does not predict.
+    /// Share of the predicted neurons that are active; none if the policy does not predict.
     pub fn precision(&self) -> Option<f64> {
         let predicted = self.predicted?;
         Some(if predicted == 0 {

@@ -90,7 +90,7 @@ impl ReadProbe {
     ///
     /// # Errors
     ///
-    /// Fails where there is not as much memory.
+    /// Fails if there is not as much memory.
     pub fn new(bytes: usize) -> std::io::Result<Self> {
         let bytes = bytes.max(1).next_multiple_of(size_of::<u64>());
         let memory = FileBytes::in_memory(bytes, |memory| {

@@ -31,7 +31,7 @@ use crate::{
 #[derive(Clone, Copy)]
 pub(crate) struct Ffn<'a> {
     pub(crate) gate: Linear<'a>,
-    /// None where the FFN is not gated.
+    /// None if the FFN is not gated.
     pub(crate) up: Option<Linear<'a>>,
     /// Stored by input: row i is the contribution of neuron i per unit of `h_i`.
     pub(crate) down: Linear<'a>,
@@ -71,7 +71,7 @@ pub(crate) struct FfnBuffers {
     /// The computed neurons of every token.
     active: Vec<Active>,
     partial: Vec<f32>,
-    /// Per token, the computed neurons with their `h_i`; filled where a list is put here.
+    /// Per token, the computed neurons with their `h_i`; filled if a list is put here.
     pub(crate) recorded: Option<Vec<Vec<NeuronValue>>>,
 }
 
@@ -118,7 +118,7 @@ impl FfnBuffers {
         listed
     }
 
-    /// Appends the computed neurons to `recorded`, where that is filled.
+    /// Appends the computed neurons to `recorded`, if that is filled.
     fn record(&mut self) {
         if let Some(recorded) = &mut self.recorded {
             recorded.resize(recorded.len().max(self.active.len()), Vec::new());
@@ -202,7 +202,7 @@ impl Ffn<'_> {
     }
 
     /// Sum of the cold neurons for `x [tokens, hidden]`; `mask`, 32 neurons a word, has the predicted ones of each
-    /// token where neurons are predicted.
+    /// token if neurons are predicted.
     pub(crate) fn cold_sum(
         &self,
         threads: &Threads,
@@ -349,7 +349,7 @@ impl Ffn<'_> {
         self.bytes_of(&read)
     }
 
-    /// `h_i` of a neuron, from its activation and its product of up, where the FFN is gated.
+    /// `h_i` of a neuron, from its activation and its product of up, if the FFN is gated.
     fn product(&self, activation: f32, up: Option<f32>) -> f32 {
         match (self.kind, up) {
             (FfnKind::DoublyGated, Some(up)) => activation * self.activation.apply(up),
@@ -414,7 +414,7 @@ impl Ffn<'_> {
         slots[computed..].fill(NONE);
     }
 
-    /// Bytes of a neuron's rows of gate and up, where these are stored by output.
+    /// Bytes of a neuron's rows of gate and up, if these are stored by output.
     fn row_bytes(&self) -> usize {
         let of = |linear: &Linear<'_>| match linear.layout {
             Layout::ByOutput => linear.row_bytes(),
@@ -491,7 +491,7 @@ fn gemv_rows(
     }
 }
 
-/// One token's products with all rows, where `linear` is stored by input.
+/// One token's products with all rows, if `linear` is stored by input.
 fn known<'a>(linear: &Linear<'_>, products: &'a [f32]) -> Option<Known<'a>> {
     (linear.layout == Layout::ByInput).then_some(Known { first: 0, products })
 }

@@ -10,7 +10,7 @@ use crate::Threads;
 /// Number format of the vectors that matrices are multiplied with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ActivationFormat {
-    /// 8-bit integers with a scale for every 32 values where weights are quantised; the coefficients of `down` in
+    /// 8-bit integers with a scale for every 32 values if weights are quantised; the coefficients of `down` in
     /// 4 bits are rounded to 8 bits of the largest of 128 rows. Float32 for other weights.
     #[default]
     Int8,
@@ -102,7 +102,7 @@ impl<'a> Input<'a> {
         self.exact
     }
 
-    /// The rounded vectors, where products with `matrix` use them.
+    /// The rounded vectors, if products with `matrix` use them.
     fn rounded(&self, matrix: &Matrix<'_>) -> Option<&'a QuantisedActivations> {
         self.rounded.filter(|_| matrix.format().is_quantised())
     }

@@ -2,7 +2,7 @@
 
 use powerinfer_artifact::plan::InputThresholds;
 
-/// Low bits of a float32 that a bin ignores: bins are less than 0.8 % wide.
+/// Low bits of a float32 that a bin ignores: bins are less than 0.8% wide.
 const SHIFT: u32 = 16;
 /// Bins of all magnitudes: a float32 without its sign, in its upper bits.
 const BINS: usize = 1 << (31 - SHIFT);

@@ -13,7 +13,7 @@ use crate::{
     selector::{LayerSelectors, Selector},
 };
 
-/// What a forward pass reads. It does not change during one.
+/// Everything that a forward pass reads but does not change.
 #[derive(Debug)]
 pub(crate) struct Model {
     pub(crate) bundle: Bundle,
@@ -23,7 +23,7 @@ pub(crate) struct Model {
     pub(crate) selectors: Vec<LayerSelectors>,
     /// The policy of every layer.
     pub(crate) policies: Vec<Policy>,
-    /// Per layer, the magnitudes below which inputs of projections are skipped; none where all are read.
+    /// Per layer, the magnitudes below which inputs of projections are skipped; none if all are read.
     pub(crate) input_thresholds: Vec<Option<InputThresholds>>,
     pub(crate) threads: Threads,
 }

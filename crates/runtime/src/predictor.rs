@@ -13,7 +13,7 @@ use crate::{
     scratch::ThreadBuffer,
 };
 
-/// Hidden units whose rows a thread reads for all tokens before the next ones, where sums need no scales: their
+/// Hidden units whose rows a thread reads for all tokens before the next ones, if sums need no scales: their
 /// stripes stay in the second-level cache.
 const UNITS_PER_BLOCK: usize = 256;
 
@@ -55,7 +55,7 @@ pub(crate) struct PredictionBuffers {
     input: InputBuffers,
     /// Hidden units of the predictor, `[tokens, rank]`.
     hidden_units: Vec<f32>,
-    /// Hidden units rounded to 8 bits, where sums are computed in whole numbers.
+    /// Hidden units rounded to 8 bits, if sums are computed in whole numbers.
     rounded: QuantisedActivations,
     active_units: ActiveUnits,
     /// Signs of the inputs, token by token.
@@ -68,11 +68,11 @@ pub(crate) struct PredictionBuffers {
 #[derive(Debug, Default)]
 struct ActiveUnits {
     tokens: usize,
-    /// Tokens that share a list: 1, or all where they have most units in common. A unit that is inactive for one of them
+    /// Tokens that share a list: 1, or all if they have most units in common. A unit that is inactive for one of them
     /// has the value 0.
     tokens_per_list: usize,
     units: Vec<u32>,
-    /// `[tokens_per_list, units]` of every list; empty where values are rounded.
+    /// `[tokens_per_list, units]` of every list; empty if values are rounded.
     values: Vec<f32>,
     /// The rounded values of every unit, from 1 to 127, and the scale of those of every list.
     rounded: Vec<u8>,
@@ -209,8 +209,8 @@ impl Predictor<'_> {
         !self.scales.is_empty() && threads.activations() == ActivationFormat::Int8
     }
 
-    /// Sets the masks of all tokens of `x [tokens, hidden]`: neurons whose logit reaches the threshold. Of B only the
-    /// columns of hidden units are read that are active for any token; a token's mask does not depend on batching.
+    /// Sets the masks of all tokens of `x [tokens, hidden]`: neurons whose logit reaches the threshold. Only the columns
+    /// of B whose hidden units are active for some token are read; a token's mask does not depend on batching.
     pub(crate) fn predict(
         &self,
         threads: &Threads,

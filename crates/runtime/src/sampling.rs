@@ -33,7 +33,7 @@ pub struct SamplingSettings {
 }
 
 impl SamplingSettings {
-    /// The settings of a model's `generation_config.json` where it says to sample; else greedy.
+    /// The settings of a model's `generation_config.json` if it says to sample; else greedy.
     ///
     /// # Errors
     ///
@@ -96,7 +96,7 @@ pub struct Sampler {
     settings: SamplingSettings,
     random: Random,
     recent: Vec<u32>,
-    /// How often each token was generated, where that is penalised.
+    /// How often each token was generated, if that is penalised.
     generated: BTreeMap<u32, u32>,
     buffers: Buffers,
 }
@@ -114,7 +114,7 @@ impl Sampler {
     ///
     /// # Errors
     ///
-    /// Fails where a setting is out of range.
+    /// Fails if a setting is out of range.
     pub fn new(settings: SamplingSettings) -> Result<Self, RuntimeError> {
         let check = |setting, value: f32, good: bool, expected| {
             if good {

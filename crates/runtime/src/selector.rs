@@ -104,7 +104,7 @@ impl<'a> Selector<'a> {
         }
     }
 
-    /// Coefficient of `neuron`'s row of down, given its product `h_i`; none where it is skipped.
+    /// Coefficient of `neuron`'s row of down, given its product `h_i`; none if it is skipped.
     pub(crate) fn coefficient(&self, neuron: usize, product: f32) -> Option<f32> {
         match self {
             Self::Dense | Self::Listed(_) => Some(product),
@@ -126,7 +126,7 @@ impl<'a> Selector<'a> {
     }
 }
 
-/// What the bundle has for the policies of a layer.
+/// Data of the bundle for the policies of a layer.
 #[derive(Debug)]
 pub(crate) struct LayerSelectors {
     predictor: Option<StoredLayerPredictor>,
@@ -217,7 +217,7 @@ impl LayerSelectors {
         }
     }
 
-    /// Replaces the threshold, where one is given.
+    /// Replaces the threshold, if one is given.
     pub(crate) fn set_threshold(&mut self, threshold: Option<Threshold>) {
         self.threshold = threshold.or(self.threshold);
     }
@@ -291,7 +291,7 @@ impl LayerSelectors {
         policy == Policy::Predicted && self.input == PredictorInput::Residual
     }
 
-    /// The selector of `policy`; dense where the bundle lacks what it needs.
+    /// The selector of `policy`; dense if the bundle lacks what it needs.
     pub(crate) fn selector<'a>(
         &'a self,
         policy: Policy,

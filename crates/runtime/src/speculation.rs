@@ -2,7 +2,7 @@
 //! verifies them all.
 //!
 //! The longest end of the text that occurs earlier is looked up, and what followed it there is proposed. A token is
-//! accepted where it is the one that is sampled from the model's own logits, so the text and the random numbers used are
+//! accepted if it is the one that is sampled from the model's own logits, so the text and the random numbers used are
 //! those of decoding token by token.
 //!
 //! How many tokens are proposed maximises the expected tokens per second. With probability α of each to be accepted, a
@@ -27,10 +27,10 @@ const PRIOR: f64 = 2.0;
 /// found repetition of several tokens is tried nevertheless.
 const MORE: f64 = 0.5;
 
-/// What one pass leaves of the weight of earlier observations.
+/// Factor of the weight of earlier observations after a pass.
 const KEPT: f64 = 0.95;
 
-/// The same of a token where something was found but a proposal did not pay, so that it is tried again at times.
+/// The same of a token if something was found but a proposal did not pay, so that it is tried again at times.
 const KEPT_WHEN_SKIPPED: f64 = 0.995;
 
 /// Proposes tokens of one text.
@@ -59,7 +59,7 @@ struct Rate {
     verified: f64,
 }
 
-/// What was proposed and accepted.
+/// Counts of proposed and accepted tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpeculationCounts {
     /// Passes.
@@ -68,7 +68,7 @@ pub struct SpeculationCounts {
     pub proposals: u64,
     /// Tokens proposed.
     pub proposed: u64,
-    /// Those that were accepted.
+    /// Accepted tokens.
     pub accepted: u64,
 }
 
@@ -98,7 +98,7 @@ impl Speculation {
         }
     }
 
-    /// What was proposed and accepted so far.
+    /// Counts of proposed and accepted tokens so far.
     pub fn counts(&self) -> SpeculationCounts {
         self.counts
     }
@@ -108,7 +108,7 @@ impl Speculation {
         self.text.push(token);
     }
 
-    /// Returns the tokens to verify after the text, at most `most`; none where nothing is found or it does not pay.
+    /// Returns the tokens to verify after the text, at most `most`; none if nothing is found or it does not pay.
     pub fn propose(&mut self, most: usize) -> &[u32] {
         self.proposed.clear();
         let is_known = self.is_fixed || self.single.is_some();
@@ -173,7 +173,7 @@ impl Rate {
     }
 }
 
-/// Finds the longest end of `text`, up to [`LONGEST`] tokens, that occurs earlier, the latest where several are as long;
+/// Finds the longest end of `text`, up to [`LONGEST`] tokens, that occurs earlier, the latest if several are as long;
 /// returns its length and the index of the token that followed it.
 fn find(text: &[u32]) -> Option<(usize, usize)> {
     let (last, before) = text.split_last()?;

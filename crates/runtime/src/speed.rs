@@ -24,7 +24,7 @@ use crate::{
     threads::add,
 };
 
-/// Every byte of the weights. As float32, bfloat16 and float16 it is a normal number, so no kernel is slowed down.
+/// Every byte of the weights. Repeated, it is a normal number in float32, bfloat16 and float16, so no kernel is slowed down.
 pub const WEIGHT_BYTE: u8 = 0x3c;
 /// Share of the rows that sparse kernels read, typical of sparse models and isolated from one another.
 const DENSITY: f64 = 0.1;
@@ -62,7 +62,7 @@ impl SpeedTest {
     ///
     /// # Errors
     ///
-    /// Fails where the file cannot be mapped.
+    /// Fails if the file cannot be mapped.
     pub fn open(path: &Path) -> Result<Self, ArtifactError> {
         let weights = FileBytes::open(path)?;
         // Page faults of the first access belong to no measurement.

@@ -54,7 +54,7 @@ impl Stage {
         Self::Waiting,
     ];
 
-    /// What the stage mostly reads.
+    /// Kind of data that the stage mostly reads.
     pub fn reads(self) -> Reads {
         match self {
             Self::Attention => Reads::KvCache,

@@ -22,7 +22,7 @@ pub struct Statistics {
     pub bytes_read: u64,
     /// Bytes of the same kind that a device read from its memory.
     pub device_bytes_read: u64,
-    /// Time and bytes of every stage, where the clock runs.
+    /// Time and bytes of every stage, if the clock runs.
     pub stages: Option<StageTimes>,
 }
 
@@ -35,7 +35,7 @@ impl Statistics {
             .skip(read);
     }
 
-    /// Attributes the time since the last mark to `stage`, where the clock runs.
+    /// Attributes the time since the last mark to `stage`, if the clock runs.
     pub(crate) fn mark(&mut self, stage: Stage) {
         if let Some(stages) = &mut self.stages {
             stages.mark(stage, self.bytes_read);

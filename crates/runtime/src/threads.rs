@@ -20,7 +20,7 @@ const PART_BYTES: usize = 32 << 10;
 const PARTS_PER_THREAD: usize = 4;
 /// Parts of one call, at most.
 const MAX_PARTS: usize = 512;
-/// Parts per thread of sums that are split by columns: half as long stripes are read a tenth slower.
+/// Parts per thread of sums that are split by columns: half as long stripes are read 10% slower.
 const SUMS_PER_THREAD: usize = 1;
 /// Rows that kernels process together, or a multiple.
 const ROW_GROUP: usize = 8;
@@ -50,7 +50,7 @@ impl Threads {
     ///
     /// # Errors
     ///
-    /// Fails where the system starts no more threads.
+    /// Fails if the system starts no more threads.
     pub fn new(isa: Isa, count: usize) -> Result<Self, RuntimeError> {
         let pool = Pool::new(count).map_err(|source| RuntimeError::Threads {
             threads: count,
@@ -112,7 +112,7 @@ impl Threads {
         self.share_values(work, kernel);
     }
 
-    /// Calls `kernel` with ranges of `work.out` and their values, on all threads where that pays.
+    /// Calls `kernel` with ranges of `work.out` and their values, on all threads if that pays.
     fn share_values<T: Send>(
         &self,
         work: Work<'_, T>,
@@ -137,7 +137,7 @@ impl Threads {
             });
     }
 
-    /// Calls `act` with the index and the values of every chunk of `chunk` values of `out`, on all threads where
+    /// Calls `act` with the index and the values of every chunk of `chunk` values of `out`, on all threads if
     /// `bytes` of work are worth sharing; at most [`BATCH_THREADS`] chunks at a time.
     pub(crate) fn by_chunks<T: Send>(
         &self,
@@ -167,7 +167,7 @@ impl Threads {
         }
     }
 
-    /// Copies bytes, on all threads where that pays.
+    /// Copies bytes, on all threads if that pays.
     pub(crate) fn copy(&self, to: &mut [u8], from: &[u8]) {
         self.by_rows(to, 1, |range, to| to.copy_from_slice(&from[range]));
     }

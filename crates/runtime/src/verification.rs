@@ -401,7 +401,7 @@ mod tests {
             assert_eq!(
                 observe(&mut verification, token, 0.25),
                 None,
-                "5 % is within"
+                "5% is within"
             );
         }
         let mut fallbacks = Vec::new();
@@ -411,7 +411,7 @@ mod tests {
         assert_eq!(
             fallbacks,
             [(DRIFT_WINDOW, Policy::Exact)],
-            "one token of 20 % among 16"
+            "one token of 20% among 16"
         );
         let [alarm] = verification.alarms() else {
             panic!("one alarm expected")

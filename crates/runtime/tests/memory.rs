@@ -1,5 +1,5 @@
-//! What running holds is what the plan's lines say, to the byte, and while tokens are computed no
-//! more is taken than the line for scratch says: an allocator counts.
+//! A running model takes the memory of the plan's lines, to the byte. While tokens are computed, it takes
+//! at most the line for scratch: an allocator counts.
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/golden.rs"]
@@ -39,11 +39,11 @@ static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
 /// Bytes allowed for allocations of the test itself: a message.
 const SLACK: usize = 1024;
 
-/// What a bundle is made like.
+/// Settings of a bundle.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     quant: Format,
-    /// Weights of predictors that have everything, where there are any.
+    /// Weights of predictors that have everything, if there are any.
     predictors: Option<Format>,
     policy: Policy,
     /// Matrices by input, those of FFNs too or not.

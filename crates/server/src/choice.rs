@@ -70,7 +70,7 @@ impl Choice {
     ///
     /// # Errors
     ///
-    /// Fails where the tokenizer cannot decode it.
+    /// Fails if the tokenizer cannot decode it.
     pub(crate) fn push(
         &mut self,
         id: u32,
@@ -100,7 +100,7 @@ impl Choice {
     ///
     /// # Errors
     ///
-    /// Fails where the tokenizer cannot decode it.
+    /// Fails if the tokenizer cannot decode it.
     pub(crate) fn end(&mut self, finish: Finish) -> Result<Piece, TextError> {
         let rest = match self.decoder.take() {
             Some(decoder) => decoder.finish()?.unwrap_or_default(),
@@ -154,7 +154,7 @@ impl Choice {
 ///
 /// # Errors
 ///
-/// Fails where the tokenizer cannot decode it.
+/// Fails if the tokenizer cannot decode it.
 pub(crate) fn prompt_text(
     tokenizer: &impl Deref<Target = Tokenizer>,
     ids: &[u32],

@@ -21,7 +21,7 @@ pub(crate) struct Constraints {
 /// A compiled schema, shared by the texts of a request.
 pub(crate) struct Grammar(Mutex<Matcher>);
 
-/// What a text may be; it knows the text so far.
+/// Grammar of a text, and its state after the text so far.
 pub(crate) struct Constraint {
     matcher: Matcher,
     masked: Vec<f32>,
@@ -60,7 +60,7 @@ impl Constraints {
     ///
     /// # Errors
     ///
-    /// Fails where the schema is invalid or uses what is not supported, and for models without an end-of-text token.
+    /// Fails if the schema is invalid or uses what is not supported, and for models without an end-of-text token.
     pub(crate) fn schema(&self, mut schema: Value) -> Result<Grammar, String> {
         let factory = self.factory.get_or_init(|| factory(&self.tokenizer));
         let factory = factory.as_ref().map_err(Clone::clone)?;

@@ -24,10 +24,10 @@ use crate::{
 /// it.
 const MAX_SCORES: usize = 1 << 22;
 
-/// Time between two batches of a text's tokens, at least, where they are streamed or may hold a stop string.
+/// Time between two batches of a text's tokens, at least, if they are streamed or may hold a stop string.
 const STREAM_INTERVAL: Duration = Duration::from_millis(1);
 
-/// As [`STREAM_INTERVAL`], where the text is sent in whole.
+/// As [`STREAM_INTERVAL`], if the text is sent in whole.
 const WHOLE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Texts to generate.
@@ -95,7 +95,7 @@ impl TextRequest {
     }
 }
 
-/// What a text must be.
+/// Constraint of a text.
 #[derive(Debug, Default)]
 pub(crate) enum TextFormat {
     /// Anything.
@@ -137,7 +137,7 @@ pub(crate) struct Texts {
     texts_each: usize,
     /// Tokens of all prompts.
     pub(crate) prompt_tokens: usize,
-    /// Those of them whose keys and values were reused by the first text of their prompt.
+    /// Prompt tokens whose keys and values were reused by the first text of their prompt.
     pub(crate) cached_tokens: usize,
     /// When the request arrived, when its first prompt had been run, and when its last text ended.
     arrived: Instant,
@@ -152,7 +152,7 @@ pub(crate) struct FinishedText {
     pub(crate) piece: Piece,
     pub(crate) finish: Option<Finish>,
     pub(crate) tokens: usize,
-    /// Mean log probability of a token, where tokens are scored.
+    /// Mean log probability of a token, if tokens are scored.
     pub(crate) mean_logprob: f64,
 }
 

@@ -27,7 +27,7 @@ pub enum SynthError {
     },
     /// No power law has the given sparsity and skew.
     #[error(
-        "no power law has {zeros:.1} % zeros and {skew:.1} % of the neurons carrying 80 % of the activations; with this sparsity the skew can be from {lowest:.1} % to {highest:.1} %"
+        "no power law has {zeros:.1}% zeros and {skew:.1}% of the neurons carrying 80% of the activations; with this sparsity the skew can be from {lowest:.1}% to {highest:.1}%"
     )]
     NoPowerLaw {
         /// Requested share of zeros, in percent.
@@ -47,7 +47,7 @@ pub enum SynthError {
     },
     /// A low-rank gate does not determine the active neurons, since up has a ReLU too.
     #[error(
-        "where up has a ReLU too, a gate of low rank does not predict which neurons are active"
+        "the predictor rank is not supported for models with a ReLU on up: a low-rank gate does not predict which neurons are active"
     )]
     LowRankGate,
     /// The user interrupted the work.

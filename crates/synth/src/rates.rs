@@ -10,7 +10,7 @@ const CARRIED: f64 = 0.8;
 
 /// Computes the activation frequencies of `neurons` neurons in descending order: `min(0.98, a·rank^−α)` with
 /// `a` and `α` such that the share `sparsity` of the activations is zero and the most active share `skew` of
-/// the neurons carries 80 % of the others.
+/// the neurons carries 80% of the others.
 ///
 /// # Errors
 ///
@@ -64,7 +64,7 @@ fn bisect(mut low: f64, mut high: f64, is_below: impl Fn(f64) -> bool) -> f64 {
     (low + high) / 2.0
 }
 
-/// Smallest share of neurons that carries 80 % of the activations; `rates` are in descending order.
+/// Smallest share of neurons that carries 80% of the activations; `rates` are in descending order.
 fn neurons_for(rates: &[f64]) -> f64 {
     let wanted = CARRIED * rates.iter().sum::<f64>();
     let mut carried = 0.0;
@@ -102,7 +102,7 @@ mod tests {
                     prop_assert!(rates[0] <= MAX_RATE);
                 }
                 Err(SynthError::NoPowerLaw { lowest, .. }) => {
-                    // Fewer neurons cannot carry 80 %.
+                    // Fewer neurons cannot carry 80%.
                     prop_assert!(100.0 * skew < lowest + 1e-9);
                 }
                 Err(other) => panic!("{other}"),
@@ -126,7 +126,7 @@ mod tests {
     fn impossible_requests_are_errors() {
         let error = rates(1000, 0.5, 0.2).unwrap_err().to_string();
         assert!(
-            error.contains("50.0 % zeros") && error.contains("can be from"),
+            error.contains("50.0% zeros") && error.contains("can be from"),
             "{error}"
         );
         assert!(rates(1000, 1.0, 0.3).is_err());

@@ -67,7 +67,7 @@ pub(crate) fn recipe(config: &ModelConfig, rates: &[f64]) -> Result<Vec<LayerRec
         || config.embedding_size != config.hidden_size
     {
         return Err(unsupported(
-            "models with norms after attention and FFN and embeddings of another size than the hidden state are not supported; take another shape",
+            "models with norms after attention and FFN, or with an embedding size that differs from the hidden size, are not supported; use another shape",
         ));
     }
     let tensors = config.stored_tensors();

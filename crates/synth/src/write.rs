@@ -33,7 +33,7 @@ const CHUNK: usize = 4 << 20;
 pub struct Settings {
     /// Share of FFN activations that are exactly zero.
     pub sparsity: f64,
-    /// Share of a layer's neurons that carry 80 % of its activations.
+    /// Share of a layer's neurons that carry 80% of its activations.
     pub skew: f64,
     /// Element type: F32, F16 or BF16.
     pub dtype: Dtype,

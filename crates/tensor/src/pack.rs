@@ -14,7 +14,7 @@ use crate::{Format, Matrix, MatrixData};
 /// is then stored as `f16`. `F16` and `Bf16` round to nearest, ties to even; beyond 65504, `F16` is
 /// infinite. In the quantised formats a NaN
 /// becomes the smallest quant or zero, and scales saturate to what `f16` can hold. `Q4K` differs from
-/// ggml's bits: after the same search for scales and minima, their neighbours are tried as well.
+/// ggml's bits: after the same search for scales and minima, their neighbours are tried, too.
 ///
 /// # Panics
 ///

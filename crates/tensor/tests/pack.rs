@@ -1,4 +1,4 @@
-//! What packing keeps of a number, and what it refuses.
+//! Precision of packing, and the numbers that it refuses.
 
 use powerinfer_tensor::{
     Format, Matrix, MatrixData, OwnedMatrix, TensorError, bf16, f16, pack, repack_q4_k,

@@ -123,7 +123,7 @@ impl ChatTemplate {
     }
 }
 
-/// What to render.
+/// Messages and variables to render.
 #[derive(Serialize, Deserialize)]
 struct Request<'a> {
     source: Cow<'a, str>,

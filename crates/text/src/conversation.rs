@@ -22,9 +22,9 @@ use crate::{
 /// How special tokens in messages are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MessageTokens {
-    /// As text like any other.
+    /// Treated as plain text.
     Plain,
-    /// As special tokens: the author of a message can end it and write the next one.
+    /// Treated as special tokens: the author of a message can end it and write the next one.
     Trusted,
 }
 

@@ -218,7 +218,7 @@ impl Tokenizer {
             .is_some_and(|token| vocabulary.is_special_token(&token))
     }
 
-    /// Returns the bytes that a token adds within a text; a special token's are those of its own text.
+    /// Returns the bytes that a token adds within a text; for a special token, those of its text.
     ///
     /// # Errors
     ///

@@ -132,7 +132,7 @@ fn damaged_model_files_are_reported_by_name() {
         (2, vec![unk, ("", 0.0, NORMAL)], "empty"),
         (2, vec![unk, ("a\0", 0.0, NORMAL)], "zero byte"),
         (2, vec![unk, ("a", f32::NAN, NORMAL)], "NaN"),
-        (2, vec![unk, ("<0x1>", 0.0, BYTE)], "names no byte"),
+        (2, vec![unk, ("<0x1>", 0.0, BYTE)], "the byte piece"),
         (2, vec![unk, ("a", 0.0, 7)], "unknown type 7"),
     ] {
         let error = refuse(model(algorithm, &pieces, true));

@@ -1,4 +1,4 @@
-//! What functions are called with: Python literals, drawn where the task's constants matter.
+//! Arguments of functions: Python literals, drawn where the task's constants matter.
 
 use std::fmt;
 

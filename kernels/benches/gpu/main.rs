@@ -2,9 +2,9 @@
 //! synchronisation.
 //!
 //! `cargo bench -p powerinfer-kernels --bench gpu` needs a GPU; `-- --emulate` runs small shapes on the emulator, without
-//! meaningful figures; `-- launches attention` runs these sections only, after the copies. Shapes are those of a layer of a
+//! meaningful values; `-- launches attention` runs these sections only, after the copies. Shapes are those of a layer of a
 //! 70B model: hidden size 8192, 28672 neurons, 64 heads, 8 KV heads. Results are checked against the scalar code. Caches are
-//! flushed between repeats; figures are medians.
+//! flushed between repeats; values are medians.
 #![expect(unsafe_code, reason = "launches kernels and calls the CUDA driver")]
 #![expect(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 

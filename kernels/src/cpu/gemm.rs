@@ -147,7 +147,7 @@ fn panel_blocks<S: Simd>() -> usize {
     PANEL_BLOCKS * 8 / S::LANES.max(8)
 }
 
-/// Packs a batch of vectors of `columns` values for [`multiply_panel`]; tokens outside a whole tile are tiles of their own.
+/// Packs a batch of vectors of `columns` values for [`multiply_panel`]; each token outside a whole tile is a separate tile.
 #[inline(always)]
 fn pack_batch<S: Simd>(x: &[f32], columns: usize, out: &mut [f32]) {
     let (tokens, blocks) = (x.len() / columns, columns.div_ceil(BLOCK));
@@ -234,7 +234,7 @@ fn products<S: Simd, const R: usize>(simd: S, gemm: Gemm<'_>, buffers: &mut Buff
 }
 
 /// Float weights of the panel that follows, which are prefetched between tiles: a panel is a part of many rows, at each of which
-/// hardware prefetchers start anew.
+/// hardware prefetchers restart.
 struct Next<'a> {
     weights: &'a [u8],
     row_bytes: usize,

@@ -29,7 +29,7 @@ const TOKENS: usize = 8;
 /// Columns per word.
 const WORD: usize = 4;
 
-/// Four vectors and a row of at most so many bytes stay in L1, where multiplying row by row is as fast as with a panel.
+/// Bytes up to which four vectors and a row stay in L1, so that multiplying row by row is as fast as with a panel.
 const NEAR_BYTES: usize = 40 << 10;
 
 /// `out[t, r] = matrix[r] · x[t]`, with `out` `[tokens, rows]`.
@@ -190,7 +190,7 @@ fn panel_tokens<S: Simd>(matrix: &Matrix<'_>) -> usize {
 }
 
 impl<'a> IntegerGemm<'a> {
-    /// Tokens from which interleaving rows pays, where registers hold the products of four tokens and L1 their vectors.
+    /// Tokens from which interleaving rows pays, if registers hold the products of four tokens and L1 their vectors.
     pub(crate) const PANEL_TOKENS: usize = 32;
 
     /// The same, row by row.

@@ -2,7 +2,7 @@
 //!
 //! The generic kernels are written against [`Simd`], which `avx2`, `avx512` and `neon` implement. Everything generic is
 //! `#[inline(always)]`, so that it is compiled inside [`Simd::run`], the one function per instruction set with its target
-//! features. Closures cannot be marked so, and intrinsics in one that is not inlined become calls: where intrinsics are
+//! features. Closures cannot be marked so, and intrinsics in one that is not inlined become calls: if intrinsics are
 //! used, loops stand instead of `map`.
 #![expect(
     unsafe_code,
@@ -63,7 +63,7 @@ pub const fn kernel_scratch_bytes(columns: usize) -> usize {
 
 /// Blocks per span, the unit of work within a row: their scales fill the widest register.
 pub(crate) const SPAN: usize = 16;
-/// Prefetch distance in rows. A distance of one row is a third slower where the weights are mapped in 4 KiB pages.
+/// Prefetch distance in rows. A distance of one row is a third slower if the weights are mapped in 4 KiB pages.
 const PREFETCH_ROWS: usize = 4;
 /// Columns of a span.
 pub(crate) const SPAN_COLUMNS: usize = SPAN * BLOCK;

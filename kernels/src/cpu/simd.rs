@@ -59,7 +59,7 @@ pub(crate) trait BlockOps: Copy {
     fn load_q8(self, quants: &[i8; BLOCK]) -> Self::Block;
     /// `(nibble - 8) * scale` for 32 nibbles: the low nibbles of all bytes, then the high ones.
     fn load_q4_scaled(self, quants: &[u8; BLOCK / 2], scale: f32) -> Self::Block;
-    /// `nibble * scale - minimum` for 32 nibbles, with a single rounding where the product is exact.
+    /// `nibble * scale - minimum` for 32 nibbles, with a single rounding if the product is exact.
     fn load_q4_k(self, quants: &[u8; BLOCK / 2], scale: f32, minimum: f32) -> Self::Block;
     /// Stores 32 `f32`.
     fn store(self, block: Self::Block, out: &mut [f32; BLOCK]);
@@ -71,7 +71,7 @@ pub(crate) trait BlockOps: Copy {
     fn maximum(self, a: Self::Block, b: Self::Block) -> Self::Block;
     /// Adds the bits of `power`, shifted left by the width of the mantissa, to the bits of `value`.
     fn add_exponent(self, value: Self::Block, power: Self::Block) -> Self::Block;
-    /// `value`, or 0 where `x` is less than `bound`.
+    /// `value`, or 0 if `x` is less than `bound`.
     fn zero_below(self, x: Self::Block, bound: f32, value: Self::Block) -> Self::Block;
     /// Tree sum: adds the upper half of the lanes to the lower half until one is left.
     fn sum(self, block: Self::Block) -> f32;
@@ -179,7 +179,7 @@ pub(crate) trait IntegerOps: SpanOps {
     fn max_i32(self, a: Self::Integers, b: Self::Integers) -> Self::Integers;
     /// `a + b`.
     fn add_i32(self, a: Self::Integers, b: Self::Integers) -> Self::Integers;
-    /// `values * inverses`, at most 127 in magnitude, rounded to the nearest integer, ties to even; 0 where the inverse is 0.
+    /// `values * inverses`, at most 127 in magnitude, rounded to the nearest integer, ties to even; 0 if the inverse is 0.
     fn quantise_lanes(self, values: Self::Lanes, inverses: Self::Lanes) -> Self::Integers;
     /// Packs the lowest bytes of the words of four operands: byte `i` of a word comes from operand `i`.
     fn pack_bytes(self, four: [Self::Integers; 4]) -> Self::Integers;

@@ -11,7 +11,7 @@ use super::{
 const ATTENTION_THREADS: usize = 128;
 /// Positions per tile, one per lane; the most splits, too.
 const TILE: usize = WARP;
-/// Query heads of a thread block, where several share a KV head.
+/// Query heads of a thread block, if several share a KV head.
 const QUERIES: usize = ATTENTION_THREADS / WARP;
 /// Queries of a thread block in a prompt.
 const PROMPT_QUERIES: usize = 16;
@@ -204,8 +204,8 @@ impl Gpu {
         splits * tokens * heads * (shape.head_size + 2)
     }
 
-    /// Whether tokens share tiles of keys and values: no batch, whose tokens have the bits of each alone, and heads not too large
-    /// for the kernel.
+    /// Whether tokens share tiles of keys and values: not in a batch, whose results are bit-identical to running each token
+    /// alone, and only if heads are not too large for the kernel.
     fn is_prompt(tokens: usize, head_size: usize) -> bool {
         tokens > Self::BATCH && head_size <= 256
     }

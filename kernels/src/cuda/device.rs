@@ -19,7 +19,7 @@ pub struct DeviceInfo {
 impl DeviceInfo {
     /// [`patience`](Self::patience) of a device whose kernels may run for any time.
     pub const PATIENCE: Duration = Duration::from_secs(20);
-    /// [`patience`](Self::patience) where the driver kills kernels that run for seconds, as it does if a display is
+    /// [`patience`](Self::patience) if the driver kills kernels that run for seconds, as it does if a display is
     /// attached.
     pub const WATCHDOG_PATIENCE: Duration = Duration::from_secs(1);
 }

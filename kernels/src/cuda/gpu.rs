@@ -39,10 +39,10 @@ impl Gpu {
         self.arithmetic == Arithmetic::Integer && format.is_quantised()
     }
 
-    /// Most tokens of a batch: those that share one pass over the weights, with the bits that each has alone.
+    /// Most tokens of a batch, which share one pass over the weights; results are bit-identical to running each alone.
     pub const BATCH: usize = 8;
 
-    /// Tokens up to [`BATCH`](Self::BATCH) whose inputs of `columns` fit the shared memory of a thread block beside a mask of
+    /// Tokens up to [`BATCH`](Self::BATCH) whose inputs of `columns` fit the shared memory of a thread block next to a mask of
     /// `neurons`, for weights in `format`; at least one.
     pub fn batch_tokens(&self, columns: usize, format: Format, neurons: usize) -> usize {
         let int8 = self.uses_int8(format);
@@ -52,7 +52,7 @@ impl Gpu {
         (2..=Self::BATCH).rev().find(fits).unwrap_or(1)
     }
 
-    /// Thread blocks for `rows` rows, one warp per row, at most one per multiprocessor; warps loop where there are more rows.
+    /// Thread blocks for `rows` rows, one warp per row, at most one per multiprocessor; warps loop if there are more rows.
     pub(super) fn row_blocks(&self, rows: usize) -> u32 {
         let blocks = rows.div_ceil(GEMV_THREADS / WARP);
         blocks.min(self.device.info().multiprocessors) as u32

@@ -124,7 +124,7 @@ impl Gpu {
     }
 
     /// Adds the `activations` of some tokens, `[tokens, neurons]`, to the counts of text part `part`. A neuron is active
-    /// where its activation is not 0.
+    /// if its activation is not 0.
     ///
     /// `preceding` is the number of tokens of the same text that were counted immediately before.
     ///

@@ -49,7 +49,7 @@ pub struct PredictedMask<'a> {
     pub host_mask: Option<&'a HostBuffer>,
     /// `[tokens, hot_count]`: activations, which are cleared.
     pub activations: &'a mut Buffer<f32>,
-    /// Number of hot neurons whose activations are cleared; 0 where they need not be.
+    /// Number of hot neurons whose activations are cleared; 0 if they need not be.
     pub hot_count: usize,
 }
 

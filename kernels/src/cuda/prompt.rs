@@ -1,6 +1,6 @@
 //! Prefill: GEMM over many tokens on the tensor cores, the kernels of `prompt.cu`.
 //!
-//! Inputs are converted to f16 once, each token divided by a power of two of its own so that nothing overflows. Where
+//! Inputs are converted to f16 once, each token divided by its power of two, so that nothing overflows. If
 //! f32 precision is asked for, weights and inputs are split into an f16 and the f16 of its residual, and three
 //! products are added.
 
@@ -331,7 +331,7 @@ impl Gpu {
         self.launch(&name, grid, GEMM_THREADS, shared, what, arguments)
     }
 
-    /// f16 terms per value: one where int8 would do, two for f32 precision.
+    /// f16 terms per value: one if int8 would do, two for f32 precision.
     fn terms(&self, format: Format) -> usize {
         match self.arithmetic == Arithmetic::Integer && format != Format::F32 {
             true => 1,

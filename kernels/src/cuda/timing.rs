@@ -1,4 +1,4 @@
-//! What launches and synchronisations with the host cost.
+//! Cost of launches and synchronisations with the host.
 
 use std::{
     sync::atomic::Ordering,

@@ -1,4 +1,4 @@
-//! Batches: every token has the bits that it has alone.
+//! Batches are bit-identical to running each token alone.
 
 use std::sync::{Arc, atomic::Ordering};
 

@@ -31,7 +31,7 @@ pub struct Cost {
     pub cpu: f64,
     /// Host–device synchronisation and copies of the hidden state.
     pub sync: f64,
-    /// Wall-clock time: less than the sum where both devices work in parallel.
+    /// Wall-clock time: less than the sum if both devices work in parallel.
     pub total: f64,
 }
 
@@ -95,7 +95,7 @@ pub enum Access {
 pub struct Throughput {
     /// Bytes of weights read per second.
     pub bytes_per_second: f64,
-    /// Operations per second where many tokens share what is read; a multiplication and an addition are two.
+    /// Operations per second if many tokens share what is read; a multiplication and an addition are two.
     pub operations_per_second: f64,
 }
 
@@ -136,7 +136,7 @@ pub struct Link {
 pub struct CostModel {
     /// Rates of the CPU.
     pub cpu: Rates,
-    /// Rates of the GPU and of the link to it; `None` where there is none.
+    /// Rates of the GPU and of the link to it; `None` if there is none.
     pub gpu: Option<(Rates, Link)>,
     /// Seconds of the CPU per pass, in addition to layers and head.
     pub token_seconds: f64,
@@ -146,7 +146,7 @@ pub struct CostModel {
     pub bytes_per_weight: f64,
     /// Bytes of the hidden state of a token.
     pub hidden_bytes: f64,
-    /// Whether whole matrices in CPU memory are copied to the GPU where this is faster.
+    /// Whether whole matrices in CPU memory are copied to the GPU if this is faster.
     pub streams_weights: bool,
 }
 
@@ -172,7 +172,7 @@ pub struct Neurons {
     pub count: f64,
     /// Mean number of active neurons per token.
     pub active: f64,
-    /// Mean number of neurons that any token of the pass reads; `active` where it is one token.
+    /// Mean number of neurons that any token of the pass reads; `active` if it is one token.
     pub read: f64,
 }
 
@@ -400,7 +400,7 @@ impl CostModel {
         }))
     }
 
-    /// Copy of the hidden state from one device and GPU to another; free where both are the same.
+    /// Copy of the hidden state from one device and GPU to another; free if both are the same.
     pub fn crossing(&self, from: (Device, usize), to: (Device, usize)) -> Cost {
         let times = match (from.0, to.0) {
             (Device::Cpu, Device::Cpu) => 0.0,

@@ -155,7 +155,7 @@ fn wrong_values_are_refused_by_name_in_plain_words() {
     );
     assert_eq!(
         message("max_tokens", json!(-2)),
-        "`max_tokens`: -2 is neither 0 or more, nor -1 for as many tokens as there is room for"
+        "`max_tokens`: -2 is invalid: give at least 0, or -1 for no limit"
     );
     assert_eq!(
         message("stop", json!(1)),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::Hint;
 
-/// Error of a hardware file or of one of its figures.
+/// Error of a hardware file or of one of its values.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum HardwareError {
     /// A size or speed is below one, infinite or NaN.
@@ -12,19 +12,19 @@ pub enum HardwareError {
     NotPositive {
         /// Name of the machine.
         hardware: String,
-        /// Dotted name of the figure.
+        /// Dotted name of the key.
         field: String,
-        /// Value of the figure.
+        /// Its value.
         value: f64,
     },
-    /// A figure is so large that sums and times would overflow.
+    /// A value is so large that sums and times would overflow.
     #[error("hardware `{hardware}`: `{field}` is {value:e}, it must be at most {most:e}")]
     TooLarge {
         /// Name of the machine.
         hardware: String,
-        /// Dotted name of the figure.
+        /// Dotted name of the key.
         field: String,
-        /// Value of the figure.
+        /// Its value.
         value: f64,
         /// Largest accepted value.
         most: f64,
@@ -34,9 +34,9 @@ pub enum HardwareError {
     Negative {
         /// Name of the machine.
         hardware: String,
-        /// Dotted name of the figure.
+        /// Dotted name of the key.
         field: String,
-        /// Value of the figure.
+        /// Its value.
         value: f64,
     },
     /// More device memory is free than exists.
@@ -59,7 +59,7 @@ pub enum HardwareError {
         /// Message of the operating system.
         reason: String,
     },
-    /// The file does not contain the figures of a machine.
+    /// The file does not describe a machine.
     #[error("`{path}` does not describe a machine: {reason}")]
     NotHardware {
         /// The file.

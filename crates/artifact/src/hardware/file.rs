@@ -38,7 +38,7 @@ impl Hardware {
     ///
     /// # Errors
     ///
-    /// The file cannot be read or parsed, or a figure is out of range.
+    /// The file cannot be read or parsed, or a value is out of range.
     pub fn read(path: &Path) -> Result<Self, HardwareError> {
         let text = std::fs::read_to_string(path).map_err(|source| HardwareError::Read {
             path: path.to_owned(),
@@ -51,7 +51,7 @@ impl Hardware {
     ///
     /// # Errors
     ///
-    /// `text` cannot be parsed, or a figure is out of range.
+    /// `text` cannot be parsed, or a value is out of range.
     pub fn parse(text: &str, path: &Path) -> Result<Self, HardwareError> {
         let hardware: Result<Self, String> = match FileFormat::of(path) {
             Ok(FileFormat::Toml) => toml::from_str(text).map_err(|error| error_line(text, &error)),

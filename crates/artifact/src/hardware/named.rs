@@ -1,4 +1,4 @@
-//! Built-in machines from datasheets; figures without a source are marked as assumed.
+//! Built-in machines from datasheets; values without a source are marked as assumed.
 
 use std::collections::BTreeMap;
 
@@ -113,13 +113,13 @@ pub fn named(name: &str) -> Option<Hardware> {
     Some(machine.hardware(name))
 }
 
-/// Share of the nominal bandwidth that kernels sustain: published sparse kernels reach 73 % (AVX2,
-/// int8) to 90 % (CUDA).
+/// Share of the nominal bandwidth that kernels sustain: published sparse kernels reach 73% (AVX2,
+/// int8) to 90% (CUDA).
 const SUSTAINED: f64 = 0.8;
-const SUSTAINED_NOTE: &str = "80 % of it sustained";
+const SUSTAINED_NOTE: &str = "80% of it sustained";
 /// Share of the nominal arithmetic throughput that GEMMs sustain.
 const SUSTAINED_OPERATIONS: f64 = 0.5;
-const SUSTAINED_OPERATIONS_NOTE: &str = "50 % of it sustained, assumed";
+const SUSTAINED_OPERATIONS_NOTE: &str = "50% of it sustained, assumed";
 
 /// Time per row that does not follow the previous one, in addition to its bytes, on one thread.
 const ROW_SECONDS: f64 = 40e-9;

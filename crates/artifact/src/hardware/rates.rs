@@ -15,7 +15,7 @@ use super::{Cpu, Hardware, KernelSpeed};
 /// Share of the rows in the measurements of [`KernelSpeed`] that read only some.
 const MEASURED_DENSITY: f64 = 0.1;
 
-/// Sizes of a model that determine the cost of a decode step besides its bytes.
+/// Sizes of a model that determine the cost of a decode step, in addition to its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelShape {
     /// Storage format of the weights.
@@ -70,7 +70,7 @@ impl RowSeconds {
 }
 
 impl Cpu {
-    /// Operations per second of GEMMs with weights in `format`, where they are known.
+    /// Operations per second of GEMMs with weights in `format`, if they are known.
     pub fn gemm_operations_per_second(&self, format: Format) -> Option<f64> {
         let float = self.float_operations_per_second;
         float

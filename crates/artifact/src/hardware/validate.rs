@@ -1,8 +1,8 @@
-//! Validation of hardware figures.
+//! Validation of hardware values.
 
 use super::{Hardware, HardwareError};
 
-/// Valid range of a figure.
+/// Valid range of a value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Bound {
     /// Size or speed: 1 or more.
@@ -12,7 +12,7 @@ enum Bound {
 }
 
 impl Hardware {
-    /// Lists every figure: dotted name, value, valid range.
+    /// Lists every value: dotted name, value, valid range.
     fn figures(&self) -> Vec<(String, f64, Bound)> {
         use Bound::{NotNegative, Positive};
         let cpu = &self.cpu;
@@ -101,11 +101,11 @@ impl Hardware {
         figures
     }
 
-    /// Checks every figure: sizes and speeds are at least 1, delays and reserves at least 0.
+    /// Checks every value: sizes and speeds are at least 1, delays and reserves at least 0.
     ///
     /// # Errors
     ///
-    /// The first figure that is out of range.
+    /// The first value that is out of range.
     pub fn validate(&self) -> Result<(), HardwareError> {
         let hardware = || self.name.clone();
         for (field, value, bound) in self.figures() {
@@ -183,7 +183,7 @@ pub(super) mod tests {
         hardware
     }
 
-    /// Replaces the figure at `name`, such as `cpu.kernels[0].threads`, in JSON.
+    /// Replaces the value at `name`, such as `cpu.kernels[0].threads`, in JSON.
     fn put(json: &mut serde_json::Value, name: &str, value: serde_json::Value) {
         let pointer = name.replace(['.', '['], "/").replace(']', "");
         *json.pointer_mut(&format!("/{pointer}")).unwrap() = value;

@@ -49,7 +49,7 @@ pub struct LayerPlan {
     pub cpu_microseconds: f64,
     /// Predicted time of host–device synchronisation per token.
     pub sync_microseconds: f64,
-    /// Predicted time per token: less than the sum where both devices work in parallel.
+    /// Predicted time per token: less than the sum if both devices work in parallel.
     pub microseconds: f64,
     /// Bottleneck: what most of that time is spent on.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -226,7 +226,7 @@ fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
         };
         if asked > limit {
             bail!(
-                "`{what}` take {asked} tokens and the bundle has room for {limit}; give fewer, or place it again with a longer `--context`"
+                "`{what}` take {asked} tokens and the bundle has room for {limit}; give fewer, or re-plan the bundle with a longer `--context`"
             );
         }
     }
@@ -300,7 +300,7 @@ fn check_room(model: &SingleSession, batches: &[usize], tokens: usize) -> Result
     let needed = kv_cache_bytes(model, sequences, tokens);
     if let Some((_, free)) = system::memory().filter(|(_, free)| needed > *free) {
         bail!(
-            "`--batch {sequences}` takes {} for the KV caches of {sequences} sequences of {tokens} tokens, and {} of memory are free; ask for smaller batches or fewer tokens, or place the bundle again with a smaller `--kv-cache`",
+            "`--batch {sequences}` takes {} for the KV caches of {sequences} sequences of {tokens} tokens, and {} of memory are free; ask for smaller batches or fewer tokens, or re-plan the bundle with a smaller `--kv-cache`",
             ByteSize(needed),
             ByteSize(free)
         );

@@ -28,7 +28,7 @@ use crate::{
     values::{FORMATS, Offered},
 };
 
-/// Operations per second of a core whose machine file has no figure.
+/// Operations per second of a core whose machine file has no value.
 const USUAL_OPERATIONS: f64 = 40e9;
 
 /// Scheduler, or an estimate.
@@ -168,7 +168,7 @@ struct StageArguments {
 /// Array jobs for Slurm.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "All nodes see the same paths. `submit.sh` in the folder of the jobs submits them, each after the one before it; arguments go to sbatch. Tasks that were stopped resume when they are submitted again.\n\nExample:\n  powerinfer cluster slurm ./my-model --data text/ --tokens 1000000 --vram 24G --nodes 16 --cores 32"
+    after_help = "All nodes must see the same paths. `submit.sh` in the folder of the jobs submits them, each after the one before it; arguments go to sbatch. Tasks that were stopped resume when they are submitted again.\n\nExample:\n  powerinfer cluster slurm ./my-model --data text/ --tokens 1000000 --vram 24G --nodes 16 --cores 32"
 )]
 struct SlurmArguments {
     #[command(flatten)]
@@ -252,7 +252,7 @@ fn estimate(arguments: &EstimateArguments, output: Output) -> Result<()> {
     print(table(&stages))?;
     let seconds: f64 = stages.iter().map(|stage| stage.needs.seconds).sum();
     output.say(format!(
-        "{} in all, if every task has a node of its own; {} on one node",
+        "{} in all with one node per task; {} on one node",
         duration(seconds),
         duration(stages.iter().map(of_one_node).sum())
     ));
@@ -377,7 +377,7 @@ fn kubernetes<Arguments: CommandFactory>(
 fn say_written(stages: &[Stage], folder: &Path, output: Output) -> Result<()> {
     print(table(stages))?;
     output.say(format!(
-        "{} written to `{}`; they ask for half as much memory again and three times the time",
+        "{} written to `{}`; they request 1.5 times the estimated memory and 3 times the time",
         counted(stages.len(), "job"),
         folder.display()
     ));
@@ -455,7 +455,7 @@ fn given<Arguments: CommandFactory>(scheduler: &str) -> Result<Vec<(String, Vec<
     let matches = root.try_get_matches_from_mut(std::env::args_os())?;
     let matches = matches.subcommand_matches("cluster");
     let matches = matches.and_then(|matches| matches.subcommand_matches(scheduler));
-    let matches = matches.context("this is no call of `powerinfer cluster`")?;
+    let matches = matches.context("this is not a call of `powerinfer cluster`")?;
     let command = root.find_subcommand("cluster");
     let command = command.and_then(|command| command.find_subcommand(scheduler));
     let command = command.context("there is no such scheduler")?;
@@ -480,7 +480,7 @@ fn values(matches: &ArgMatches, id: &str) -> Vec<String> {
         .collect()
 }
 
-/// Those of the options `given` that the command `stage` has too, less its folders.
+/// Options among `given` that the command `stage` has too, less its folders.
 fn options_of<Arguments: CommandFactory>(
     stage: &str,
     given: &[(String, Vec<String>)],

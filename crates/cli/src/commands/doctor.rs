@@ -26,13 +26,13 @@ use crate::{
     after_help = "Examples:\n  powerinfer doctor\n  powerinfer doctor --write hardware.toml && powerinfer place demo --vram 0G --hardware hardware.toml"
 )]
 pub(crate) struct DoctorArguments {
-    /// Write the figures to this file, `.toml` or `.json`, for `place --hardware FILE`
+    /// Write the measurements to this file, `.toml` or `.json`, for `place --hardware FILE`
     #[arg(long, value_name = "FILE", value_parser = crate::values::new_file)]
     write: Option<PathBuf>,
     /// Measure for this many threads at most [default: one per physical core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Measure less, in seconds; plans keep the figures they use
+    /// Measure less, in seconds; plans keep the measurements that they use
     #[arg(long)]
     quick: bool,
     /// Print one JSON document
@@ -208,9 +208,9 @@ fn tables(cpu: &Cpu) -> String {
         "threads",
         "row",
         "GEMV, all rows",
-        "GEMV, 10 % of rows",
+        "GEMV, 10% of rows",
         "axpy, all rows",
-        "axpy, 10 % of rows",
+        "axpy, 10% of rows",
     ]);
     for format in Format::ALL {
         for kernel in cpu

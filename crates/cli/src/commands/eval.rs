@@ -180,7 +180,7 @@ pub(crate) fn run(arguments: &EvalArguments, output: Output) -> Result<()> {
     }
 }
 
-/// Policies to compare, with their names; the plan's where none is given.
+/// Policies to compare, with their names; the plan's if none is given.
 fn choices(asked: &[PolicyArgument]) -> Vec<(String, Option<Policy>)> {
     if asked.is_empty() {
         return vec![("planned".to_owned(), None)];

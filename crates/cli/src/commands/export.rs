@@ -15,7 +15,7 @@ use crate::{
     values::{FORMATS, Offered},
 };
 
-/// What to export, and as what.
+/// Model, format and file of an export.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  powerinfer export ./my-model --to gguf my-model.gguf --quant q8_0\n  powerinfer export my-model --to powerinfer ./exported"
@@ -31,7 +31,7 @@ pub(crate) struct ExportArguments {
     #[arg(value_name = "OUT")]
     out: PathBuf,
     /// Format of the matrices: f32, f16, bf16, q8_0, q4_0; for the original PowerInfer f16 or q4_0
-    /// [default: f16; q4_0 for the original where the bundle is in it]
+    /// [default: f16; q4_0 for the original if the bundle is in it]
     #[arg(
         long,
         value_name = "FORMAT",

@@ -33,7 +33,7 @@ use crate::{
     plan_table, predictor_table, profile_stage,
 };
 
-/// What to look at.
+/// Files to inspect.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  powerinfer inspect demo.powerinfer/bundle --verify")]
 pub(crate) struct InspectArguments {
@@ -54,7 +54,7 @@ pub(crate) struct InspectArguments {
 /// Points of a cumulative curve of a profile's page.
 const CURVE_POINTS: usize = 100;
 
-/// What to do beyond reading.
+/// Actions beyond reading.
 #[derive(Clone, Copy)]
 struct Asked {
     /// Recompute digests.
@@ -63,7 +63,7 @@ struct Asked {
     details: bool,
 }
 
-/// What was found: for people and for programs.
+/// A description of a file, for people and for programs.
 struct Report {
     text: String,
     json: Value,

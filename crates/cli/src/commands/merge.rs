@@ -15,7 +15,7 @@ use crate::{
     predictor_table, profile_stage,
 };
 
-/// What to merge, and where to.
+/// Shards to merge, and the target.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  powerinfer merge my-model.powerinfer/profile-*-of-16 --out my-model.powerinfer/profile\n  powerinfer merge my-model.powerinfer/predictors-*-of-8 --out my-model.powerinfer/predictors\n  powerinfer merge sweep-*-of-4.jsonl --out sweep.jsonl"
@@ -39,7 +39,7 @@ pub(crate) fn run(arguments: &MergeArguments, output: Output) -> Result<()> {
         let part = resolved(part);
         if out.starts_with(&part) || part.starts_with(&out) {
             bail!(
-                "`{}` is one of the folders to be merged, or holds one, or is in one; give another folder by `--out`",
+                "`{}` is one of the folders to be merged, or holds one, or is in one; give another folder with `--out`",
                 arguments.out.display()
             );
         }

@@ -26,14 +26,14 @@ use crate::{
     progress::Bar,
 };
 
-/// What to place, within what, and where to.
+/// Model, budgets and target of a placement.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  powerinfer place demo --vram 24G\n  powerinfer place demo --vram 2M --dry-run\n  powerinfer place demo.powerinfer/bundle --vram 12G"
 )]
 pub(crate) struct PlaceArguments {
-    /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`; or a bundle, or the name of a model prepared
-    /// here, to be placed again: only the plan is rewritten, and other settings are kept
+    /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`. To re-plan instead: a bundle, or the name of a
+    /// model prepared here; only the plan is rewritten, and other settings are kept
     #[arg(default_value = model_argument::DEMO, value_name = "MODEL|BUNDLE")]
     model: String,
     /// Folder of the profile [default: ./<model>.powerinfer/profile]
@@ -50,8 +50,8 @@ pub(crate) struct PlaceArguments {
     /// Pack, and leave the certificate to `--certify-shard`, or to this command without the option
     #[arg(long, conflicts_with = "dry_run")]
     certify_later: bool,
-    /// Of the packed bundle's certificate, measure one of n shards, as `2/4`: to `bundle-certificate-2-of-4.jsonl` next to the
-    /// bundle. `powerinfer merge` puts the shards together, and this command without the option completes the certificate
+    /// Measure one of n shards of the packed bundle's certificate, such as `2/4`: to `bundle-certificate-2-of-4.jsonl` next to
+    /// the bundle. `powerinfer merge` joins the shards, and this command without the option completes the certificate
     #[arg(long, value_name = "I/N", conflicts_with_all = ["dry_run", "force", "certify_later", "html", "json"])]
     certify_shard: Option<Shard>,
     /// Print the plan and write no bundle
@@ -242,7 +242,7 @@ fn again(folder: &Path, arguments: &PlaceArguments, output: Output) -> Result<()
     if !arguments.dry_run {
         rewrite(bundle, plan.clone())?;
         output.say(format!(
-            "the bundle in `{}` was placed again; it computes the same neurons as before",
+            "re-planned the bundle in `{}`; it computes the same neurons as before",
             folder.display()
         ));
         let is_certified = |found: &Certificate| found.decisions == certified_settings(&plan);
@@ -273,7 +273,7 @@ fn refuse_decisions(arguments: &PlaceArguments) -> Result<()> {
     let option = given.map(|(option, _)| option);
     if let Some(option) = option.or_else(|| arguments.budget.deciding_option()) {
         bail!(
-            "`{}` is a bundle, and placing it again moves neurons without changing which are computed; `{option}` takes the model that it was made from",
+            "`{}` is a bundle, and re-planning does not change which neurons are computed; `{option}` requires the model, not the bundle",
             arguments.model
         );
     }

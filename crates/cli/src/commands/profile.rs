@@ -16,7 +16,7 @@ use crate::{
     progress::Bar,
 };
 
-/// What to profile, on what, and where to.
+/// Model, text and target of a profile.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  powerinfer profile ./my-model --data articles/ --tokens 100000"

@@ -10,7 +10,7 @@ use crate::{
     progress::Bar,
 };
 
-/// What to fetch.
+/// Model to download.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  powerinfer pull SparseLLM/prosparse-llama-2-7b\n  powerinfer pull org/name@refs/pr/3 --file model.Q8_0.gguf\n\nEnvironment, as for Hugging Face's own tools: HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_TOKEN, HF_TOKEN_PATH, HF_HUB_OFFLINE."

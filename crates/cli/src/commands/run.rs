@@ -68,7 +68,7 @@ pub(crate) struct RunArguments {
     /// exceeds its certified error is reported and falls back to a lossless policy
     #[arg(long, value_name = "K", help_heading = "Execution", value_parser = clap::value_parser!(u32).range(1..))]
     verify_every: Option<u32>,
-    /// Run tokens that the text so far suggests together, where that is faster; the text stays the same
+    /// Guess repeated text and verify several tokens at once, if that is faster; the text stays the same
     #[arg(long, conflicts_with = "verify_every", help_heading = "Execution")]
     speculate: bool,
     /// Write the prompt before its continuation
@@ -104,7 +104,7 @@ pub(crate) struct SamplingArguments {
 }
 
 impl SamplingArguments {
-    /// The flags, and the model's own settings where there is none.
+    /// The flags, and the model's own settings if there is none.
     fn settings(&self, files: &Files) -> Result<SamplingSettings> {
         let model = SamplingSettings::of_model(files)?;
         Ok(SamplingSettings {
@@ -370,7 +370,7 @@ impl<'a> Writer<'a> {
         let needed = longest.min(tokens.saturating_add(self.arguments.max_tokens));
         let instead = if tokens <= longest {
             format!(
-                "shorten it, or place the bundle again: `powerinfer place {} --context {needed}`",
+                "shorten it, or re-plan the bundle: `powerinfer place {} --context {needed}`",
                 shell_quoted(&bundle.folder().to_string_lossy())
             )
         } else {
@@ -415,7 +415,7 @@ impl Timing {
         self.prompt_tokens - self.cached_tokens
     }
 
-    /// Mean bytes read per token; where tokens are proposed, per generated one.
+    /// Mean bytes read per token; if tokens are proposed, per generated one.
     fn bytes_per_token(&self) -> f64 {
         match self.speculation {
             None => self.decoded.bytes_per_token(),

@@ -29,7 +29,7 @@ pub(crate) struct ServeArguments {
     /// Port to listen on; 0 for any that is free
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     port: u16,
-    /// Requests that are decoded together, at most [default: 4, or fewer where memory is short]
+    /// Requests that are decoded together, at most [default: 4, or fewer if memory is short]
     #[arg(long, alias = "np", value_name = "N", value_parser = parallel)]
     parallel: Option<usize>,
     /// Texts that may wait; requests beyond them are refused with status 429
@@ -56,7 +56,7 @@ pub(crate) struct ServeArguments {
     special_tokens: SpecialTokenArguments,
     #[command(flatten)]
     engine: EngineArguments,
-    /// While one request runs alone, run tokens that its text so far suggests together, where that is faster; the text
+    /// While only one request runs, guess repeated text and verify several tokens at once, if that is faster; the text
     /// stays the same
     #[arg(long, conflicts_with = "verify_every", help_heading = "Execution")]
     speculate: bool,
@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
     };
     let mut engine = open_engine(&arguments.bundle, &arguments.engine, output)?;
     if engine.uses_device() && arguments.verify_every.is_some() {
-        bail!("`--verify-every` works on the CPU alone; add `--device cpu`, or leave it out");
+        bail!("`--verify-every` works only on the CPU; add `--device cpu`, or omit it");
     }
     if let Some(every) = arguments.verify_every {
         let verification = arguments.engine.verification(every, &engine);
@@ -95,7 +95,7 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
         && context as usize > limit
     {
         bail!(
-            "`--context {context}` exceeds the plan's {limit}; place the bundle again with a longer `--context`, or leave it out"
+            "`--context {context}` exceeds the plan's {limit}; re-plan the bundle with a longer `--context`, or omit the option"
         );
     }
     let settings = ServerSettings {

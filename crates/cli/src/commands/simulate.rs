@@ -29,7 +29,7 @@ const DEFAULT_CONTEXT: usize = 2048;
 /// A model, a machine, and what to ask of them.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Shapes: those of `powerinfer synth`, or a folder with a `config.json`.\n\nNo weights are read: activation frequencies follow from sparsity and skew, the model's published ones where there are any. docs/reports/simulator.md compares estimates with published measurements.\n\nExamples:\n  powerinfer simulate --like llama-70b --hardware pc-high --quant q4_0\n  powerinfer simulate --like falcon-40b --vram 16G --sparsity 0.9"
+    after_help = "Shapes: those of `powerinfer synth`, or a folder with a `config.json`.\n\nNo weights are read: activation frequencies follow from sparsity and skew, by default the model's published values if there are any. docs/reports/simulator.md compares estimates with published measurements.\n\nExamples:\n  powerinfer simulate --like llama-70b --hardware pc-high --quant q4_0\n  powerinfer simulate --like falcon-40b --vram 16G --sparsity 0.9"
 )]
 pub(crate) struct SimulateArguments {
     /// Shape of the model: a name, or a folder with a `config.json`
@@ -53,7 +53,7 @@ pub(crate) struct SimulateArguments {
     /// Share of FFN activations that are zero [default: the model's published one]
     #[arg(long, value_name = "SHARE")]
     sparsity: Option<f64>,
-    /// Share of a layer's neurons that carry 80 % of its activations [default: the model's published
+    /// Share of a layer's neurons that carry 80% of its activations [default: the model's published
     /// one]
     #[arg(long, value_name = "SHARE")]
     skew: Option<f64>,
@@ -93,7 +93,7 @@ pub(crate) fn run(arguments: &SimulateArguments, output: Output) -> Result<()> {
 }
 
 impl SimulateArguments {
-    /// What is asked for, resolved.
+    /// The resolved arguments.
     fn ask(&self) -> Result<Request> {
         let shape = Shape::find(&self.like)?;
         let config = shape.describe()?;

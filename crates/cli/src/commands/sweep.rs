@@ -207,7 +207,7 @@ impl GridArguments {
         runs_on_device: bool,
     ) -> Result<Vec<BatchShape>> {
         if runs_on_device && self.batch.iter().any(|batch| *batch > 1) {
-            bail!("`--batch` decodes on the CPU alone; give `--device cpu` with it");
+            bail!("`--batch` decodes only on the CPU; add `--device cpu`");
         }
         let mut contexts = self.context.clone();
         if contexts.is_empty() {
@@ -264,7 +264,7 @@ fn items(
     };
     let texts = leading_tokens(&texts, measures.tokens);
     if scored_tokens(&texts) < 2 {
-        bail!("the text has no tokens to score; give more text by `--data`, or raise `--tokens`");
+        bail!("the text has no tokens to score; give more text with `--data`, or raise `--tokens`");
     }
     Ok(SweepItems {
         audited: leading_tokens(&texts, measures.audit_tokens.max(2)),
@@ -333,7 +333,7 @@ fn note_raised(points: &[Point], device: Option<&str>, output: Output) {
     let raised = points.iter().find(|point| point.setting.is_raised());
     if let (Some(point), Some(device)) = (raised, device) {
         output.say(format!(
-            "`{}` and other raised thresholds run on the CPU alone, not on {device}",
+            "`{}` and other raised thresholds run only on the CPU, not on {device}",
             point.setting
         ));
     }

@@ -12,7 +12,7 @@ use crate::{
     progress::Bar,
 };
 
-/// What the checkpoint is like, and where it goes.
+/// Shape, statistics and target of a checkpoint.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Shapes: llama-1b, llama-7b, llama-13b, llama-30b, llama-70b, llama3-8b, llama3-70b, mistral-7b, bamboo-7b, opt-1.3b, opt-6.7b, opt-13b, opt-30b, opt-66b, opt-175b, falcon-7b, falcon-40b; or a folder with a `config.json`.\n\nThe weights are random: text that comes out is noise. Speed and memory are those of a real model of this shape and sparsity.\n\nExample:\n  powerinfer synth --like llama-7b --layers 4 --out ./llama-7b-4"
@@ -27,7 +27,7 @@ pub(crate) struct SynthArguments {
     /// Share of FFN activations that are exactly zero
     #[arg(long, value_name = "SHARE", default_value_t = 0.9)]
     sparsity: f64,
-    /// Share of a layer's neurons that carry 80 % of its activations
+    /// Share of a layer's neurons that carry 80% of its activations
     #[arg(long, value_name = "SHARE", default_value_t = 0.26)]
     skew: f64,
     /// Make gate matrices that predictors of this rank predict exactly, and write the predictors too
@@ -93,7 +93,7 @@ pub(crate) fn run(arguments: &SynthArguments, output: Output) -> Result<()> {
         }));
     }
     output.say(format!(
-        "made a stand-in for {} with {}, {:.2} billion random weights in {}, {} zeros, 80 % of activations from {} of the neurons: `{}`",
+        "made a stand-in for {} with {}, {:.2} billion random weights in {}, {} zeros, 80% of activations from {} of the neurons: `{}`",
         shape.name,
         counted(config.layer_count, "layer"),
         numbers as f64 / 1e9,

@@ -8,7 +8,7 @@ use powerinfer_text::{SpecialText, SpecialTokens};
 
 use crate::{model_argument, output::Output, progress::while_waiting};
 
-/// What to tokenise with.
+/// Model and text.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  printf 'def f(x):' | powerinfer tokenize demo\n  echo '[0, 5, 9]' | powerinfer tokenize demo --decode"

@@ -1,4 +1,4 @@
-//! What is evaluated: a bundle under policies, or an unpacked model.
+//! The subject of an evaluation: a bundle under policies, or an unpacked model.
 
 use std::path::{Path, PathBuf};
 
@@ -30,7 +30,7 @@ pub(crate) enum EngineKind {
     Runtime,
 }
 
-/// What to evaluate, and what runs it.
+/// Model or bundle to evaluate, and the engine.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SubjectArguments {
     /// Bundle, a folder with a bundle in it, or the name of a model prepared here; or an unpacked model (folder or
@@ -48,7 +48,7 @@ pub(crate) struct SubjectArguments {
     threads: Option<usize>,
 }
 
-/// What is evaluated.
+/// The subject of an evaluation.
 pub(crate) struct Evaluated {
     source: Source,
     tokenizer: Tokenizer,
@@ -68,7 +68,7 @@ enum Source {
 }
 
 impl SubjectArguments {
-    /// What is meant: what was prepared here goes before the model it was made from.
+    /// Opens the subject; a bundle prepared here takes precedence over the model it was made from.
     pub(crate) fn open(&self, output: Output) -> Result<Evaluated> {
         let given = Path::new(&self.model);
         let folder = bundle_folder(&self.model);
@@ -80,7 +80,7 @@ impl SubjectArguments {
                 self.reference(output)?
             }
             Some(EngineKind::Reference) => bail!(
-                "`{}` is no model, and the reference engine reads nothing else; give the model that it was made from",
+                "`{}` is not a model, and the reference engine reads only models; give the model that it was made from",
                 self.model
             ),
             None if is_model && !is_bundle => self.reference(output)?,
@@ -105,7 +105,7 @@ impl SubjectArguments {
     }
 }
 
-/// `checkpoint` as a bundle of its own, that goes when it is no longer needed.
+/// `checkpoint` as a separate bundle, deleted on drop.
 fn packed(checkpoint: &Checkpoint) -> Result<(Source, Files)> {
     let scratch =
         tempfile::tempdir().context("cannot make a temporary folder for the packed weights")?;
@@ -134,7 +134,7 @@ impl Evaluated {
         })
     }
 
-    /// The bundle; none where the reference engine runs a model.
+    /// The bundle; none if the reference engine runs a model.
     pub(crate) fn bundle(&self) -> Result<Option<Bundle>> {
         match &self.source {
             Source::Bundle { folder, .. } => Ok(Some(Bundle::open(folder, IntegrityCheck::Quick)?)),
@@ -150,7 +150,7 @@ impl Evaluated {
         }
     }
 
-    /// The same model packed as float32 for the runtime; none where it is a bundle already.
+    /// The same model packed as float32 for the runtime; none if it is a bundle already.
     pub(crate) fn packed(&self) -> Result<Option<Self>> {
         let Some(checkpoint) = self.checkpoint() else {
             return Ok(None);

@@ -148,7 +148,7 @@ impl fmt::Display for Comparison {
             true => formatter.write_str("equal"),
             false => write!(
                 formatter,
-                "top-1 agreement {:.1} %, logits differ by at most {:.1e} of the largest",
+                "top-1 agreement {:.1}%, logits differ by at most {:.1e} of the largest",
                 100.0 * self.top1_agreement,
                 self.largest_difference
             ),
@@ -217,7 +217,7 @@ mod tests {
         };
         let error = wrong.verdict().unwrap_err().to_string();
         assert!(error.contains("`dense`"), "{error}");
-        assert!(wrong.to_string().contains("50.0 %"), "{wrong}");
+        assert!(wrong.to_string().contains("50.0%"), "{wrong}");
         assert!(!compare(&[f32::NAN; 2], &[1.0, 2.0], 2, true).holds());
         assert!(!compare(&[f32::NAN, 1.0], &[1.0, 2.0], 2, true).holds());
     }

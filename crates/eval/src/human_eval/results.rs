@@ -143,7 +143,7 @@ impl Results {
         self.verdicts.iter().filter_map(of_problem).collect()
     }
 
-    /// Mean pass@k with its 95 % interval and the number of its problems; none if no problem has `k` completions that
+    /// Mean pass@k with its 95% interval and the number of its problems; none if no problem has `k` completions that
     /// could be judged. Wilson's interval where every problem has 0 or 1, else the bootstrap's, resampled with `seed`.
     pub fn mean_pass_at(&self, k: u64, seed: u64) -> Option<(Interval, usize)> {
         let values = self.pass_at(k);

@@ -180,7 +180,7 @@ pub fn text(rows: &[SweepRow]) -> String {
     text
 }
 
-/// `text` quoted where it contains a comma, quote or line break.
+/// `text` quoted if it contains a comma, quote or line break.
 fn quoted(text: String) -> String {
     match text.contains([',', '"', '\n']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),

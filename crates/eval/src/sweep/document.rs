@@ -106,7 +106,7 @@ fn describe_perplexity(row: &SweepRow) -> String {
         () if quality.tokens < MIN_INTERVAL_TOKENS => "too little text for an interval".to_owned(),
         () if low > 0.0 || high < 0.0 => "a difference".to_owned(),
         () => format!(
-            "no difference shown; minimum detectable effect {:.3} %",
+            "no difference shown; minimum detectable effect {:.3}%",
             100.0 * quality.minimum_detectable_rise
         ),
     };
@@ -132,7 +132,7 @@ fn first_of_settings(rows: &[SweepRow]) -> Vec<&SweepRow> {
     found
 }
 
-/// What the sample shows of each policy setting relative to `dense`, one sentence per comparison.
+/// Results of each policy setting relative to `dense`, one sentence per comparison.
 pub fn comparisons(rows: &[SweepRow]) -> Vec<String> {
     let of_row = |row: &SweepRow| {
         let functions = row.quality.functions.iter();

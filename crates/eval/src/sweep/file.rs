@@ -32,7 +32,7 @@ impl SweepFile {
         };
         let (journal, rows) = Journal::open_rows(path, name, |row| {
             SweepRow::deserialize(row.value())
-                .map_err(|error| row.wrong(format!("it is no row of a sweep: {error}")))
+                .map_err(|error| row.wrong(format!("it is not a row of a sweep: {error}")))
         })?;
         Ok((Self { journal }, rows))
     }

@@ -13,7 +13,7 @@ pub trait SweepPlanner {
     /// Error of a model that cannot be placed.
     type Error: From<EvalError> + fmt::Display;
 
-    /// Threshold of every layer under `setting`; none where its policy has no thresholds.
+    /// Threshold of every layer under `setting`; none if its policy has no thresholds.
     ///
     /// # Errors
     ///
@@ -46,7 +46,7 @@ pub trait SweepPlanner {
 pub struct AuditedPolicy {
     /// The policy setting.
     pub setting: PolicySetting,
-    /// Threshold of every layer, where the policy has such.
+    /// Threshold of every layer, if the policy has such.
     pub thresholds: Option<Vec<Threshold>>,
     /// Active, predicted and computed neurons of every layer.
     pub audit: Vec<LayerAudit>,
@@ -57,7 +57,7 @@ pub struct AuditedPolicy {
 pub struct PlacedPoint {
     /// The plan.
     pub plan: Plan,
-    /// What it puts on the GPU.
+    /// Parts on the GPU.
     pub placement: PlacementSummary,
     /// Estimate for the machine that it is for.
     pub planned: PlannedSpeed,

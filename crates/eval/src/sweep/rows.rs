@@ -14,14 +14,14 @@ pub struct SweepRow {
     pub run: String,
     /// Coordinates of the point.
     pub axes: Axes,
-    /// What the point's placement puts on the GPU; none where the model cannot be placed so.
+    /// Parts that the point's placement puts on the GPU; none if the model cannot be placed so.
     pub placement: Option<PlacementSummary>,
     /// Why the model could not be placed, or its placement not run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement_error: Option<String>,
     /// Shares of inactive, unpredicted and skipped neurons.
     pub sparsity: Sparsity,
-    /// Recall, precision and cost of prediction; none where no neuron is predicted.
+    /// Recall, precision and cost of prediction; none if no neuron is predicted.
     pub predictor: Option<PredictorQuality>,
     /// Measured and predicted latency and throughput.
     pub speed: Speed,
@@ -34,15 +34,15 @@ pub struct SweepRow {
 /// Coordinates of a point of the grid.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Axes {
-    /// GPU memory budget in bytes, where that is the axis.
+    /// GPU memory budget in bytes, if that is the axis.
     pub vram_bytes: Option<u64>,
-    /// Activation frequency from which on neurons are on the GPU, where that is the axis.
+    /// Activation frequency from which on neurons are on the GPU, if that is the axis.
     pub hot_threshold: Option<f64>,
     /// The policy setting as it is written on the command line.
     pub setting: String,
     /// Its policy.
     pub policy: String,
-    /// What the setting's parameter is, such as `relative FFN error`.
+    /// Name of the setting's parameter, such as `relative FFN error`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameter: Option<String>,
     /// Value of that parameter.
@@ -54,7 +54,7 @@ pub struct Axes {
     pub context_tokens: usize,
 }
 
-/// What a placement puts on the GPU.
+/// Parts that a placement puts on the GPU.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PlacementSummary {
     /// Neurons on the GPU.
@@ -86,7 +86,7 @@ pub struct PlacementSummary {
 pub struct Sparsity {
     /// Share of inactive neurons.
     pub true_share: f64,
-    /// Share of neurons that were not predicted; none where no neuron is predicted.
+    /// Share of neurons that were not predicted; none if no neuron is predicted.
     pub predicted_share: Option<f64>,
     /// Share of neurons that were computed to their end.
     pub computed_share: f64,
@@ -103,13 +103,13 @@ pub struct Sparsity {
 pub struct LayerSparsity {
     /// Share of inactive neurons.
     pub true_share: f64,
-    /// Share of neurons that were not predicted; none where no neuron is predicted.
+    /// Share of neurons that were not predicted; none if no neuron is predicted.
     pub predicted_share: Option<f64>,
     /// Share of neurons that were computed to their end.
     pub computed_share: f64,
     /// Mean of `‖sparse − dense‖ / ‖dense‖` of the FFN's output.
     pub relative_error: f64,
-    /// Relative rise of perplexity where this layer alone follows the policy setting.
+    /// Relative rise of perplexity if this layer alone follows the policy setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub perplexity_rise_alone: Option<f64>,
 }
@@ -136,7 +136,7 @@ pub struct PredictorQuality {
 pub struct Speed {
     /// On the machine that ran the sweep.
     pub measured: MeasuredSpeed,
-    /// On the machine that the placement is for; none where there is no placement.
+    /// On the machine that the placement is for; none if there is no placement.
     pub planned: Option<PlannedSpeed>,
 }
 
@@ -172,7 +172,7 @@ pub struct MeasuredSpeed {
     pub predicted_microseconds: Option<f64>,
     /// Median step over that estimate.
     pub measured_over_predicted: Option<f64>,
-    /// Whether other processes took processor time meanwhile.
+    /// Whether other processes were using the CPU.
     pub disturbed: bool,
 }
 
@@ -228,7 +228,7 @@ pub struct Quality {
     pub tokens: u64,
     /// Perplexity per token.
     pub perplexity: f64,
-    /// Perplexity per word; none where it overflows.
+    /// Perplexity per word; none if it overflows.
     pub word_perplexity: Option<f64>,
     /// Bits per byte of text.
     pub bits_per_byte: f64,
@@ -263,7 +263,7 @@ pub struct FunctionResults {
     pub passed: u64,
     /// Functions that could not be judged.
     pub unjudged: u64,
-    /// Share that passed, with Wilson's interval; none where none could be judged.
+    /// Share that passed, with Wilson's interval; none if none could be judged.
     pub pass_at_1: Option<Interval>,
     /// Items that could be judged for both this policy setting and `dense`: what the fields below count.
     pub pairs: u64,
@@ -277,7 +277,7 @@ pub struct FunctionResults {
     pub p_value: f64,
     /// Minimum detectable effect: the smallest difference that the sample would have shown.
     pub minimum_detectable_effect: f64,
-    /// Digest of all completions: equal where every token is.
+    /// Digest of all completions: equal if every token is.
     pub completions: Digest,
 }
 

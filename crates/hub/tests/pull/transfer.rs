@@ -28,7 +28,7 @@ fn after_too_many_cuts_the_next_run_resumes() {
     test.refused(&[
         "model.safetensors",
         "123456 of 400000 bytes",
-        "run the same command again to go on",
+        "run the same command again to resume",
     ]);
     assert_eq!(test.partial_bytes(), 123_456);
     assert!(!test.folder().join("refs/main").exists());
@@ -80,7 +80,7 @@ fn a_part_that_was_not_requested_is_an_error() {
 #[test]
 fn damaged_bytes_are_found_and_removed() {
     let test = TestHub::behaving(|server| server.damages = true);
-    test.refused(&["model.safetensors", "damaged", "SHA-256", "fetch it anew"]);
+    test.refused(&["model.safetensors", "damaged", "SHA-256", "download it"]);
     assert!(!test.partial().exists());
     assert_eq!(test.blobs().len(), 2, "only the small files");
     test.behave(|_| {});

@@ -1,4 +1,4 @@
-//! Llama models with exact zeros under one architecture name, told apart by their model type: ProSparse (FATReLU) and
+//! Llama models with exact zeros under one architecture name, distinguished by their model type: ProSparse (FATReLU) and
 //! SparseLM (always ReLU).
 
 use crate::{

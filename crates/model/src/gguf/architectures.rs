@@ -26,7 +26,7 @@ pub(super) struct Architecture {
 }
 
 impl Architecture {
-    /// Whether models of several activation functions have this architecture, which a file does not tell apart.
+    /// Whether models of several activation functions have this architecture, which a file does not distinguish.
     pub(super) fn assumes_activation(&self) -> bool {
         (self.fixed)(true) != (self.fixed)(false) || self.name == "minicpm"
     }
@@ -58,7 +58,7 @@ const LLAMA: &[(&str, &str)] = &[
     ("rope.freq_base", "rope_theta"),
 ];
 
-/// What most architectures have in common.
+/// Properties of most architectures.
 const PLAIN: Architecture = Architecture {
     name: "",
     hugging_face: "",

@@ -1,4 +1,4 @@
-//! What a model's GGUF file contains: metadata, and which weights are in which tensor.
+//! Content of a model's GGUF file: metadata, and which weights are in which tensor.
 //!
 //! The tables are the reader's, and what is planned is read back by the reader before anything is written: a setting that
 //! a file cannot state is an error.
@@ -68,7 +68,7 @@ impl MovedWeight {
     }
 }
 
-/// What is exported besides the weights, and what may differ.
+/// Export of everything but the weights, and notes on possible differences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExportOptions {
     /// Variant of the format.
@@ -246,7 +246,7 @@ fn tensors(
     }
     if rounded > 0 {
         notes.push(format!(
-            "{rounded} matrices are in f16: their rows are no multiple of {BLOCK}, the block of {}",
+            "{rounded} matrices are in f16: their row length is not a multiple of {BLOCK}, the block of {}",
             options.quant
         ));
     }

@@ -96,7 +96,7 @@ fn check(
         true => Ok(()),
         false => Err(bad(
             part,
-            "it is of another variant of the format than the first part".to_owned(),
+            "its variant of GGUF differs from that of the first part".to_owned(),
         )),
     }
 }

@@ -55,7 +55,7 @@ pub(super) fn describe(
         reason,
     };
     let json = serde_json::from_slice(&file.json)
-        .map_err(|error| bad(format!("it is no JSON: {error}")))?;
+        .map_err(|error| bad(format!("it is not JSON: {error}")))?;
     let settings = [
         read("tokenizer_config.json")?,
         read("special_tokens_map.json")?,
@@ -175,8 +175,8 @@ impl Tokenizer<'_> {
         let mut tokens = BTreeMap::new();
         let mut added = HashMap::new();
         let vocabulary = self.json["model"]["vocab"].as_object();
-        for (text, id) in vocabulary.ok_or("its vocabulary is no object")? {
-            let id = id.as_u64().ok_or("an id is no number")?;
+        for (text, id) in vocabulary.ok_or("its vocabulary is not an object")? {
+            let id = id.as_u64().ok_or("an id is not a number")?;
             tokens.insert(id as usize, text.clone());
         }
         for token in self.json["added_tokens"].as_array().into_iter().flatten() {
@@ -240,7 +240,7 @@ impl Tokenizer<'_> {
                 .filter_map(|step| step["type"].as_str())
                 .collect();
             format!(
-                "its pre-tokenizer ({}) is none of {}",
+                "its pre-tokenizer ({}) is not one of {}",
                 kinds.join(", "),
                 NAMES.join(", ")
             )

@@ -225,7 +225,7 @@ impl Stored {
     fn check(self, pieces: Vec<Piece>) -> Result<SentencePieceModel, String> {
         let unsupported = |what: &str| {
             Err(format!(
-                "{what}; supported are SentencePiece models of the types BPE and unigram"
+                "{what}; only SentencePiece models of the types BPE and unigram are supported"
             ))
         };
         let algorithm = match self.algorithm {
@@ -253,7 +253,7 @@ impl Stored {
                 PieceKind::Unknown => unknown = Some(id),
                 PieceKind::Byte => match byte_of(text) {
                     Some(byte) => bytes[usize::from(byte)] = true,
-                    None => return Err(format!("the piece {text:?} names no byte")),
+                    None => return Err(format!("the byte piece {text:?} is invalid")),
                 },
                 _ => {}
             }

@@ -125,13 +125,13 @@ bandwidth for its KV cache on the CPU. They are typical values, chosen with know
 constant is fitted to a single row.
 
 The estimates for this engine cannot be compared yet: no GPU has run its kernels, and the figures
-assume that they read at 80 % of a GPU's nominal bandwidth, as good kernels do.
+assume that they read at 80% of a GPU's nominal bandwidth, as good kernels do.
 
 The labels of the paper's bar charts come from a text conversion and were assigned by order; the means
 and peaks in its text agree with the assignment. Labels have two digits, so 0.6 is anything from 0.55
 to 0.65. The prompt length of figure 13 is not stated; 8 tokens are assumed. The memory of `pc-high` is
 assumed to sustain the 67.2 GB/s in the paper, since dense models reach 70 in the authors' model cards;
-that of `pc-low` to sustain 80 % of its 38.4.
+that of `pc-low` to sustain 80% of its 38.4.
 
 ";
 
@@ -219,7 +219,7 @@ impl Page {
         let error = 100.0 * (ratio - 1.0);
         writeln!(
             self.text,
-            "| {what} | {published} | {found} | {error:+.0} % |"
+            "| {what} | {published} | {found} | {error:+.0}% |"
         )
         .unwrap();
     }
@@ -295,7 +295,7 @@ fn predictions_are_near_published_measurements() {
     let [median, largest] = page.errors();
     let beyond = page.errors.iter().filter(|error| **error > 0.4).count();
     let summary = format!(
-        "Of {} figures the median error is {:.0} %, the largest {:.0} %; {beyond} are beyond 40 %.\n\n",
+        "The median error of {} published values is {:.0}%, the largest {:.0}%; {beyond} are beyond 40%.\n\n",
         page.errors.len(),
         100.0 * median,
         100.0 * largest

@@ -20,9 +20,9 @@ pub(crate) struct Engine {
     pub(crate) cpu_blocks_per_thread: f64,
     /// Share of the GPU's sustained bandwidth at which it reads.
     pub(crate) gpu_reads: fn(Format) -> f64,
-    /// Seconds per GPU kernel in addition to its reading; `None` for the machine's figure.
+    /// Seconds per GPU kernel in addition to its reading; `None` for the machine's value.
     pub(crate) gpu_kernel_seconds: Option<f64>,
-    /// Seconds per synchronisation in addition to its bytes; `None` for the machine's figure.
+    /// Seconds per synchronisation in addition to its bytes; `None` for the machine's value.
     pub(crate) sync_seconds: Option<f64>,
     /// Kernels of attention, of prediction, and of the FFN, on the GPU and on the CPU.
     pub(crate) kernels: [[f64; 3]; 2],
@@ -34,7 +34,7 @@ pub(crate) struct Engine {
     pub(crate) kv_number_bytes: Option<u64>,
     /// Whether the KV cache is always on the CPU.
     pub(crate) kv_on_cpu: bool,
-    /// Whether prompts copy matrices from the CPU to the GPU where that is faster.
+    /// Whether prompts copy matrices from the CPU to the GPU if that is faster.
     pub(crate) ships_weights: bool,
     /// Whether prompts skip neurons as decoding does.
     pub(crate) sparse_prompts: bool,
@@ -85,7 +85,7 @@ pub(crate) const ORIGINAL: Engine = Engine {
     // Attention and predictors are llama.cpp's kernels (section 7).
     cpu_matrices: LLAMA_CPP.cpu_matrices,
     // Model card of ReluLLaMA-7B: on the CPU of PC-High alone 193 ms per token dense and 122 ms with
-    // 70 % zeros. The dense parts take 79 ms of these; in the rest, active neurons are read at 0.86 of
+    // 70% zeros. The dense parts take 79 ms of these; in the rest, active neurons are read at 0.86 of
     // the speed of whole matrices.
     cpu_rows: |_| 0.86,
     cpu_kv: LLAMA_CPP.cpu_kv,
@@ -121,8 +121,8 @@ pub(crate) const LLAMA_CPP: Engine = Engine {
     // billion parameters each on eight performance cores: 50 GB/s, where 16 bits reach 60.
     cpu_blocks_per_thread: 6.3e9,
     // github.com/XiongjieDai/GPU-Benchmarks-on-LLM-Inference, December 2023: LLaMA-2-7B on an RTX 4090
-    // decodes 60.78 tokens/s in F16 and 149.37 in Q4_0: 81 % and 56 % of 1008 GB/s, launches included.
-    // 80 % counts as sustained.
+    // decodes 60.78 tokens/s in F16 and 149.37 in Q4_0: 81% and 56% of 1008 GB/s, launches included.
+    // 80% counts as sustained.
     gpu_reads: |format| match format {
         Format::F32 | Format::F16 | Format::Bf16 => 1.0,
         Format::Q8_0 | Format::Q4K | Format::Q4_0 => 0.7,
@@ -144,11 +144,11 @@ pub(crate) const LLAMA_CPP_KV_NUMBER_BYTES: u64 = 2;
 /// Prompt tokens per batch of llama.cpp, for which it reserves memory on the GPU.
 pub(crate) const LLAMA_CPP_BATCH: u64 = 512;
 
-/// Share of a CPU's operations per second that remains where rows are selected per token: each weight is loaded and
+/// Share of a CPU's operations per second that remains if rows are selected per token: each weight is loaded and
 /// converted again for every token.
 pub(crate) const PICKED_PRODUCTS: f64 = 0.25;
 
-/// Operations per second of large matrix products on `device` with weights in `format`; a multiplication and an addition are two. Without a figure
+/// Operations per second of large matrix products on `device` with weights in `format`; a multiplication and an addition are two. Without a value
 /// of the machine, half of the usual peak.
 pub(crate) fn operations(hardware: &Hardware, device: Device, format: Format) -> f64 {
     match (device, &hardware.gpu) {

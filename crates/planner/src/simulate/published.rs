@@ -1,4 +1,4 @@
-//! Published activity of models, each figure with its source. Models without published figures have those of the most
+//! Published activity of models, each value with its source. Models without published values have those of the most
 //! similar model.
 
 use powerinfer_synth::{SynthError, rates};
@@ -13,7 +13,7 @@ const TABLE_3: &str = "PowerInfer (arXiv 2312.12456v2), table 3";
 const TABLE_6: &str = "PowerInfer (arXiv 2312.12456v2), table 6";
 const FIGURE_4: &str = "PowerInfer (arXiv 2312.12456v2), figure 4a";
 
-/// A figure and its source.
+/// A value and its source.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SourcedValue {
     /// Value.
@@ -30,7 +30,7 @@ impl SourcedValue {
         }
     }
 
-    /// The value `given`, or else this figure.
+    /// The value `given`, or else this value.
     fn or_given(self, given: Option<f64>) -> Self {
         given.map_or(self, |value| Self::new(value, "given"))
     }
@@ -41,7 +41,7 @@ impl SourcedValue {
 pub struct Activity {
     /// Share of FFN activations that are zero, over all layers.
     pub sparsity: SourcedValue,
-    /// Smallest share of a layer's neurons with 80 % of its activations.
+    /// Smallest share of a layer's neurons with 80% of its activations.
     pub skew: SourcedValue,
     /// Size of all predictors as a share of the model's parameters.
     pub predictor_share: SourcedValue,
@@ -50,25 +50,25 @@ pub struct Activity {
     pub first_half_density: Option<SourcedValue>,
 }
 
-/// Figures that replace the published ones.
+/// Values that replace the published ones.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ActivityOverrides {
     /// Share of FFN activations that are zero.
     pub sparsity: Option<f64>,
-    /// Smallest share of a layer's neurons with 80 % of its activations.
+    /// Smallest share of a layer's neurons with 80% of its activations.
     pub skew: Option<f64>,
     /// Size of all predictors as a share of the model's parameters.
     pub predictor_share: Option<f64>,
 }
 
 impl Activity {
-    /// Figures of the model shape `name`; those in `said` take precedence.
+    /// Values of the model shape `name`; those in `said` take precedence.
     pub fn of(name: &str, said: ActivityOverrides) -> Self {
         let sparsity = match name {
             "opt-1.3b" | "opt-6.7b" | "opt-13b" | "opt-30b" | "opt-66b" | "opt-175b" => {
                 SourcedValue::new(
                     0.97,
-                    &format!("{TABLE_3}: 96 to 98 % for OPT, 97 % in table 1"),
+                    &format!("{TABLE_3}: 96 to 98% for OPT, 97% in table 1"),
                 )
             }
             "falcon-40b" => SourcedValue::new(0.95, TABLE_3),
@@ -77,7 +77,7 @@ impl Activity {
             }
             "bamboo-7b" => SourcedValue::new(
                 0.83,
-                "PowerInfer (arXiv 2312.12456v2), section 8.3.2: 80 to 86 % on the tokens that were timed; table 3 has 90 %",
+                "PowerInfer (arXiv 2312.12456v2), section 8.3.2: 80 to 86% on the tokens that were timed; table 3 has 90%",
             ),
             "llama-7b" => SourcedValue::new(0.70, &format!("{TABLE_3}, LLaMA2(ReGLU)-7B")),
             "llama-13b" => SourcedValue::new(0.78, &format!("{TABLE_3}, LLaMA2(ReGLU)-13B")),
@@ -113,7 +113,7 @@ impl Activity {
         let first_half_density = (name == "opt-30b" && said.sparsity.is_none()).then(|| {
             SourcedValue::new(
                 0.01,
-                "PowerInfer (arXiv 2312.12456v2), section 3.1: less than 1 % in the first 24 layers",
+                "PowerInfer (arXiv 2312.12456v2), section 3.1: less than 1% in the first 24 layers",
             )
         });
         Self {

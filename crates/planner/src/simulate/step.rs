@@ -88,7 +88,7 @@ pub(crate) enum Kind {
 pub(crate) struct Estimator<'a> {
     /// The engine.
     pub(crate) engine: &'a Engine,
-    /// The machine, with figures for the model.
+    /// The machine, with values for the model.
     pub(crate) hardware: &'a Hardware,
 }
 

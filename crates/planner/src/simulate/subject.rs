@@ -1,4 +1,4 @@
-//! Placement of a model without weights: the problem that `place` solves, with published figures instead of a profile and
+//! Placement of a model without weights: the problem that `place` solves, with published values instead of a profile and
 //! predictors.
 
 use std::time::Duration;
@@ -154,7 +154,7 @@ impl Subject<'_> {
     }
 
     /// Places whole layers with policy `dense`: as many of the last layers as fit on the GPU with their KV cache, then the
-    /// head. Returns the number of layers on the GPU as well.
+    /// head. Also returns the number of layers on the GPU.
     pub(crate) fn by_whole_layers<'b>(
         &self,
         kv_number_bytes: u64,

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What some tokens see, and what they ask.
+/// KV cache and queries of some tokens.
 struct Case {
     heads: Heads,
     window: Option<usize>,
@@ -42,7 +42,7 @@ impl Case {
         self.queries.len() / (self.heads.count * self.heads.size)
     }
 
-    /// What attention gives for the tokens in batches of these sizes, the last one repeated.
+    /// Attention outputs of the tokens in batches of these sizes, the last one repeated.
     fn run(&self, format: CacheFormat, batches: &[usize], threads: &Threads) -> Vec<f32> {
         let Heads {
             count,
@@ -112,7 +112,7 @@ impl Case {
         out.into_iter().map(|out| out / sum).collect()
     }
 
-    /// Fails where `found` is further off than `allowed` for `token`.
+    /// Fails if `found` is further off than `allowed` for `token`.
     fn check(&self, found: &[f32], token: usize, allowed: f64) {
         let Heads { count, size, .. } = self.heads;
         for head in 0..count {

@@ -20,9 +20,9 @@ pub(super) struct Batch<'a> {
     pub(super) ffn: &'a Ffn<'a>,
     pub(super) isa: Isa,
     pub(super) x: &'a Input<'a>,
-    /// The predicted neurons, where neurons are predicted.
+    /// The predicted neurons, if neurons are predicted.
     pub(super) masks: Option<&'a Masks>,
-    /// Products of all neurons, where matrices are stored by input.
+    /// Products of all neurons, if matrices are stored by input.
     pub(super) gate_products: &'a [f32],
     pub(super) up_products: &'a [f32],
 }

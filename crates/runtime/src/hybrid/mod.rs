@@ -6,7 +6,7 @@
 //! CPU                                              └ input, mask ▸ cold neurons ▸ sum ┘
 //! ```
 //!
-//! The hidden state is on one side at a time and is copied where a layer's attention is on the other.
+//! The hidden state is on one side at a time and is copied if a layer's attention is on the other.
 
 mod executor;
 mod place;

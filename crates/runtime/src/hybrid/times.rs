@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// Times of one layer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LayerTimes {
-    /// Kernels of the device. Those of consecutive layers without a synchronisation count for the last of them.
+    /// Kernels of the device. If there is no synchronisation between layers, their kernels count for the last layer.
     pub device: Duration,
     /// The host's part: cold neurons, and whatever else is placed there.
     pub host: Duration,
@@ -58,7 +58,7 @@ impl PassTimes {
     }
 }
 
-/// A stopwatch of the host, which runs where times are measured, and the bytes read at its start.
+/// A stopwatch of the host, which runs if times are measured, and the bytes read at its start.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stopwatch {
     started: Option<Instant>,

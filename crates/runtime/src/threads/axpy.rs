@@ -14,10 +14,10 @@ use crate::{ActivationFormat, ffn::Active, scratch::ThreadBuffer};
 const SUM_PARTS: usize = 8;
 /// Columns that a thread takes of a sum over many tokens, or a multiple.
 const STRIPE_COLUMNS: usize = 512;
-/// Columns that a thread takes at most where tokens are processed one by one: rows are read a quarter faster in long
+/// Columns that a thread takes at most if tokens are processed one by one: rows are read a quarter faster in long
 /// pieces.
 const LONG_STRIPE_COLUMNS: usize = 2048;
-/// Columns that a thread takes at least where rows are read once.
+/// Columns that a thread takes at least if rows are read once.
 const LEAST_STRIPE_COLUMNS: usize = 1024;
 /// Rows of a stripe that stay in the second-level cache: whole groups whose coefficients are rounded together.
 const CHUNK_ROWS: usize = 2 * AXPY_GROUP_ROWS;
@@ -30,7 +30,7 @@ thread_local! {
 impl Threads {
     /// `out += Σ_i coefficients[i] · matrix[rows[i]]`, rows in ascending order.
     ///
-    /// Each part of the rows is summed by itself, and the partial sums are added in order. Few threads share the columns of
+    /// Each part of the rows is summed separately, and the partial sums are added in order. Few threads share the columns of
     /// integer sums, so that no sums pass from one to the other; others share parts, as whole rows are read faster.
     pub(crate) fn axpy_rows(
         &self,
@@ -163,7 +163,7 @@ impl Threads {
         parts.iter().map(|part| part.union.len()).sum()
     }
 
-    /// Adds the sums of `parts`, which are all dense or none, to `out [tokens, columns]`; each part is summed by itself
+    /// Adds the sums of `parts`, which are all dense or none, to `out [tokens, columns]`; each part is summed separately
     /// unless it `is_only`.
     fn add_parts(&self, matrix: &Matrix<'_>, parts: &[Part<'_>], is_only: bool, out: &mut [f32]) {
         let columns = matrix.columns();
@@ -281,7 +281,7 @@ struct Part<'a> {
     union: Vec<u32>,
     /// Whether all rows of the union are added for every token, as tokens share most of them.
     is_dense: bool,
-    /// Where it is dense, the coefficients `[tokens, union]`, 0 where a token lacks a row.
+    /// If it is dense, the coefficients `[tokens, union]`, 0 if a token lacks a row.
     coefficients: Vec<f32>,
 }
 
@@ -305,7 +305,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Sets the union, and where that is `dense` the coefficients.
+    /// Sets the union, and if that is `dense` the coefficients.
     fn prepare(&mut self, matrix: &Matrix<'_>, product: Arithmetic) {
         let (first, count) = (self.rows.start, self.rows.len());
         let mut is_listed = vec![false; count];

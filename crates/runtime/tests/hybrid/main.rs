@@ -61,7 +61,7 @@ fn assert_alike(
     assert_eq!(found_tokens, tokens, "{what}");
 }
 
-/// Fails where logits differ by more than `tolerance` times the largest of `want`.
+/// Fails if logits differ by more than `tolerance` times the largest of `want`.
 #[track_caller]
 fn assert_near(found: &[f32], want: &[f32], tolerance: f32, what: &str) {
     let largest = want

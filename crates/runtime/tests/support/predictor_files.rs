@@ -17,7 +17,7 @@ use powerinfer_artifact::{
 use powerinfer_model::{Checkpoint, LayerWeight, Weight};
 use powerinfer_tensor::{Format, OwnedMatrix, SignMatrix, pack, pack_signs};
 
-/// What a file says of a layer without a network, whose signs have to agree in so many places and whose
+/// Summary of a layer without a network, whose signs have to agree in so many places and whose
 /// thresholds leave nothing out.
 pub(crate) fn summary(
     layer: usize,

@@ -206,7 +206,7 @@ fn prepare(
     Ok((request, shape, stream.is_on))
 }
 
-/// What a response needs of its request.
+/// Parts of a request that its response needs.
 struct Shape {
     id: String,
     created: u64,

@@ -25,7 +25,7 @@ use crate::{
     scheduler::{Finish, Score},
 };
 
-/// Tokens of a completion, where the request does not say; OpenAI's default.
+/// Tokens of a completion, if the request does not say; OpenAI's default.
 const DEFAULT_TOKENS: usize = 16;
 
 /// Log probabilities per token, at most.
@@ -43,7 +43,7 @@ struct EchoedPrompt {
     echo: Option<(String, Vec<usize>)>,
 }
 
-/// What a response needs of its request.
+/// Parts of a request that its response needs.
 struct Shape {
     id: String,
     created: u64,
@@ -247,7 +247,7 @@ impl Shape {
         })
     }
 
-    /// What a choice of `prompt` begins with.
+    /// Beginning of a choice of `prompt`.
     fn begin(
         &self,
         service: &Service,

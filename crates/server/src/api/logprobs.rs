@@ -88,7 +88,7 @@ pub(crate) fn chat_logprobs(tokenizer: &Tokenizer, scores: &[TokenScore]) -> Val
     json!({ "content": content, "refusal": null })
 }
 
-/// The text of a token; one that is not UTF-8 by itself is written as its bytes, as OpenAI does.
+/// The text of a token; one that is not valid UTF-8 is written as its bytes, as OpenAI does.
 fn token_text(tokenizer: &Tokenizer, id: u32) -> String {
     let bytes = tokenizer.token_bytes(id).unwrap_or_default();
     String::from_utf8(bytes).unwrap_or_else(|error| {

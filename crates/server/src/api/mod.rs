@@ -84,7 +84,7 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
     routes.with_state(service)
 }
 
-/// Refuses requests without the key, where there is one.
+/// Refuses requests without the key, if there is one.
 async fn check_key(State(service): State<Arc<Service>>, request: Request, next: Next) -> Response {
     if let Some(key) = &service.settings.api_key {
         let given = request.headers().get(header::AUTHORIZATION);

@@ -1,4 +1,4 @@
-//! What Ollama's clients ask first: `/api/tags`, `/api/version`, `/api/show`, `/api/generate` and `/api/chat`.
+//! Routes of Ollama's API: `/api/tags`, `/api/version`, `/api/show`, `/api/generate` and `/api/chat`.
 
 use std::sync::Arc;
 
@@ -197,7 +197,7 @@ fn text_request(service: &Service, mut parameters: Parameters) -> Result<TextReq
     Ok(request)
 }
 
-/// Generates the text, in lines of JSON where it is streamed; `field` is where it stands.
+/// Generates the text, in lines of JSON if it is streamed; `field` is where it stands.
 async fn respond(
     service: Arc<Service>,
     prepared: Prepared,

@@ -127,9 +127,8 @@ impl Parameters {
             Some(Whole(-1)) => Ok(Some(None)),
             Some(Whole(limit)) if limit >= least => Ok(Some(usize::try_from(limit).ok())),
             Some(limit) => {
-                let message = format!(
-                    "{limit} is neither {least} or more, nor -1 for as many tokens as there is room for"
-                );
+                let message =
+                    format!("{limit} is invalid: give at least {least}, or -1 for no limit");
                 Err(ApiError::invalid_value(name, message))
             }
         }

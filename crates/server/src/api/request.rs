@@ -1,4 +1,4 @@
-//! What the requests of all APIs have in common.
+//! Parts that the requests of all APIs have in common.
 
 use std::{
     sync::Arc,

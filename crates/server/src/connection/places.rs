@@ -48,7 +48,7 @@ pub(crate) enum Place {
 }
 
 impl Places {
-    /// As many places as the system's limit of open files permits, which is raised if possible.
+    /// Creates as many places as the system's limit of open files permits; the limit is raised if possible.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What the engine is asked for, and what it reports.
+//! Jobs of the engine, and its reports.
 
 use std::{
     sync::{
@@ -41,7 +41,7 @@ pub(crate) struct JobSettings {
     pub(crate) prompt_logprobs: Option<usize>,
     /// Reports active neurons.
     pub(crate) activity: bool,
-    /// What the text must be.
+    /// Constraint of the text.
     pub(crate) grammar: Option<Grammar>,
 }
 
@@ -101,7 +101,7 @@ impl Events {
         }
     }
 
-    /// Sends `event`, perhaps with later ones; nothing happens where the client has gone.
+    /// Sends `event`, perhaps with later ones; nothing happens if the client has gone.
     pub(crate) fn send(&mut self, event: Event) {
         let is_due = match event {
             // Its first token follows, or its end.
@@ -137,7 +137,7 @@ pub(crate) enum Event {
     Prompt {
         /// Tokens whose keys and values were reused.
         cached: usize,
-        /// Scores of the tokens after the first, where they are asked for.
+        /// Scores of the tokens after the first, if they are asked for.
         scores: Vec<Score>,
         at: Instant,
     },
@@ -162,7 +162,7 @@ pub(crate) enum Event {
 pub(crate) enum Finish {
     /// A stop token, a stop string, or the end of what a constraint permits.
     Stop,
-    /// As many tokens as asked for, or the end of the context.
+    /// The requested number of tokens, or the end of the context.
     Length,
 }
 

@@ -259,7 +259,7 @@ fn table(rows: &[Row], arguments: &CodeArguments) -> String {
     let pass: Vec<String> = arguments
         .k
         .iter()
-        .map(|k| format!("pass@{k} (95 %)"))
+        .map(|k| format!("pass@{k} (95%)"))
         .collect();
     headings.extend(pass.iter().map(String::as_str));
     let mut table = Table::new(&headings);

@@ -59,7 +59,7 @@ pub(crate) struct PruneArguments {
         default_value = "-2,0,2,4,6"
     )]
     raise: Vec<f32>,
-    /// Held-out function tasks of the demo to solve as well
+    /// Held-out function tasks of the demo to solve, too
     #[arg(long, value_name = "N", default_value_t = 0)]
     tasks: usize,
     /// Threads to compute with [default: one per physical core]
@@ -85,7 +85,7 @@ fn format_parameter(arm: Arm) -> String {
 /// Results of one arm.
 struct Row {
     arm: Arm,
-    /// Lowest activation frequency of a kept neuron, where cold ones are dropped.
+    /// Lowest activation frequency of a kept neuron, if cold ones are dropped.
     coldest: Option<f32>,
     computed_share: f64,
     fidelity: Fidelity,
@@ -260,11 +260,11 @@ fn table(rows: &[Row]) -> String {
         "parameter",
         "FFN neurons",
         "perplexity",
-        "rise (95 %)",
+        "rise (95%)",
         "top-1 agreement",
     ];
     if has_tasks {
-        headings.push("pass@1 (95 %)");
+        headings.push("pass@1 (95%)");
     }
     let mut table = Table::new(&headings);
     for row in rows {
@@ -289,7 +289,7 @@ fn table(rows: &[Row]) -> String {
 /// Reports how it was measured, and which arms differ from `dense` on the tasks.
 fn report(rows: &[Row], tokens: usize, output: Output) {
     output.say(format!(
-        "{tokens} tokens scored; rise: of perplexity over `dense`, 95 % by the paired block bootstrap; cold: by activation frequency in the profile, over all layers"
+        "{tokens} tokens scored; rise: of perplexity over `dense`, 95% by the paired block bootstrap; cold: by activation frequency in the profile, over all layers"
     ));
     for row in rows.iter().skip(1).filter(|row| !row.solved.is_empty()) {
         let name = format!("{} ({})", row.arm.name(), format_parameter(row.arm));

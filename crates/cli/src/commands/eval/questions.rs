@@ -194,7 +194,7 @@ fn evaluate(
     let mut headings = vec!["policy", "asked", "too long"];
     let shares: Vec<String> = metrics
         .iter()
-        .map(|metric| format!("{metric} (95 %)"))
+        .map(|metric| format!("{metric} (95%)"))
         .collect();
     headings.extend(shares.iter().map(String::as_str));
     let mut table = Table::new(&headings);

@@ -137,7 +137,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
     }
     if arguments.against.is_some() && bundle.is_none() {
         bail!(
-            "`--against` compares a bundle with a model, and this is no bundle; `eval fidelity` of a model compares the two engines"
+            "`--against` compares a bundle with a model, and this is not a bundle; without it, `eval fidelity` compares the two engines"
         );
     }
     let tokenizer = subject.tokenizer();
@@ -188,7 +188,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
     let windows = Windows { length, stride };
     let total: usize = texts.iter().map(|text| text.len().saturating_sub(1)).sum();
     if total < 2 {
-        bail!("the text has no tokens to score; give more text by `--data`");
+        bail!("the text has no tokens to score; give more text with `--data`");
     }
     let bar = Bar::new(output);
     let mut advance = |tokens| bar.advance(tokens).map_err(anyhow::Error::from);
@@ -324,7 +324,7 @@ fn choices(
 fn measure_again(bundle: &Bundle, json: bool, output: Output) -> Result<()> {
     let Some(written) = bundle.certificate() else {
         bail!(
-            "the bundle in `{}` has no certificate; `powerinfer place` makes one where the profile has held-out text",
+            "the bundle in `{}` has no certificate; `powerinfer place` makes one if the profile has held-out text",
             bundle.folder().display()
         );
     };
@@ -353,10 +353,10 @@ fn table(
     shown: Shown,
     extent: TextSize,
 ) -> String {
-    let mut headings = vec!["policy", "FFN neurons", "perplexity", "rise (95 %)"];
+    let mut headings = vec!["policy", "FFN neurons", "perplexity", "rise (95%)"];
     headings.extend(match shown {
         Shown::Perplexity => ["per word", "bits per byte"].as_slice(),
-        Shown::Fidelity => &["KL mean", "KL 99 %", "top-1 agreement", "first other token"],
+        Shown::Fidelity => &["KL mean", "KL 99%", "top-1 agreement", "first other token"],
     });
     let mut table = Table::new(&headings);
     let mut row =
@@ -422,7 +422,7 @@ fn report(
     ));
     if !rows.is_empty() {
         output.detail(format!(
-            "rise: of perplexity over `{baseline}`, with its 95 % interval by the paired bootstrap of blocks of 64 tokens"
+            "rise: of perplexity over `{baseline}`, with its 95% interval by the paired bootstrap of blocks of 64 tokens"
         ));
     }
     if shown == Shown::Fidelity {
@@ -436,7 +436,7 @@ fn report(
             () if row.fidelity.largest_difference() == 0.0 => "every logit is the same".to_owned(),
             () if tokens < MIN_INTERVAL_TOKENS => "too little text for an interval".to_owned(),
             () if rise.low <= 0.0 && rise.high >= 0.0 => format!(
-                "no difference shown; minimum detectable effect {:.3} %",
+                "no difference shown; minimum detectable effect {:.3}%",
                 100.0 * rise.half_width()
             ),
             () => continue,
@@ -448,7 +448,7 @@ fn report(
     if widest > PRECISE {
         let needed = tokens as f64 * (widest / PRECISE).powi(2);
         output.say(format!(
-            "an interval of ± {:.1} % takes about {needed:.0} tokens",
+            "an interval of ± {:.1}% takes about {needed:.0} tokens",
             100.0 * PRECISE
         ));
     }

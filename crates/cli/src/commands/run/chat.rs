@@ -38,7 +38,7 @@ const HELP: &str = "\
 A line that ends in `\\` continues on the next line, and pasted text may have several lines. Ctrl-C stops an answer.";
 
 /// Answers messages until the input ends. With a chat template the messages are a conversation; without one each is
-/// continued by itself.
+/// continued separately.
 pub(super) fn run(writer: &mut Writer<'_>) -> Result<()> {
     let (arguments, tokenizer, output) = (writer.arguments, writer.tokenizer, writer.output);
     let template = tokenizer.chat_template();

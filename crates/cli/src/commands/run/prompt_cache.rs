@@ -83,7 +83,7 @@ impl<'a> PromptCache<'a> {
         }
     }
 
-    /// The file, where it may be written.
+    /// The file, if it may be written.
     fn path(&self) -> Option<&Path> {
         let path = self.arguments.prompt_cache.as_deref();
         path.filter(|_| !self.arguments.prompt_cache_ro)

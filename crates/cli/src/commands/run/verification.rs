@@ -55,7 +55,7 @@ impl Progress {
     }
 }
 
-/// Prints the errors of all verified tokens, where verification is on.
+/// Prints the errors of all verified tokens, if verification is on.
 pub(super) fn print_summary(verification: Option<&Verification>, output: Output) {
     let Some(verification) = verification else {
         return;

@@ -32,7 +32,7 @@ pub(crate) fn describe(answer: &Answer) -> String {
     } = &answer.activity;
     for (what, figure) in [
         ("zeros among FFN activations", Some(sparsity)),
-        ("neurons that carry 80 %", Some(skew)),
+        ("neurons that carry 80%", Some(skew)),
         ("predictors, of the model", Some(predictor_share)),
         ("active in the first half", first_half_density.as_ref()),
     ] {
@@ -203,7 +203,7 @@ pub(crate) fn say_result(answer: &Answer, output: Output) {
         solve_seconds,
     } = &answer.solver;
     output.say(format!(
-        "objective {}: {objective:.1} µs per token with a context of {}, proven bound {bound:.1} µs, gap {:.3} %; {backend} solved it in {solve_seconds:.3} s",
+        "objective {}: {objective:.1} µs per token with a context of {}, proven bound {bound:.1} µs, gap {:.3}%; {backend} solved it in {solve_seconds:.3} s",
         answer.plan.objective,
         answer.plan.budget.context_tokens,
         100.0 * gap,

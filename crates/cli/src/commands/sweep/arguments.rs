@@ -59,10 +59,10 @@ pub(super) struct MeasureArguments {
     /// Tokens on which one layer at a time follows the policy, at most; 0 for none
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub(super) layer_tokens: usize,
-    /// Held-out function tasks of the demo to solve as well [default: 100 for `demo`, else 0]
+    /// Held-out function tasks of the demo to solve, too [default: 100 for `demo`, else 0]
     #[arg(long, value_name = "N")]
     pub(super) tasks: Option<usize>,
-    /// HumanEval, or a file of the same format, to solve as well
+    /// HumanEval, or a file of the same format, to solve, too
     #[arg(long, value_name = "FILE")]
     pub(super) humaneval: Option<PathBuf>,
     /// Take only the first N of its problems

@@ -25,7 +25,7 @@ fn data_files(html: &Path) -> [PathBuf; 2] {
 pub(super) fn check_paths(html: Option<&Path>, out: &Path, folder: &Path) -> Result<()> {
     if resolved(out).starts_with(resolved(folder)) {
         bail!(
-            "`{}` would be among the bundle's own files; name another by `--out`",
+            "`{}` would be among the bundle's own files; name another with `--out`",
             out.display()
         );
     }
@@ -52,13 +52,13 @@ pub(super) fn check_paths(html: Option<&Path>, out: &Path, folder: &Path) -> Res
     for (file, beginning) in beginnings {
         if file.is_dir() {
             bail!(
-                "`{}` is a folder; name another file by `--html`",
+                "`{}` is a folder; name another file with `--html`",
                 file.display()
             );
         }
         if file.exists() && !begins_with(file, beginning.as_bytes()) {
             bail!(
-                "`{}` would be written next to the page, but exists and is no file of a sweep; remove it, or name another file by `--html`",
+                "`{}` would be written next to the page, but exists and is not a file of a sweep; remove it, or name another file with `--html`",
                 file.display()
             );
         }
@@ -176,7 +176,7 @@ pub(super) fn table(rows: &[SweepRow]) -> String {
         "tok/s predicted",
         "tok/s measured",
         "P99 µs",
-        "perplexity (95 %)",
+        "perplexity (95%)",
     ]);
     let passes: Vec<String> = functions
         .iter()
@@ -235,7 +235,7 @@ pub(super) fn report(rows: &[SweepRow], out: &Path, output: Output) {
         let measured = &row.speed.measured;
         let planned = row.speed.planned.as_ref();
         output.say(format!(
-            "predicted: by the cost model, for {}; measured: {}, {}, after {} of prompt; {}; perplexity: rise over dense, 95 % by the paired block bootstrap",
+            "predicted: by the cost model, for {}; measured: {}, {}, after {} of prompt; {}; perplexity: rise over dense, 95% by the paired block bootstrap",
             planned.map_or("no machine", |planned| &planned.hardware),
             row.identity.processor,
             counted(measured.threads, "thread"),
