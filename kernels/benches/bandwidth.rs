@@ -63,11 +63,13 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
     isa.quantise(&x, columns(), &mut rounded);
     let mut out = vec![0.0; rows];
     let dense = best(total, || isa.gemv(&matrix, &x, &mut out));
-    let integer =
-        |act: &mut dyn FnMut(&QuantisedActivations), bytes: usize| match format.is_quantised() {
-            true => best(bytes, || act(&rounded)),
-            false => f64::NAN,
-        };
+    let integer = |act: &mut dyn FnMut(&QuantisedActivations), bytes: usize| {
+        if format.is_quantised() {
+            best(bytes, || act(&rounded))
+        } else {
+            f64::NAN
+        }
+    };
     let dense_rounded = integer(
         &mut |x| isa.gemv_integer(&matrix, x.vector(0), &mut out),
         total,
@@ -101,8 +103,8 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
             isa.axpy_rows(&matrix, rows, &ones[..rows.len()], 0..columns(), &mut sums);
         }
     });
-    let (sum_rounded, sum_sparse_rounded) = match format.has_nibbles() {
-        true => (
+    let (sum_rounded, sum_sparse_rounded) = if format.has_nibbles() {
+        (
             best(total, || {
                 isa.axpy_rows_integer(&matrix, &all, &ones, &[], 0..columns(), &mut sums);
             }),
@@ -114,8 +116,9 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
                     isa.axpy_rows_integer(&matrix, rows, ones, next, 0..columns(), &mut sums);
                 }
             }),
-        ),
-        false => (f64::NAN, f64::NAN),
+        )
+    } else {
+        (f64::NAN, f64::NAN)
     };
     let tokens = argument("tokens=").unwrap_or(64);
     let part = matrix.rows_range(0..rows.min(2048));
@@ -124,11 +127,12 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
     let operations = 2 * tokens * columns() * part.rows();
     let prompt = best(operations, || isa.gemm(&part, &many, tokens, &mut products));
     isa.quantise(&many, columns(), &mut rounded);
-    let prompt_rounded = match format.is_quantised() {
-        true => best(operations, || {
+    let prompt_rounded = if format.is_quantised() {
+        best(operations, || {
             isa.gemm_integer(&part, &rounded, &mut products)
-        }),
-        false => f64::NAN,
+        })
+    } else {
+        f64::NAN
     };
     let rows = &all[..part.rows()];
     let ones = vec![1.0; tokens * rows.len()];
@@ -136,11 +140,12 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
     let many = best(operations, || {
         isa.axpy_rows_batch(&part, rows, &ones, 0..columns(), &mut sums);
     });
-    let many_rounded = match format.has_nibbles() {
-        true => best(operations, || {
+    let many_rounded = if format.has_nibbles() {
+        best(operations, || {
             isa.axpy_rows_batch_integer(&part, rows, &ones, 0..columns(), &mut sums);
-        }),
-        false => f64::NAN,
+        })
+    } else {
+        f64::NAN
     };
     println!(
         "{format:6}  {dense:5.1}  {dense_rounded:7.1}  {sparse:9.1}  {sparse_rounded:7.1}  {sum:5.1}  {sum_rounded:7.1}  {sum_sparse:8.1}  {sum_sparse_rounded:7.1}  {prompt:14.1}  {prompt_rounded:7.1}  {many:12.1}  {many_rounded:7.1}"

@@ -85,9 +85,10 @@ fn scores_and_weighted_values_match_f64_on_every_instruction_set() {
                             f64::from(query[q * head_size + i])
                                 * f64::from(cached[p * head_size + i])
                         };
-                        let exact: f64 = match p < positions {
-                            true => (0..head_size).map(product).sum(),
-                            false => 0.0,
+                        let exact: f64 = if p < positions {
+                            (0..head_size).map(product).sum()
+                        } else {
+                            0.0
                         };
                         let allowed = head_size as f64 * (rounding(format) + 1e-6);
                         let found = f64::from(scores[q * length + p]);
@@ -125,9 +126,10 @@ fn exponentials_match_f64_and_are_zero_where_masked() {
             let mut total = 0.0;
             for (index, power) in powers.iter().enumerate() {
                 let exact = f64::from(scores[index] - largest).exp2();
-                match valid.contains(&index) && exact >= 2f64.powi(-126) {
-                    true => assert!((f64::from(*power) / exact - 1.0).abs() < 4e-7),
-                    false => assert_eq!(*power, 0.0),
+                if valid.contains(&index) && exact >= 2f64.powi(-126) {
+                    assert!((f64::from(*power) / exact - 1.0).abs() < 4e-7)
+                } else {
+                    assert_eq!(*power, 0.0)
                 }
                 total += f64::from(*power);
             }

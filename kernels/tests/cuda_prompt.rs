@@ -68,9 +68,10 @@ fn gemm_equals_that_of_the_cpu() {
                     gpu.gemm(&x_f16, &linear, &mut out, true).unwrap();
                     let found = out.to_vec().unwrap();
                     // f16 has 11 significant bits.
-                    let tolerance = match arithmetic == Arithmetic::Integer {
-                        true => 2e-3,
-                        false => 4e-6,
+                    let tolerance = if arithmetic == Arithmetic::Integer {
+                        2e-3
+                    } else {
+                        4e-6
                     };
                     let tokens = found.chunks(rows).zip(&want);
                     for (token, (found, want)) in tokens.enumerate() {

@@ -91,9 +91,10 @@ fn frequencies(neurons: usize, mean: f64, random: &mut Random) -> Vec<f64> {
     let (mut low, mut high) = (0.0, 1.0);
     for _ in 0..50 {
         let middle = 0.5 * (low + high);
-        match law(middle).iter().sum::<f64>() < mean * neurons as f64 {
-            true => low = middle,
-            false => high = middle,
+        if law(middle).iter().sum::<f64>() < mean * neurons as f64 {
+            low = middle
+        } else {
+            high = middle
         }
     }
     let mut found = law(low);

@@ -98,7 +98,7 @@ fn random(problem: &Problem, dense: &Placement, left_bytes: u64) -> (Placement, 
         let place = &mut placement.layers[index];
         // Rounded down to stay within the budget.
         place.hot_count = (share * neurons as f64) as usize;
-        let all = Neurons::of(&layer.frequencies);
+        let all = Neurons::new(&layer.frequencies);
         let part = place.hot_count as f64 / neurons as f64;
         let [hot, cold] =
             [part, 1.0 - part].map(|part| Neurons::of_token(part * all.count, part * all.active));

@@ -70,7 +70,7 @@ pub(crate) struct Step {
 
 impl State {
     /// The state with this index.
-    pub(crate) fn of(index: usize) -> Self {
+    pub(crate) fn from_parts(index: usize) -> Self {
         Self {
             gpu: index / 2,
             device: index % 2,
@@ -89,7 +89,7 @@ impl Chain {
 
     /// Cost of going from one state to the next; infinite if the next stage is on an earlier GPU.
     pub(crate) fn transition(&self, from: usize, to: usize) -> f64 {
-        let (from, to) = (State::of(from), State::of(to));
+        let (from, to) = (State::from_parts(from), State::from_parts(to));
         match (from.device, to.device) {
             _ if to.gpu < from.gpu => f64::INFINITY,
             (ON_CPU, ON_CPU) => 0.0,
@@ -101,7 +101,7 @@ impl Chain {
 
     /// The choices of `stage` in `state`.
     pub(crate) fn choices(&self, stage: usize, state: usize) -> &[Choice] {
-        &self.stages[stage].choices[State::of(state).device]
+        &self.stages[stage].choices[State::from_parts(state).device]
     }
 
     /// The choice of a step.
@@ -124,7 +124,7 @@ impl Chain {
     pub(crate) fn gpu_bytes(&self, steps: &[Step]) -> Vec<u64> {
         let mut bytes = vec![0; self.capacities.len()];
         for (stage, step) in steps.iter().enumerate() {
-            bytes[State::of(step.state).gpu] += self.chosen(stage, *step).gpu_bytes;
+            bytes[State::from_parts(step.state).gpu] += self.chosen(stage, *step).gpu_bytes;
         }
         bytes
     }

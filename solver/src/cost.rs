@@ -64,7 +64,7 @@ pub(crate) fn ffn_with_prediction(
     place: &LayerPlacement,
 ) -> Cost {
     let (hot, cold) = frequencies.split_at(place.hot_count);
-    let (hot, cold) = (Neurons::of(hot), Neurons::of(cold));
+    let (hot, cold) = (Neurons::new(hot), Neurons::new(cold));
     prediction(problem, mode, place.attention, place.predictor)
         + ffn(problem, mode, place.attention, hot, cold)
 }

@@ -173,9 +173,10 @@ fn fastest(costs: &[CandidateCost], candidates: &[Candidate]) -> usize {
     let mut allowed = (0..costs.len()).filter(|index| candidates[*index].allowed);
     let first = allowed.next().expect("a layer has an allowed candidate");
     allowed.fold(first, |best, next| {
-        match costs[next].seconds < costs[best].seconds {
-            true => next,
-            false => best,
+        if costs[next].seconds < costs[best].seconds {
+            next
+        } else {
+            best
         }
     })
 }

@@ -52,9 +52,10 @@ impl Answer {
 
     /// `(cost − bound) / |cost|`; 0 if the solution is optimal.
     pub(crate) fn gap(&self) -> f64 {
-        match self.is_optimal() {
-            true => 0.0,
-            false => (self.cost - self.bound) / self.cost.abs(),
+        if self.is_optimal() {
+            0.0
+        } else {
+            (self.cost - self.bound) / self.cost.abs()
         }
     }
 
@@ -160,7 +161,7 @@ impl Search {
             chain.ram = u64::MAX;
         }
         Self {
-            hulls: Hulls::of(&chain, ram_binds),
+            hulls: Hulls::new(&chain, ram_binds),
             chain,
             ram_binds,
         }

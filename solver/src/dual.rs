@@ -31,10 +31,13 @@ pub(crate) struct Hulls {
 
 impl Hulls {
     /// The hulls of a pruned chain.
-    pub(crate) fn of(chain: &Chain, ram_binds: bool) -> Self {
-        let hull = |choices: &Vec<Choice>| match ram_binds {
-            true => (0..choices.len()).collect(),
-            false => lower_hull(choices),
+    pub(crate) fn new(chain: &Chain, ram_binds: bool) -> Self {
+        let hull = |choices: &Vec<Choice>| {
+            if ram_binds {
+                (0..choices.len()).collect()
+            } else {
+                lower_hull(choices)
+            }
         };
         let stages = chain.stages.iter();
         Self {
@@ -55,7 +58,7 @@ impl Hulls {
         multipliers: &Multipliers,
     ) -> (f64, usize) {
         let choices = chain.choices(stage, state);
-        let State { gpu, device } = State::of(state);
+        let State { gpu, device } = State::from_parts(state);
         let vertices = &self.vertices[stage][device];
         if !self.is_hull {
             let mut best = (f64::INFINITY, 0);
@@ -76,9 +79,10 @@ impl Hulls {
         let (mut low, mut high) = (0, vertices.len().saturating_sub(1));
         while low < high {
             let middle = (low + high) / 2;
-            match saves(middle) {
-                true => low = middle + 1,
-                false => high = middle,
+            if saves(middle) {
+                low = middle + 1
+            } else {
+                high = middle
             }
         }
         match vertices.get(low) {
@@ -152,9 +156,10 @@ impl Multipliers {
         let gpus: f64 = gpus
             .map(|(multiplier, bytes)| multiplier * *bytes as f64)
             .sum();
-        match self.ram > 0.0 {
-            true => gpus + self.ram * chain.ram as f64,
-            false => gpus,
+        if self.ram > 0.0 {
+            gpus + self.ram * chain.ram as f64
+        } else {
+            gpus
         }
     }
 
@@ -382,9 +387,10 @@ pub(crate) fn line_search(
         if most - found.bound <= 1e-13 * most.abs() {
             return Some(intersection);
         }
-        match found.excess > 0.0 {
-            true => low = found,
-            false => high = found,
+        if found.excess > 0.0 {
+            low = found
+        } else {
+            high = found
         }
     }
     Some(high.multiplier)

@@ -12,7 +12,7 @@ pub(crate) fn fill_path(chain: &Chain, hulls: &Hulls, path: &[usize]) -> Option<
     let mut steps: Vec<Step> = Vec::new();
     for gpu in 0..chain.capacities.len() {
         let stages: Vec<usize> = (0..path.len())
-            .filter(|stage| State::of(path[*stage]).gpu == gpu)
+            .filter(|stage| State::from_parts(path[*stage]).gpu == gpu)
             .collect();
         if stages.is_empty() {
             continue;
@@ -105,7 +105,7 @@ impl Free {
     fn fits(&self, chain: &Chain, stage: usize, step: Step, choice: usize) -> bool {
         let now = chain.chosen(stage, step);
         let next = &chain.choices(stage, step.state)[choice];
-        let gpu = self.gpus[State::of(step.state).gpu].saturating_add(now.gpu_bytes);
+        let gpu = self.gpus[State::from_parts(step.state).gpu].saturating_add(now.gpu_bytes);
         next.gpu_bytes <= gpu && next.cpu_bytes <= self.ram.saturating_add(now.cpu_bytes)
     }
 
@@ -132,7 +132,7 @@ impl Free {
         let now = *chain.chosen(stage, *step);
         step.choice = choice;
         let next = *chain.chosen(stage, *step);
-        let gpu = &mut self.gpus[State::of(step.state).gpu];
+        let gpu = &mut self.gpus[State::from_parts(step.state).gpu];
         *gpu = *gpu + now.gpu_bytes - next.gpu_bytes;
         self.ram = self.ram + now.cpu_bytes - next.cpu_bytes;
         next.gpu_bytes < now.gpu_bytes || next.cpu_bytes < now.cpu_bytes && chain.ram < u64::MAX
@@ -149,9 +149,12 @@ pub(crate) fn prefix_and_suffix_paths(chain: &Chain) -> Vec<Vec<usize>> {
             for head in [ON_CPU, ON_GPU] {
                 // With one GPU the index of a state is that of its device.
                 let mut path: Vec<usize> = (0..layers)
-                    .map(|layer| match is_prefix {
-                        true => layer < count,
-                        false => layer >= layers - count,
+                    .map(|layer| {
+                        if is_prefix {
+                            layer < count
+                        } else {
+                            layer >= layers - count
+                        }
                     })
                     .map(usize::from)
                     .collect();

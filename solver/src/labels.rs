@@ -49,7 +49,7 @@ pub(crate) fn search(
     for stage in 0..chain.stages.len() {
         let mut next: Vec<Vec<Label>> = vec![Vec::new(); states];
         for (to, labels) in next.iter_mut().enumerate() {
-            let gpu = State::of(to).gpu;
+            let gpu = State::from_parts(to).gpu;
             let open = open_choices(chain, multipliers, potentials, stage, to, cutoff);
             if open.is_empty() {
                 continue;
@@ -62,7 +62,7 @@ pub(crate) fn search(
                 if transition.is_infinite() {
                     return true;
                 }
-                let used = if State::of(from).gpu == gpu {
+                let used = if State::from_parts(from).gpu == gpu {
                     label.gpu_bytes
                 } else {
                     0
@@ -140,7 +140,7 @@ pub(crate) fn open_choices(
 ) -> Vec<usize> {
     let others =
         potentials.before[stage][state] + potentials.after[stage][state] - potentials.constant;
-    let gpu = State::of(state).gpu;
+    let gpu = State::from_parts(state).gpu;
     let choices = chain.choices(stage, state).iter().enumerate();
     choices
         .filter(|(_, choice)| others + multipliers.lagrangian(choice, gpu) < cutoff)

@@ -195,9 +195,10 @@ fn stage(problem: &Problem, layer: &Layer, candidates: &[Candidate]) -> Stage {
 
 /// Devices of a part that may be on the GPU, or else is on the CPU.
 fn devices(may_be_on_gpu: bool) -> &'static [Device] {
-    match may_be_on_gpu {
-        true => &[Device::Gpu, Device::Cpu],
-        false => &[Device::Cpu],
+    if may_be_on_gpu {
+        &[Device::Gpu, Device::Cpu]
+    } else {
+        &[Device::Cpu]
     }
 }
 
@@ -262,7 +263,7 @@ pub(crate) fn placement(
     let mut layer_placements = Vec::with_capacity(layers.len());
     for (taken, candidates) in layers.iter().zip(candidates) {
         let choice = LayerChoice::unpack(taken.choice.tag);
-        let state = State::of(taken.state);
+        let state = State::from_parts(taken.state);
         let neurons = candidates[choice.mode].frequencies.len();
         modes.push(choice.mode);
         layer_placements.push(LayerPlacement {
@@ -273,7 +274,7 @@ pub(crate) fn placement(
             hot_count: hot_count(problem, neurons, choice.groups),
         });
     }
-    let head = State::of(head.state);
+    let head = State::from_parts(head.state);
     let placement = Placement {
         layers: layer_placements,
         head: device(head.device),

@@ -8,7 +8,7 @@ use crate::{Problem, cost, placement::Placement};
 pub(crate) struct Relieved(Vec<(Limit, Problem)>);
 
 impl Relieved {
-    pub(crate) fn of(problem: &Problem) -> Self {
+    pub(crate) fn new(problem: &Problem) -> Self {
         let with = |limit: Limit| {
             let mut machine = problem.without_layers();
             let (cpu, gpu) = (&mut machine.hardware.cpu, &mut machine.hardware.gpu);

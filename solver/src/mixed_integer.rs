@@ -92,7 +92,7 @@ pub(crate) fn improve(
 
 /// Choices that a solution no worse than the known one can contain.
 fn open(chain: &Chain, ram_binds: bool, known: &Answer) -> Open {
-    let hulls = Hulls::of(chain, ram_binds);
+    let hulls = Hulls::new(chain, ram_binds);
     let multipliers = maximise(chain, &hulls, ram_binds).multipliers;
     let potentials = potentials(chain, &hulls, &multipliers);
     // Solutions as good as the known one stay, so the program is feasible.
@@ -138,7 +138,7 @@ fn solve(
         let mut one = Expression::default();
         let mut states = Vec::new();
         for (state, open) in open.iter().enumerate() {
-            let gpu = State::of(state).gpu;
+            let gpu = State::from_parts(state).gpu;
             let taken = variables.add_vector(variable().binary(), open.len());
             for (&taken, &choice) in taken.iter().zip(open) {
                 let choice = &chain.choices(stage, state)[choice];
@@ -218,8 +218,9 @@ fn mean_cost(chain: &Chain, open: &Open) -> f64 {
             }
         }
     }
-    match sum > 0.0 {
-        true => sum / f64::from(count),
-        false => 1.0,
+    if sum > 0.0 {
+        sum / f64::from(count)
+    } else {
+        1.0
     }
 }

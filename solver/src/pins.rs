@@ -37,9 +37,10 @@ pub(crate) fn pinned_too_much(
         })
         .map(|(layer, _)| layer.attention_bytes)
         .sum::<u64>()
-        + match problem.head_pin == Some(Device::Gpu) && placement.head != Device::Gpu {
-            true => problem.head_bytes,
-            false => 0,
+        + if problem.head_pin == Some(Device::Gpu) && placement.head != Device::Gpu {
+            problem.head_bytes
+        } else {
+            0
         };
     let neurons: u64 = layers
         .filter(|(layer, _)| layer.pins.neurons == Some(Device::Gpu))

@@ -117,9 +117,10 @@ pub(crate) fn solve_impact(problem: &Problem, options: &Options) -> Result<Solve
     let placement = placement.with_hot(&impact::hot_counts(&answer.taken));
     // Evaluated neuron by neuron, so that it does not depend on the order in which the solver sums.
     let value = objective::evaluate(problem, &placement.hot_counts());
-    let bound = match answer.is_optimal() {
-        true => value,
-        false => value.max(-answer.bound),
+    let bound = if answer.is_optimal() {
+        value
+    } else {
+        value.max(-answer.bound)
     };
     Ok(Solved {
         placement,
@@ -161,9 +162,10 @@ pub(crate) fn solve_latency(
     let (placement, chosen) = latency::placement(problem, candidates, &answer.taken);
     // Evaluated part by part, so that it does not depend on the order in which the solver sums.
     let seconds = cost::total(&with_modes(problem, candidates, &chosen), &placement).total;
-    let bound = match answer.is_optimal() {
-        true => seconds,
-        false => answer.bound.min(seconds),
+    let bound = if answer.is_optimal() {
+        seconds
+    } else {
+        answer.bound.min(seconds)
     };
     let solved = Solved {
         placement,

@@ -61,9 +61,10 @@ pub(crate) fn write(
         backend: solved.backend,
         objective: solved.value,
         bound: solved.bound,
-        gap: match solved.bound > 0.0 {
-            true => gap.max(0.0) / solved.bound,
-            false => 0.0,
+        gap: if solved.bound > 0.0 {
+            gap.max(0.0) / solved.bound
+        } else {
+            0.0
         },
     };
     let plan = write_plan(
@@ -101,7 +102,7 @@ fn write_plan(
     price: Option<f64>,
 ) -> Plan {
     let lines = lines(problem, placement);
-    let relieved = Relieved::of(problem);
+    let relieved = Relieved::new(problem);
     let layers: Vec<LayerPlan> = (0..problem.layers.len())
         .map(|index| layer_plan(problem, placement, &relieved, index))
         .collect();

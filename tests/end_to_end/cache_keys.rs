@@ -28,7 +28,7 @@ pub(crate) fn set_error_bounds(sandbox: &Sandbox, bound: f64) {
         layer.error_bound = bound;
     }
     document.write(&path).unwrap();
-    let digest = Digest::of(&fs::read(&path).unwrap());
+    let digest = Digest::from_content(&fs::read(&path).unwrap());
     edit_manifest(sandbox, |manifest| {
         let files = &mut manifest.body.files;
         files.insert(certificate::FILE.to_owned(), digest);

@@ -62,7 +62,7 @@ fn reseal(bundle: &Path, edit: impl FnOnce(&mut Document<Manifest>)) {
         *digest = Digest::of_file(&bundle.join(name)).unwrap();
     }
     document.body.seal = None;
-    document.body.seal = Some(Digest::of(&document.to_bytes()));
+    document.body.seal = Some(Digest::from_content(&document.to_bytes()));
     document.write(&path).unwrap();
 }
 

@@ -148,7 +148,7 @@ pub fn decisions(layers: &[LayerPlan]) -> Digest {
     if inputs.iter().any(Option::is_some) {
         text.extend(serde_json::to_vec(&inputs).expect("thresholds are plain JSON"));
     }
-    Digest::of(&text)
+    Digest::from_content(&text)
 }
 
 /// Digest of everything in `plan` that a certificate's values depend on: the [`decisions`], and the format of the KV cache
@@ -157,7 +157,7 @@ pub fn certified_settings(plan: &Plan) -> Digest {
     let decisions = decisions(&plan.layers);
     match plan.budget.kv_cache {
         CacheFormat::F16 => decisions,
-        format => Digest::of(format!("{decisions} {}", format.name()).as_bytes()),
+        format => Digest::from_content(format!("{decisions} {}", format.name()).as_bytes()),
     }
 }
 
@@ -174,9 +174,9 @@ mod tests {
                 window: 512,
                 stride: 512,
                 bos_token: None,
-                digest: Digest::of(b""),
+                digest: Digest::from_content(b""),
             },
-            decisions: Digest::of(b""),
+            decisions: Digest::from_content(b""),
             perplexity_budget: 0.01,
             dense_perplexity: 2.0,
             perplexity: 2.0 * (1.0 + value),
@@ -226,7 +226,10 @@ mod tests {
         assert_ne!(decisions(&plan.layers), decisions(&other.layers));
         // Without input thresholds the digest covers policies and thresholds only.
         let known = r#"[["exact",null],["exact",null]]"#;
-        assert_eq!(decisions(&plan.layers), Digest::of(known.as_bytes()));
+        assert_eq!(
+            decisions(&plan.layers),
+            Digest::from_content(known.as_bytes())
+        );
     }
 
     #[test]

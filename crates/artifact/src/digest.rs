@@ -12,7 +12,7 @@ pub struct Digest([u8; 32]);
 
 impl Digest {
     /// Computes the digest of `bytes`.
-    pub fn of(bytes: &[u8]) -> Self {
+    pub fn from_content(bytes: &[u8]) -> Self {
         Self(*blake3::hash(bytes).as_bytes())
     }
 
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn display_and_parse_round_trip() {
-        let digest = Digest::of(b"neuron");
+        let digest = Digest::from_content(b"neuron");
         assert_eq!(digest.to_string().parse(), Ok(digest));
         assert!("b3:+1".parse::<Digest>().is_err());
         let upper = format!("b3:{}", digest.to_string()[3..].to_uppercase());

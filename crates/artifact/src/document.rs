@@ -96,7 +96,7 @@ impl<Body: Sealed> Document<Body> {
     #[must_use]
     pub fn sealed(mut self) -> Self {
         *self.body.seal() = None;
-        let digest = Digest::of(&self.to_bytes());
+        let digest = Digest::from_content(&self.to_bytes());
         *self.body.seal() = Some(digest);
         self
     }

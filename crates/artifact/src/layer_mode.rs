@@ -130,9 +130,10 @@ impl LayerMode {
     /// Mode of policy `threshold`: the rows that `score` needs are read for every neuron, the other
     /// rows for the neurons that reach the threshold.
     pub fn threshold(neuron: NeuronShape, score: Score) -> Self {
-        let before = match score.precedes_up() {
-            true => 1.0,
-            false => neuron.matrices as f64 - 1.0,
+        let before = if score.precedes_up() {
+            1.0
+        } else {
+            neuron.matrices as f64 - 1.0
         };
         Self {
             policy: Policy::Threshold,

@@ -65,7 +65,7 @@ struct FileState {
 }
 
 impl FileState {
-    fn of(metadata: &Metadata) -> Self {
+    fn new(metadata: &Metadata) -> Self {
         Self {
             length: metadata.len(),
             modified: metadata.modified().ok(),
@@ -91,7 +91,7 @@ impl MappedFile {
     /// not a change.
     fn is_unchanged(&self) -> bool {
         let now = self.file.metadata();
-        now.is_ok_and(|now| FileState::of(&now) == self.opened)
+        now.is_ok_and(|now| FileState::new(&now) == self.opened)
     }
 }
 
@@ -175,7 +175,7 @@ impl FileBytes {
             bytes,
             file,
             path: path.to_owned(),
-            opened: FileState::of(&metadata),
+            opened: FileState::new(&metadata),
         })))
     }
 
@@ -187,7 +187,7 @@ impl FileBytes {
     /// [`ArtifactError::Read`], also if the file has become shorter.
     pub fn digest(&self) -> Result<Digest, ArtifactError> {
         let Self::Mapped(mapped) = self else {
-            return Ok(Digest::of(self));
+            return Ok(Digest::from_content(self));
         };
         let mut digest = DigestBuilder::default();
         let mut buffer = vec![0; (1 << 20).min(mapped.len())];
@@ -373,7 +373,7 @@ mod tests {
         let mut file = FileBytes::open(&path).unwrap();
         std::fs::write(&other, [2; 100]).unwrap();
         std::fs::rename(&other, &path).unwrap();
-        assert_eq!(file.digest().unwrap(), Digest::of(&bytes));
+        assert_eq!(file.digest().unwrap(), Digest::from_content(&bytes));
         file.check_unchanged().unwrap();
         file.set_residence(Residence::Loaded).unwrap();
         assert_eq!(&file[..], &bytes[..]);

@@ -140,7 +140,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let model = ModelIdentity {
             name: "m".to_owned(),
-            fingerprint: Digest::of(b"m"),
+            fingerprint: Digest::from_content(b"m"),
         };
         let header = Header::new(FORMAT, VERSION, model, 3);
         let [first, second] = ["a", "b"].map(|name| folder.path().join(name));

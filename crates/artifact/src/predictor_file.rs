@@ -449,7 +449,7 @@ mod tests {
         insert_matrix(&mut tensors, &tensor_name(0, "bias"), &bias);
         let model = ModelIdentity {
             name: "m".to_owned(),
-            fingerprint: Digest::of(b"m"),
+            fingerprint: Digest::from_content(b"m"),
         };
         let summary = serde_json::json!([{
             "layer": 0, "rank": 32, "threshold": threshold, "bytes": 0, "recall": 1.0, "precision": 1.0,

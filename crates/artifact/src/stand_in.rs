@@ -36,9 +36,10 @@ pub(crate) fn refuse(path: &Path, bytes: &[u8]) -> Result<(), ArtifactError> {
     if bytes.len() < LONGEST_POINTER && pointers.into_iter().any(starts) {
         return Err(ArtifactError::LfsPointer { path });
     }
-    match pages.into_iter().any(starts) {
-        true => Err(ArtifactError::WebPage { path }),
-        false => Ok(()),
+    if pages.into_iter().any(starts) {
+        Err(ArtifactError::WebPage { path })
+    } else {
+        Ok(())
     }
 }
 

@@ -216,11 +216,12 @@ impl TensorFile {
             let view = self.find(name)?;
             Some((&name[..], view.dtype, view.shape, vec![view.bytes]))
         });
-        match expected == content_digest(header, tensors).to_string() {
-            true => Ok(true),
-            false => Err(ArtifactError::DamagedContent {
+        if expected == content_digest(header, tensors).to_string() {
+            Ok(true)
+        } else {
+            Err(ArtifactError::DamagedContent {
                 path: self.path.clone(),
-            }),
+            })
         }
     }
 }

@@ -145,9 +145,10 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let (path, target) = (entry.path(), to.join(entry.file_name()));
-        match path.is_dir() {
-            true => copy(&path, &target)?,
-            false => drop(fs::copy(&path, &target)?),
+        if path.is_dir() {
+            copy(&path, &target)?
+        } else {
+            drop(fs::copy(&path, &target)?)
         }
     }
     Ok(())

@@ -124,13 +124,15 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<u64> {
     let memory = Path::new("/dev/shm");
-    let scratch = match memory.is_dir() {
-        true => tempfile::tempdir_in(memory)?,
-        false => tempfile::tempdir()?,
+    let scratch = if memory.is_dir() {
+        tempfile::tempdir_in(memory)?
+    } else {
+        tempfile::tempdir()?
     };
-    let names: Vec<&str> = match arguments.targets.is_empty() {
-        true => TARGETS.iter().map(|target| target.name).collect(),
-        false => arguments.targets.iter().map(String::as_str).collect(),
+    let names: Vec<&str> = if arguments.targets.is_empty() {
+        TARGETS.iter().map(|target| target.name).collect()
+    } else {
+        arguments.targets.iter().map(String::as_str).collect()
     };
     let round = |name: &str, first: u64| Round {
         target: name.to_owned(),

@@ -166,9 +166,10 @@ fn change(value: &mut Value, donor: Value, random: &mut Random) {
                 5 => old * 1e6,
                 _ => old + 0.5,
             };
-            *value = match number.is_f64() || new.fract() != 0.0 {
-                true => json!(new),
-                false => json!(new as i64),
+            *value = if number.is_f64() || new.fract() != 0.0 {
+                json!(new)
+            } else {
+                json!(new as i64)
             };
         }
         // Headers of ours are JSON within a text.

@@ -155,7 +155,7 @@ impl Bundle {
         texts: &[Vec<u32>],
     ) -> Result<Self, BundleError> {
         let folder = self.folder;
-        let lock = FolderLock::of(&folder)?;
+        let lock = FolderLock::new(&folder)?;
         check_unchanged(&folder, &self.manifest)?;
         let mut manifest = self.manifest.clone();
         // While its files are replaced there is no certificate.
@@ -350,7 +350,9 @@ impl Bundle {
     pub fn has_files(&self, names: &[&str], files: &Files) -> bool {
         let packed = &self.manifest.body.files;
         names.iter().all(|name| match files.read(name) {
-            Ok(bytes) => bytes.map(|bytes| Digest::of(&bytes)).as_ref() == packed.get(*name),
+            Ok(bytes) => {
+                bytes.map(|bytes| Digest::from_content(&bytes)).as_ref() == packed.get(*name)
+            }
             Err(_) => false,
         })
     }
@@ -431,7 +433,8 @@ pub(crate) fn open_plan(
 ) -> Result<(PathBuf, Vec<u8>), ArtifactError> {
     let [current, next] = [PLAN, NEXT_PLAN].map(|name| folder.join(name));
     let read = |path: &Path| std::fs::read(path).map_err(ArtifactError::read(path));
-    let check = |path: &Path, bytes: &[u8]| check_digest(path, manifest, PLAN, Digest::of(bytes));
+    let check =
+        |path: &Path, bytes: &[u8]| check_digest(path, manifest, PLAN, Digest::from_content(bytes));
     let found = read(&current).and_then(|bytes| {
         check(&current, &bytes)?;
         Ok((current, bytes))

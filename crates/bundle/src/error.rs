@@ -94,12 +94,13 @@ pub enum BundleError {
 }
 
 fn beyond(value: f32, format: Format) -> String {
-    match value.is_finite() {
-        true => format!(
+    if value.is_finite() {
+        format!(
             "`{format}` represents magnitudes below {:e}",
             format.limit()
-        ),
-        false => "the checkpoint is damaged".to_owned(),
+        )
+    } else {
+        "the checkpoint is damaged".to_owned()
     }
 }
 

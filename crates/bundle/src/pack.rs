@@ -369,7 +369,7 @@ enum Role {
 
 impl Role {
     /// Returns the role of the tensor called `name` within its layer.
-    fn of(name: &str) -> Self {
+    fn new(name: &str) -> Self {
         let mut parts = name.split('.');
         match (parts.next(), parts.next()) {
             (Some("predictor"), Some("a")) | (Some("threshold"), Some("offset")) => Self::Shared,
@@ -423,7 +423,7 @@ fn write_predictors(
                 let rows = order.flat_map(|neuron| &view.bytes[*neuron as usize * row..][..row]);
                 TensorSource::owned(dtype, shape.clone(), rows.copied().collect())
             };
-            let source = match Role::of(name) {
+            let source = match Role::new(name) {
                 Role::Shared => TensorSource::borrowed(dtype, shape, view.bytes),
                 Role::PerNeuron => rows_of_neurons(),
                 Role::Signs if signs_of(layer) => rows_of_neurons(),

@@ -49,7 +49,7 @@ impl Bundle {
             path: current.clone(),
             source,
         })?;
-        let lock = FolderLock::of(&folder)?;
+        let lock = FolderLock::new(&folder)?;
         check_unchanged(&folder, &self.manifest)?;
         let settle = || fs::rename(&next, &current).map_err(ArtifactError::write(&current));
         // The last run may have been killed before this.
@@ -70,7 +70,7 @@ impl Bundle {
         manifest
             .body
             .files
-            .insert(PLAN.to_owned(), Digest::of(&bytes));
+            .insert(PLAN.to_owned(), Digest::from_content(&bytes));
         let manifest = manifest.sealed();
         manifest.write(&folder.join(MANIFEST))?;
         settle()?;

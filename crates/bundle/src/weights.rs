@@ -166,12 +166,13 @@ pub(crate) fn neuron_order(
         .chunks_exact(4)
         .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
         .collect();
-    match is_permutation(&neurons) {
-        true => Ok(neurons),
-        false => Err(BundleError::NotAPermutation {
+    if is_permutation(&neurons) {
+        Ok(neurons)
+    } else {
+        Err(BundleError::NotAPermutation {
             path: file.path().to_owned(),
             layer,
-        }),
+        })
     }
 }
 

@@ -202,9 +202,10 @@ fn misused(error: &clap::Error) -> ExitCode {
         .collect();
     let is_plain = |argument: &String| *escaped(argument) == **argument;
     // A closed stderr does not change the exit status.
-    let _ = match arguments.iter().all(is_plain) {
-        true => error.print(),
-        false => write!(anstream::stderr(), "{}", escaped(&error.to_string())),
+    let _ = if arguments.iter().all(is_plain) {
+        error.print()
+    } else {
+        write!(anstream::stderr(), "{}", escaped(&error.to_string()))
     };
     if let Some(hint) = hint::of_usage(error, arguments.into_iter()) {
         let _ = writeln!(anstream::stderr(), "hint: {hint}");

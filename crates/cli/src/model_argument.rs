@@ -132,9 +132,12 @@ pub(crate) fn bundle_folder(argument: &str) -> PathBuf {
     [given.clone(), given.join("bundle"), named.clone()]
         .into_iter()
         .find(|folder| Bundle::is_bundle(folder))
-        .unwrap_or_else(|| match given.is_dir() && !is_model(&given) {
-            true => given,
-            false => named,
+        .unwrap_or_else(|| {
+            if given.is_dir() && !is_model(&given) {
+                given
+            } else {
+                named
+            }
         })
 }
 
@@ -178,9 +181,10 @@ fn bundles_here() -> String {
     });
     let mut names: Vec<String> = work_folders.collect();
     names.sort();
-    match names.is_empty() {
-        true => "there are none here, `powerinfer prepare MODEL` makes one".to_owned(),
-        false => format!("the bundles here are {}", names.join(", ")),
+    if names.is_empty() {
+        "there are none here, `powerinfer prepare MODEL` makes one".to_owned()
+    } else {
+        format!("the bundles here are {}", names.join(", "))
     }
 }
 
@@ -191,9 +195,10 @@ pub(crate) fn existing_bundle(argument: &str) -> Option<PathBuf> {
     if model_elsewhere(&given).is_some() || given.join("config.json").exists() {
         return None;
     }
-    let folders = match given.exists() {
-        true => vec![given.clone(), given.join("bundle")],
-        false => vec![work_folder_of(argument).join("bundle")],
+    let folders = if given.exists() {
+        vec![given.clone(), given.join("bundle")]
+    } else {
+        vec![work_folder_of(argument).join("bundle")]
     };
     folders.into_iter().find(|folder| Bundle::is_bundle(folder))
 }

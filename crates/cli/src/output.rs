@@ -59,9 +59,10 @@ pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
     }
     let mut safe = String::new();
     for c in text.chars() {
-        match is_escaped(c) {
-            true => safe.extend(c.escape_debug()),
-            false => safe.push(c),
+        if is_escaped(c) {
+            safe.extend(c.escape_debug())
+        } else {
+            safe.push(c)
         }
     }
     Cow::Owned(safe)

@@ -176,9 +176,10 @@ fn reasons(plan: &Plan) -> String {
 
 /// Where a line's memory is.
 fn place(plan: &Plan, line: &BudgetLine) -> String {
-    match line.device == Device::Gpu && plan.budget.vram_split.len() > 1 {
-        true => format!("gpu {}", line.gpu),
-        false => line.device.to_string(),
+    if line.device == Device::Gpu && plan.budget.vram_split.len() > 1 {
+        format!("gpu {}", line.gpu)
+    } else {
+        line.device.to_string()
     }
 }
 
@@ -223,9 +224,10 @@ fn placements(plan: &Plan, forecast: &Forecast) -> Vec<Vec<String>> {
     let mut rows = vec![row("this plan".to_owned(), own, String::new())];
     rows.extend(forecast.baselines.iter().map(|baseline| {
         let time = baseline.microseconds_per_token;
-        let name = match baseline.fits_ram {
-            true => baseline.name.clone(),
-            false => format!("{} (more than the RAM allowed)", baseline.name),
+        let name = if baseline.fits_ram {
+            baseline.name.clone()
+        } else {
+            format!("{} (more than the RAM allowed)", baseline.name)
         };
         row(name, time, format!("{:.2}× as fast", time / own))
     }));
@@ -263,17 +265,15 @@ fn predicted(plan: &Plan, forecast: &Forecast) -> Vec<String> {
         && plan.totals.gpu_bytes > 0
     {
         // The value of a gibibyte says nothing if the model is smaller than that.
-        let (unit, saved) = match saved > own / 2.0 {
-            true => ("MiB", saved / 1024.0),
-            false => ("GiB", saved),
+        let (unit, saved) = if saved > own / 2.0 {
+            ("MiB", saved / 1024.0)
+        } else {
+            ("GiB", saved)
         };
-        sentences.push(match saved * 1e3 > own * 1e-3 {
-            true => format!(
+        sentences.push(if saved * 1e3 > own * 1e-3 { format!(
                 "1 {unit} more VRAM would save {saved:.1} µs a token, {:.2}% of its time (marginal value)",
                 100.0 * saved / own
-            ),
-            false => "more VRAM would save nothing".to_owned(),
-        });
+            ) } else { "more VRAM would save nothing".to_owned() });
     }
     sentences
 }
@@ -288,9 +288,10 @@ fn figure(speed: f64) -> String {
 
 /// Says how good a plan is and for which machine.
 pub(crate) fn say_result(plan: &Plan, report: &SolveReport, output: Output) {
-    let optimal = match report.gap <= 1e-9 {
-        true => "proven optimal".to_owned(),
-        false => format!("at most {:.3}% from optimal", 100.0 * report.gap),
+    let optimal = if report.gap <= 1e-9 {
+        "proven optimal".to_owned()
+    } else {
+        format!("at most {:.3}% from optimal", 100.0 * report.gap)
     };
     let what = match plan.budget.vram_bytes {
         0 => "plan: everything on the CPU".to_owned(),
@@ -312,13 +313,10 @@ pub(crate) fn say_result(plan: &Plan, report: &SolveReport, output: Output) {
     }
     if plan.budget.vram_bytes > 0 && plan.totals.gpu_bytes == 0 {
         let reserve = report.gpu_reserve_bytes;
-        output.say(match plan.budget.vram_bytes < reserve {
-            true => format!(
+        output.say(if plan.budget.vram_bytes < reserve { format!(
                 "the VRAM budget is below the {} that any use of the GPU needs, so everything stays on the CPU",
                 ByteSize(reserve)
-            ),
-            false => "nothing of the model would be faster on the GPU, so everything stays on the CPU".to_owned(),
-        });
+            ) } else { "nothing of the model would be faster on the GPU, so everything stays on the CPU".to_owned() });
     }
     if let Some(warning) = beyond_the_card(plan) {
         output.say(warning);

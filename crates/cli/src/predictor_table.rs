@@ -38,9 +38,10 @@ pub(crate) fn summary(layers: &[PredictorSummary]) -> String {
             "  predictors   {} for {}, rank {}, {}; mean recall {}, precision {}\n",
             trained.len(),
             counted(layers.len(), "layer"),
-            match least == most {
-                true => least.to_string(),
-                false => format!("{least} to {most}"),
+            if least == most {
+                least.to_string()
+            } else {
+                format!("{least} to {most}")
             },
             ByteSize(layers.iter().map(|layer| layer.bytes).sum()),
             percent(mean(&|layer| layer.recall)),

@@ -164,9 +164,10 @@ fn sources(profile: &ProfileDocument) -> String {
     let mut text = String::new();
     for source in &profile.sources {
         let formats: Vec<&str> = source.formats.keys().map(String::as_str).collect();
-        let formats = match formats.is_empty() {
-            true => String::new(),
-            false => format!(" ({})", formats.join(", ")),
+        let formats = if formats.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", formats.join(", "))
         };
         text += &format!(
             "text: `{}`, {}{formats}, {} profiled\n",

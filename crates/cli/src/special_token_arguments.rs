@@ -13,9 +13,10 @@ pub(crate) struct SpecialTokenArguments {
 impl SpecialTokenArguments {
     /// How special tokens in messages are treated.
     pub(crate) fn in_messages(&self) -> MessageTokens {
-        match self.trusted_special_tokens {
-            true => MessageTokens::Trusted,
-            false => MessageTokens::Plain,
+        if self.trusted_special_tokens {
+            MessageTokens::Trusted
+        } else {
+            MessageTokens::Plain
         }
     }
 }

@@ -58,9 +58,10 @@ fn predictor_format(name: &str) -> Result<Format, String> {
     let format: Format = name
         .parse()
         .map_err(|error: TensorError| error.to_string())?;
-    match predictor_file::WEIGHTS.contains(&format) {
-        true => Ok(format),
-        false => Err(format!("predictors are not stored in {format}")),
+    if predictor_file::WEIGHTS.contains(&format) {
+        Ok(format)
+    } else {
+        Err(format!("predictors are not stored in {format}"))
     }
 }
 

@@ -84,7 +84,8 @@ impl Scripts {
             fs::create_dir_all(&folder).map_err(ArtifactError::write(&folder))?;
         }
         let digests = self.0.iter();
-        let digests = digests.map(|(name, text)| (name.clone(), Digest::of(text.as_bytes())));
+        let digests =
+            digests.map(|(name, text)| (name.clone(), Digest::from_content(text.as_bytes())));
         // First, so that the folder is recognised even if this run is killed.
         Document {
             header: Header::new(FORMAT, VERSION, model.clone(), 0),

@@ -100,9 +100,10 @@ struct Found {
 impl Found {
     fn line(&self) -> String {
         let stages: Vec<&str> = self.stages.iter().map(|kind| kind.name()).collect();
-        let running = match stages.is_empty() {
-            true => String::new(),
-            false => format!(" ({})", stages.join(", ")),
+        let running = if stages.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", stages.join(", "))
         };
         let Self {
             done,
@@ -204,17 +205,16 @@ fn output(command: &mut Command) -> Result<String, ClusterError> {
     let output = command
         .output()
         .map_err(|error| failed(error.to_string()))?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            Err(failed(
-                said.trim()
-                    .lines()
-                    .last()
-                    .unwrap_or("it printed no error")
-                    .to_owned(),
-            ))
-        }
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        let said = String::from_utf8_lossy(&output.stderr);
+        Err(failed(
+            said.trim()
+                .lines()
+                .last()
+                .unwrap_or("it printed no error")
+                .to_owned(),
+        ))
     }
 }

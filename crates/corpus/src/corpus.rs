@@ -47,12 +47,13 @@ impl Corpus {
         limit: usize,
     ) -> Result<Self, CorpusError> {
         let is_folder = path.is_dir();
-        let Files { files, mut skipped } = match is_folder {
-            true => Files::of(path)?,
-            false => Files {
+        let Files { files, mut skipped } = if is_folder {
+            Files::new(path)?
+        } else {
+            Files {
                 files: vec![path.to_owned()],
                 skipped: Vec::new(),
-            },
+            }
         };
         let mut sink = Sink::new(encoder, length, limit);
         let mut formats = BTreeMap::new();
@@ -104,11 +105,12 @@ fn read_file(
     format: &mut Option<Format>,
     sink: &mut Sink<'_>,
 ) -> Result<(), Stop> {
-    let content = match path == Path::new(STDIN) {
-        true => Content::new(io::stdin(), Path::new(""))?,
-        false => Content::open(path)?,
+    let content = if path == Path::new(STDIN) {
+        Content::new(io::stdin(), Path::new(""))?
+    } else {
+        Content::open(path)?
     };
-    let found = Format::of(&content, is_in_folder)?;
+    let found = Format::new(&content, is_in_folder)?;
     *format = Some(found);
     match found {
         Format::Text => read_text(content, sink),
@@ -151,8 +153,9 @@ fn read_text(content: Content, sink: &mut Sink<'_>) -> Result<(), Stop> {
         }
         Err(_) => return Err(Unusable::NotUtf8.into()),
     };
-    sink.take(match text.trim().is_empty() {
-        true => Err(Unusable::Empty),
-        false => Ok(Document::Text(text)),
+    sink.take(if text.trim().is_empty() {
+        Err(Unusable::Empty)
+    } else {
+        Ok(Document::Text(text))
     })
 }

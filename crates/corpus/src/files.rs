@@ -21,7 +21,7 @@ impl Files {
     /// # Errors
     ///
     /// `folder` itself cannot be listed.
-    pub(crate) fn of(folder: &Path) -> Result<Self, CorpusError> {
+    pub(crate) fn new(folder: &Path) -> Result<Self, CorpusError> {
         let mut found = Self {
             files: Vec::new(),
             skipped: Vec::new(),

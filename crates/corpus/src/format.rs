@@ -64,7 +64,7 @@ impl Format {
     }
 
     /// Recognises the format of `content`. A file that was found in a folder must have a known extension or none.
-    pub(crate) fn of(content: &Content, is_in_folder: bool) -> Result<Self, Unusable> {
+    pub(crate) fn new(content: &Content, is_in_folder: bool) -> Result<Self, Unusable> {
         let head = &content.head[..];
         if head.starts_with(b"PAR1") {
             return Ok(Self::Parquet);
@@ -90,9 +90,10 @@ impl Format {
                 b'[' => Self::Json,
                 _ => Self::JsonLines,
             }),
-            Some("json") => Ok(match are_lines_objects(content) {
-                true => Self::JsonLines,
-                false => Self::Json,
+            Some("json") => Ok(if are_lines_objects(content) {
+                Self::JsonLines
+            } else {
+                Self::Json
             }),
             Some("csv" | "tsv") => Ok(Self::Csv),
             Some("parquet") => Err(Unusable::Invalid {
@@ -108,9 +109,10 @@ impl Format {
     }
 
     fn of_content(content: &Content) -> Self {
-        match are_lines_objects(content) {
-            true => Self::JsonLines,
-            false => Self::Text,
+        if are_lines_objects(content) {
+            Self::JsonLines
+        } else {
+            Self::Text
         }
     }
 }

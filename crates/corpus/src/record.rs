@@ -89,9 +89,10 @@ fn string(value: Option<Value>) -> String {
 }
 
 fn text_document(text: String) -> Result<Document, Unusable> {
-    match text.trim().is_empty() {
-        true => Err(Unusable::Empty),
-        false => Ok(Document::Text(text)),
+    if text.trim().is_empty() {
+        Err(Unusable::Empty)
+    } else {
+        Ok(Document::Text(text))
     }
 }
 

@@ -87,9 +87,10 @@ impl<'a> Sink<'a> {
                 self.first_unusable.get_or_insert((self.records, reason));
             }
         }
-        match self.is_full() {
-            true => Err(Stop::Enough),
-            false => Ok(()),
+        if self.is_full() {
+            Err(Stop::Enough)
+        } else {
+            Ok(())
         }
     }
 

@@ -471,13 +471,14 @@ fn bombs_are_not_unpacked() {
             &bomb,
         ]
         .concat();
-        let text = match name.contains("csv") {
-            true => [
+        let text = if name.contains("csv") {
+            [
                 &zstd::encode_all(&b"id,text\n1,\""[..], 1).unwrap()[..],
                 &bomb,
             ]
-            .concat(),
-            false => text,
+            .concat()
+        } else {
+            text
         };
         sandbox.skips(name, text, "64 MiB");
     }

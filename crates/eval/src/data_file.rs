@@ -126,8 +126,9 @@ pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<Vec<Row>, EvalError> {
             value,
         });
     }
-    match rows.is_empty() {
-        true => Err(wrong(path, 1, "there is no row in the file")),
-        false => Ok(rows),
+    if rows.is_empty() {
+        Err(wrong(path, 1, "there is no row in the file"))
+    } else {
+        Ok(rows)
     }
 }

@@ -158,7 +158,7 @@ impl WindowComparison {
 
     /// Adds the logits of both models at one token; `target` is the token that follows.
     fn observe(&mut self, dense: &[f32], other: &[f32], target: u32) {
-        let found = [dense, other].map(Softmax::of);
+        let found = [dense, other].map(Softmax::new);
         self.dense.push(found[0].negative_log(dense, target));
         self.other.push(found[1].negative_log(other, target));
         self.divergence.push(divergence(dense, other, &found));
@@ -323,7 +323,7 @@ struct Softmax {
 }
 
 impl Softmax {
-    fn of(logits: &[f32]) -> Self {
+    fn new(logits: &[f32]) -> Self {
         let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         let shifted = logits.iter().map(|logit| f64::from(*logit) - largest);
         let powers: Vec<f64> = shifted.map(f64::exp).collect();
@@ -414,10 +414,10 @@ mod tests {
                 .zip(softmax(&q))
                 .map(|(p, q)| p * (p / q).ln())
                 .sum();
-            let found = |p: &[f32], q: &[f32]| divergence(p, q, &[Softmax::of(p), Softmax::of(q)]);
+            let found = |p: &[f32], q: &[f32]| divergence(p, q, &[Softmax::new(p), Softmax::new(q)]);
             prop_assert!((found(&p, &q) - expected).abs() < 1e-9);
             prop_assert!(found(&p, &p) == 0.0);
-            let all = Softmax::of(&q);
+            let all = Softmax::new(&q);
             for target in 0..q.len() as u32 {
                 let own = all.negative_log(&q, target);
                 prop_assert!((own - negative_log_probability(&q, target)).abs() < 1e-9);

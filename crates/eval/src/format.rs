@@ -38,9 +38,10 @@ pub fn figure(value: f64) -> String {
 /// Comparison of `name` with `baseline` on the same items, in one line.
 pub fn paired(name: &str, baseline: &str, paired: Paired) -> String {
     let (p, smallest) = (paired.p_value(), paired.minimum_detectable_effect());
-    let p_value = match p < 0.001 {
-        true => "p < 0.001".to_owned(),
-        false => format!("p = {p:.3}"),
+    let p_value = if p < 0.001 {
+        "p < 0.001".to_owned()
+    } else {
+        format!("p = {p:.3}")
     };
     let verdict = match (p < SIGNIFICANCE, smallest <= 1.0) {
         (true, _) => format!("a difference (McNemar, exact, {p_value})"),

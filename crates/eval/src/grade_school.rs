@@ -83,12 +83,15 @@ fn numbers(text: &str) -> Vec<String> {
             _ => {}
         }
     }
-    let plain = |number: String| match number.contains('.') {
-        true => number
-            .trim_end_matches('0')
-            .trim_end_matches('.')
-            .to_owned(),
-        false => number,
+    let plain = |number: String| {
+        if number.contains('.') {
+            number
+                .trim_end_matches('0')
+                .trim_end_matches('.')
+                .to_owned()
+        } else {
+            number
+        }
     };
     found.into_iter().map(plain).collect()
 }

@@ -111,9 +111,10 @@ impl Journal {
             let line = lines.split(|byte| *byte == b'\n').count();
             return Err(other(line, format!("it is not a {}", name.what)));
         }
-        let mut rows = match lines.is_empty() {
-            true => Vec::new(),
-            false => data_file::parse(path, lines)?,
+        let mut rows = if lines.is_empty() {
+            Vec::new()
+        } else {
+            data_file::parse(path, lines)?
         };
         for row in &rows {
             if row.text("run")? != name.run.digest {
@@ -199,9 +200,10 @@ pub fn merge(paths: &[PathBuf], out: &Path) -> Result<usize, EvalError> {
             source,
         })?;
         let (lines, _) = split(&bytes);
-        let rows = match lines.starts_with(SHARD.as_bytes()) {
-            true => data_file::parse(path, lines)?,
-            false => Vec::new(),
+        let rows = if lines.starts_with(SHARD.as_bytes()) {
+            data_file::parse(path, lines)?
+        } else {
+            Vec::new()
         };
         let Some((first, rest)) = rows.split_first() else {
             return Err(unfit(path, "it is not a shard of rows".to_owned()));
@@ -264,9 +266,10 @@ fn refuse_other_run(out: &Path, run: &str) -> Result<(), EvalError> {
     })?;
     let (lines, rest) = split(&bytes);
     if lines.is_empty() {
-        return match rest.is_empty() {
-            true => Ok(()),
-            false => Err(refused(1, "it is not a file of rows")),
+        return if rest.is_empty() {
+            Ok(())
+        } else {
+            Err(refused(1, "it is not a file of rows"))
         };
     }
     for row in data_file::parse(out, lines)? {

@@ -47,9 +47,10 @@ pub fn read_questions(path: &Path) -> Result<Vec<Question>, EvalError> {
                 "`label` is {label}, and there are {count} `choices`"
             )));
         }
-        match choices.iter().any(String::is_empty) {
-            true => Err(row.wrong("one of `choices` is empty")),
-            false => Ok(question),
+        if choices.iter().any(String::is_empty) {
+            Err(row.wrong("one of `choices` is empty"))
+        } else {
+            Ok(question)
         }
     };
     rows.iter().map(question).collect()

@@ -66,14 +66,14 @@ impl Arm {
 
 /// Kept neurons of each layer, ascending, with the lowest activation frequency among them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Kept {
+pub struct KeptNeurons {
     /// One list of neurons per layer.
     pub layers: Vec<Vec<u32>>,
     /// Activation frequency of the coldest of them; 0 if none is kept.
     pub coldest: f32,
 }
 
-impl Kept {
+impl KeptNeurons {
     /// Share of all neurons, of layers with `neurons` neurons each.
     pub fn share(&self, neurons: usize) -> f64 {
         let kept: usize = self.layers.iter().map(Vec::len).sum();
@@ -83,7 +83,7 @@ impl Kept {
 
 /// Hottest `share` of the neurons of all layers together, by activation frequency (one list per layer); of equal neurons
 /// the first.
-pub fn hottest(frequencies: &[&[f32]], share: f64) -> Kept {
+pub fn hottest(frequencies: &[&[f32]], share: f64) -> KeptNeurons {
     let mut all: Vec<(f32, u32, u32)> = frequencies
         .iter()
         .zip(0..)
@@ -99,14 +99,14 @@ pub fn hottest(frequencies: &[&[f32]], share: f64) -> Kept {
         layers[*layer as usize].push(*neuron);
     }
     layers.iter_mut().for_each(|layer| layer.sort_unstable());
-    Kept {
+    KeptNeurons {
         layers,
         coldest: all.last().map_or(0.0, |last| last.0),
     }
 }
 
 /// As many random neurons of each layer as `like` keeps, of `neurons` each, drawn with `seed`.
-pub fn random(like: &Kept, neurons: usize, seed: u64) -> Vec<Vec<u32>> {
+pub fn random(like: &KeptNeurons, neurons: usize, seed: u64) -> Vec<Vec<u32>> {
     let mut random = Random::new(seed);
     let draw = |kept: &Vec<u32>| {
         let mut all: Vec<u32> = (0..neurons as u32).collect();
@@ -140,10 +140,7 @@ mod tests {
                 prop_assert!(list.windows(2).all(|pair| pair[0] < pair[1]));
                 for neuron in 0..7u32 {
                     let frequency = layers[layer][neuron as usize];
-                    match list.contains(&neuron) {
-                        true => prop_assert!(frequency >= kept.coldest),
-                        false => prop_assert!(count == 0 || frequency <= kept.coldest),
-                    }
+                    if list.contains(&neuron) { prop_assert!(frequency >= kept.coldest) } else { prop_assert!(count == 0 || frequency <= kept.coldest) }
                 }
             }
             let any = random(&kept, 7, seed);

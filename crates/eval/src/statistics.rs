@@ -41,7 +41,7 @@ impl Paired {
     /// # Panics
     ///
     /// Panics if the two differ in length.
-    pub fn of(first: &[bool], second: &[bool]) -> Self {
+    pub fn from_outcomes(first: &[bool], second: &[bool]) -> Self {
         assert_eq!(first.len(), second.len(), "an outcome of each per item");
         let count = |of: [bool; 2]| {
             let pairs = first.iter().zip(second);
@@ -201,10 +201,7 @@ mod tests {
             match pass_at(k, passed, samples) {
                 None => prop_assert!(k > samples),
                 Some(found) => {
-                    let want = match samples - passed < k {
-                        true => 1.0,
-                        false => 1.0 - choose(samples - passed, k) / choose(samples, k),
-                    };
+                    let want = if samples - passed < k { 1.0 } else { 1.0 - choose(samples - passed, k) / choose(samples, k) };
                     prop_assert!((found - want).abs() < 1e-9, "{found} {want}");
                 }
             }

@@ -19,7 +19,7 @@ impl TextSize {
     /// # Errors
     ///
     /// Fails if tokens cannot be decoded.
-    pub fn of(texts: &[Vec<u32>], tokenizer: &Tokenizer) -> Result<Self, EvalError> {
+    pub fn new(texts: &[Vec<u32>], tokenizer: &Tokenizer) -> Result<Self, EvalError> {
         let mut size = Self { words: 0, bytes: 0 };
         for text in texts.iter().filter(|text| !text.is_empty()) {
             let text = tokenizer.decode(&text[1..], SpecialText::Skip)?;

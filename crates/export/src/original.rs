@@ -89,7 +89,7 @@ pub fn to_original(
             "its engine does not know this scaling of RoPE",
         ));
     }
-    let predictors = Predictors::of(bundle, config.ffn_size)?;
+    let predictors = Predictors::new(bundle, config.ffn_size)?;
     export
         .metadata
         .push("powerinfer.sparse_threshold", predictors.threshold);
@@ -119,9 +119,10 @@ pub fn to_original(
             let entry = |name: &str, rows: usize, columns: usize| TensorEntry {
                 name: format!("blk.{layer}.{name}.weight"),
                 shape: vec![rows, columns],
-                elements: Elements::Weights(match columns.is_multiple_of(BLOCK) {
-                    true => format,
-                    false => Format::F16,
+                elements: Elements::Weights(if columns.is_multiple_of(BLOCK) {
+                    format
+                } else {
+                    Format::F16
                 }),
             };
             [

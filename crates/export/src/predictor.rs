@@ -69,7 +69,7 @@ struct Own {
 
 impl<'a> Predictors<'a> {
     /// Decides how each layer is represented.
-    pub(crate) fn of(bundle: &'a Bundle, neurons: usize) -> Result<Self, ExportError> {
+    pub(crate) fn new(bundle: &'a Bundle, neurons: usize) -> Result<Self, ExportError> {
         let config = bundle.config();
         let mut forms = vec![Form::All; config.layer_count];
         let mut thresholds = Vec::new();
@@ -162,9 +162,10 @@ impl<'a> Predictors<'a> {
         let stored = self.bundle.predictors().map(PredictorFile::weights);
         let same = self.forms[layer] == Form::Residual { factor: 1.0 };
         // Nothing is rounded a second time.
-        match same && quant == Format::Q4_0 && stored == Some(Format::Q4_0) {
-            true => Format::Q4_0,
-            false => Format::F16,
+        if same && quant == Format::Q4_0 && stored == Some(Format::Q4_0) {
+            Format::Q4_0
+        } else {
+            Format::F16
         }
     }
 

@@ -309,9 +309,10 @@ fn exported_tokenizers_encode_texts_to_the_same_ids() {
         .collect();
     folders.sort();
     let shared = repository().join("../shared/golden/tok-sp-llama2-32k");
-    match shared.is_dir() {
-        true => folders.push(shared),
-        false => println!("skipped: {} is not there", shared.display()),
+    if shared.is_dir() {
+        folders.push(shared)
+    } else {
+        println!("skipped: {} is not there", shared.display())
     }
     let work = tempfile::tempdir().unwrap();
     let mut cases = 0;

@@ -413,9 +413,10 @@ fn a_small_ffn_is_padded_with_neurons_of_zeros() {
     for base in [llama(), bamboo(), opt()] {
         let folder = tempfile::tempdir().unwrap();
         let mut config = base;
-        let size = match config["ffn_dim"].is_null() {
-            true => "intermediate_size",
-            false => "ffn_dim",
+        let size = if config["ffn_dim"].is_null() {
+            "intermediate_size"
+        } else {
+            "ffn_dim"
         };
         config[size] = json!(992);
         let checkpoint = checkpoint(&config, &folder.path().join("model"));

@@ -54,9 +54,10 @@ impl DeviceModel {
     /// Bytes of the neurons of a layer that a prompt reads.
     fn prompt_neuron_bytes(&self, index: usize, layer: &DeviceLayer) -> u64 {
         let Some(found) = &layer.ffn else { return 0 };
-        let neurons = match self.streams(index) {
-            true => layer.neurons,
-            false => layer.hot_count(),
+        let neurons = if self.streams(index) {
+            layer.neurons
+        } else {
+            layer.hot_count()
         };
         neurons as u64 * row_bytes(&found.ffn).iter().sum::<u64>()
     }

@@ -171,12 +171,13 @@ impl DeviceModel {
     /// Checks that no kernel of the pass stopped waiting for the host.
     pub fn check_syncs(&self) -> Result<(), DeviceError> {
         let state = &self.state;
-        match state.timed_out.words()[0].load(Ordering::Acquire) == state.steps {
-            true => Err(DeviceError::HostLate {
+        if state.timed_out.words()[0].load(Ordering::Acquire) == state.steps {
+            Err(DeviceError::HostLate {
                 device: self.device().info().name.clone(),
                 patience: self.device().info().patience,
-            }),
-            false => Ok(()),
+            })
+        } else {
+            Ok(())
         }
     }
 }
@@ -481,9 +482,10 @@ impl DeviceModel {
         let Some([_, norm]) = &self.layers[index].norms_after else {
             return Ok(());
         };
-        match self.segments.wants_launch()? {
-            true => self.gpu.norm(&mut self.state.hidden, norm),
-            false => Ok(()),
+        if self.segments.wants_launch()? {
+            self.gpu.norm(&mut self.state.hidden, norm)
+        } else {
+            Ok(())
         }
     }
 }

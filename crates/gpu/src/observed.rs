@@ -102,9 +102,10 @@ impl ObservedLayer {
             _cache: cache,
             counts,
             positions: config.positions.clone(),
-            reads: match config.block.is_parallel() {
-                true => FfnInput::Residual,
-                false => FfnInput::Hidden,
+            reads: if config.block.is_parallel() {
+                FfnInput::Residual
+            } else {
+                FfnInput::Hidden
             },
             contribution_norms: weights.contribution_norms().to_vec(),
         })

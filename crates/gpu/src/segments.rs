@@ -64,9 +64,10 @@ impl GraphSegments {
     /// Whether launches are captured; tries it on the first call.
     pub(crate) fn are_recorded(&mut self) -> Result<bool, DeviceError> {
         if !std::mem::replace(&mut self.is_tried, true) && self.failure.is_none() {
-            match self.device.begin_capture()? {
-                true => self.failure = self.device.end_capture().err(),
-                false => self.failure = Some(self.unsupported()),
+            if self.device.begin_capture()? {
+                self.failure = self.device.end_capture().err()
+            } else {
+                self.failure = Some(self.unsupported())
             }
         }
         Ok(self.captures())

@@ -107,9 +107,10 @@ impl Upload<'_> {
         let query_norm = self.norm_of(source, QueryNorm, QueryNormBias)?;
         let key_norm = self.norm_of(source, KeyNorm, KeyNormBias)?;
         Ok(DeviceAttention {
-            norm: match self.config.block.norms_input() {
-                true => self.attention_norm(source)?,
-                false => None,
+            norm: if self.config.block.norms_input() {
+                self.attention_norm(source)?
+            } else {
+                None
             },
             query: linear(Query, QueryBias)?,
             key: linear(Key, KeyBias)?,
@@ -151,9 +152,10 @@ impl Upload<'_> {
         let down = linear(Down, DownBias)?;
         Ok(Ffn {
             gate: linear(Gate, GateBias)?,
-            up: match self.config.is_gated() {
-                true => Some(linear(Up, UpBias)?),
-                false => None,
+            up: if self.config.is_gated() {
+                Some(linear(Up, UpBias)?)
+            } else {
+                None
             },
             down: down.matrix,
             bias: down.bias,

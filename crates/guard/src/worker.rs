@@ -93,9 +93,10 @@ fn read_message(from: &mut impl Read) -> io::Result<Vec<u8>> {
     }
     let mut bytes = Vec::new();
     from.take(length).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 == length {
-        true => Ok(bytes),
-        false => Err(io::ErrorKind::UnexpectedEof.into()),
+    if bytes.len() as u64 == length {
+        Ok(bytes)
+    } else {
+        Err(io::ErrorKind::UnexpectedEof.into())
     }
 }
 

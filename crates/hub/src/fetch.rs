@@ -10,9 +10,9 @@ use crate::{
     client::Client,
     download::fetch_blob,
     file_name::FileName,
-    hub::Wish,
+    hub::Selection,
     remote_file::RemoteFile,
-    selection::{Selection, Weights, gguf_parts, shards},
+    selection::{SelectedFiles, Weights, gguf_parts, shards},
 };
 
 /// Most names that an error lists.
@@ -29,23 +29,23 @@ pub(crate) struct Fetch<'a> {
 
 impl Fetch<'_> {
     /// Downloads the requested files among those called `names`.
-    pub(crate) fn wish(
+    pub(crate) fn selection(
         &self,
-        wish: Wish<'_>,
+        selection: Selection<'_>,
         names: &BTreeSet<String>,
     ) -> Result<Snapshot, HubError> {
         let folder = self.cache.snapshot(self.commit);
         let mut path = folder.clone();
-        let files = match wish {
-            Wish::File(file) => {
+        let files = match selection {
+            Selection::File(file) => {
                 if !names.contains(file.as_str()) {
                     return Err(self.no_such_file(file, names));
                 }
                 path.push(file.to_path());
                 self.files(gguf_parts(self.model, file, names)?)?
             }
-            Wish::Model(check) => {
-                let selection = Selection::of(self.model, names)?;
+            Selection::Model(check) => {
+                let selection = SelectedFiles::new(self.model, names)?;
                 let mut files = self.files(selection.companions)?;
                 if !files.is_empty() {
                     check(&folder).map_err(HubError::OfNoUse)?;

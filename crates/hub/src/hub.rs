@@ -52,7 +52,7 @@ pub type Check<'a> = dyn Fn(&Path) -> Result<(), Box<dyn Error + Send + Sync>> +
 
 /// Part of a model to fetch.
 #[derive(Clone, Copy)]
-pub(crate) enum Wish<'a> {
+pub(crate) enum Selection<'a> {
     /// Everything needed to run the model, if the check of its small files succeeds.
     Model(&'a Check<'a>),
     /// One file.
@@ -99,7 +99,7 @@ impl Hub {
         check: &Check<'_>,
         progress: &dyn Progress,
     ) -> Result<Snapshot, HubError> {
-        self.pull_wish(model, Wish::Model(check), progress)
+        self.pull_selected(model, Selection::Model(check), progress)
     }
 
     /// Like [`Self::pull`], for the single file called `file`.
@@ -113,21 +113,21 @@ impl Hub {
         file: &str,
         progress: &dyn Progress,
     ) -> Result<Snapshot, HubError> {
-        self.pull_wish(model, Wish::File(&FileName::parse(file)?), progress)
+        self.pull_selected(model, Selection::File(&FileName::parse(file)?), progress)
     }
 
-    fn pull_wish(
+    fn pull_selected(
         &self,
         model: &ModelName,
-        wish: Wish<'_>,
+        selection: Selection<'_>,
         progress: &dyn Progress,
     ) -> Result<Snapshot, HubError> {
         let cache = ModelCache::new(&self.settings.cache, model);
         if self.settings.offline {
-            let snapshot = cached(&cache, model, wish).ok_or_else(|| HubError::NotCached {
-                model: match wish {
-                    Wish::Model(_) => model.to_string(),
-                    Wish::File(file) => format!("{model}/{file}"),
+            let snapshot = cached(&cache, model, selection).ok_or_else(|| HubError::NotCached {
+                model: match selection {
+                    Selection::Model(_) => model.to_string(),
+                    Selection::File(file) => format!("{model}/{file}"),
                 },
                 cache: self.settings.cache.clone(),
             })?;
@@ -142,7 +142,7 @@ impl Hub {
             Ok(listing) => listing,
             Err(Failure::Lasting(error)) => return Err(error),
             Err(Failure::Passing(error)) => {
-                let Some(snapshot) = cached(&cache, model, wish) else {
+                let Some(snapshot) = cached(&cache, model, selection) else {
                     return Err(error);
                 };
                 // The last part of the message is advice for a user without a copy.
@@ -162,7 +162,7 @@ impl Hub {
             commit: &listing.commit,
             progress,
         };
-        let snapshot = fetch.wish(wish, &listing.names)?;
+        let snapshot = fetch.selection(selection, &listing.names)?;
         // Only now, so that an incomplete download never replaces an older complete snapshot.
         cache.remember(model.revision(), &listing.commit)?;
         Ok(snapshot)

@@ -6,27 +6,31 @@ use crate::{
     ModelName, Snapshot, SnapshotFile,
     cache::ModelCache,
     file_name::FileName,
-    hub::Wish,
-    selection::{Selection, Weights, gguf_parts, shards},
+    hub::Selection,
+    selection::{SelectedFiles, Weights, gguf_parts, shards},
 };
 
 /// Greatest depth of folders in a snapshot.
 const DEEPEST: usize = 8;
 
 /// The requested files of `model` if the cache has all of them.
-pub(crate) fn cached(cache: &ModelCache, model: &ModelName, wish: Wish<'_>) -> Option<Snapshot> {
+pub(crate) fn cached(
+    cache: &ModelCache,
+    model: &ModelName,
+    selection: Selection<'_>,
+) -> Option<Snapshot> {
     let commit = cache.commit(model.revision())?;
     let folder = cache.snapshot(&commit);
     let mut names = BTreeSet::new();
     add_names(&folder, "", DEEPEST, &mut names);
     let mut path = folder.clone();
-    let files = match wish {
-        Wish::File(file) => {
+    let files = match selection {
+        Selection::File(file) => {
             path.push(file.to_path());
             gguf_parts(model, file, &names).ok()?
         }
-        Wish::Model(_) => {
-            let selection = Selection::of(model, &names).ok()?;
+        Selection::Model(_) => {
+            let selection = SelectedFiles::new(model, &names).ok()?;
             let mut files = selection.companions;
             match selection.weights {
                 Weights::Gguf(parts) => {

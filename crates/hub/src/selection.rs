@@ -38,16 +38,16 @@ pub(crate) enum Weights {
 
 /// The files to fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Selection {
+pub(crate) struct SelectedFiles {
     /// Small files.
     pub(crate) companions: Vec<FileName>,
     /// The weights.
     pub(crate) weights: Weights,
 }
 
-impl Selection {
+impl SelectedFiles {
     /// Chooses among the files called `names`: safetensors first, then pickles, then a single GGUF model.
-    pub(crate) fn of(model: &ModelName, names: &BTreeSet<String>) -> Result<Self, HubError> {
+    pub(crate) fn new(model: &ModelName, names: &BTreeSet<String>) -> Result<Self, HubError> {
         let present = |name: &str| {
             let is_there = names.contains(name);
             is_there.then(|| FileName::parse(name)).transpose()
@@ -118,9 +118,10 @@ pub(crate) fn gguf_parts(
     name: &FileName,
     names: &BTreeSet<String>,
 ) -> Result<Vec<FileName>, HubError> {
-    match name.as_str().ends_with(".gguf") {
-        true => parts(model, name, names),
-        false => Ok(vec![name.clone()]),
+    if name.as_str().ends_with(".gguf") {
+        parts(model, name, names)
+    } else {
+        Ok(vec![name.clone()])
     }
 }
 
@@ -168,9 +169,10 @@ fn what_there_is(names: &BTreeSet<String>) -> String {
         FORMATS.iter().any(|format| name.ends_with(format)) && FileName::parse(name).is_ok()
     };
     let found: Vec<String> = names.iter().filter(is_weights).cloned().collect();
-    match found.is_empty() {
-        true => "it has no file of weights".to_owned(),
-        false => format!("it has {}", listed(&found)),
+    if found.is_empty() {
+        "it has no file of weights".to_owned()
+    } else {
+        format!("it has {}", listed(&found))
     }
 }
 
@@ -212,9 +214,9 @@ pub(crate) fn shards(
 mod tests {
     use super::*;
 
-    fn select(names: &[&str]) -> Result<Selection, HubError> {
+    fn select(names: &[&str]) -> Result<SelectedFiles, HubError> {
         let names = names.iter().map(|name| (*name).to_owned()).collect();
-        Selection::of(&ModelName::parse("org/name").unwrap(), &names)
+        SelectedFiles::new(&ModelName::parse("org/name").unwrap(), &names)
     }
 
     fn file(name: &str) -> FileName {

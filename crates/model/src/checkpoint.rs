@@ -320,9 +320,10 @@ impl Checkpoint {
             WeightSource::Tensor { name, .. } => self.resolve(name).is_ok(),
             WeightSource::Constant(_) => true,
         };
-        match !is_there(&source) && is_there(&head) {
-            true => head,
-            false => source,
+        if !is_there(&source) && is_there(&head) {
+            head
+        } else {
+            source
         }
     }
 

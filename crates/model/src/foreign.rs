@@ -148,13 +148,14 @@ pub(crate) fn check_gguf(file: &GgufFile, name: &str) -> Result<(), ModelError> 
 
 /// Checks that a GGUF file has tensors; one without them is a tokenizer.
 pub(crate) fn check_has_tensors(gguf: &Gguf) -> Result<(), ModelError> {
-    match gguf.names().is_empty() {
-        true => Err(ModelError::NotAModel {
+    if gguf.names().is_empty() {
+        Err(ModelError::NotAModel {
             path: gguf.path().to_owned(),
             what: "a vocabulary without weights".to_owned(),
             remedy: GIVE_MODEL,
-        }),
-        false => Ok(()),
+        })
+    } else {
+        Ok(())
     }
 }
 

@@ -60,12 +60,12 @@ impl GenerationConfig {
             reason,
         };
         match value {
-            Value::Object(map) => Self::of(&map).map_err(bad),
+            Value::Object(map) => Self::new(&map).map_err(bad),
             _ => Err(bad("it is not a JSON object".to_owned())),
         }
     }
 
-    fn of(map: &Map<String, Value>) -> Result<Self, String> {
+    fn new(map: &Map<String, Value>) -> Result<Self, String> {
         let bos = tokens(map, "bos_token_id")?.unwrap_or_default();
         let bos_token = match bos[..] {
             [] => None,

@@ -40,9 +40,10 @@ pub trait LanguageModel {
 pub fn check_finite(logits: &[f32]) -> Result<(), ModelError> {
     // Without an early exit vectors compare them.
     let are_finite = |all, logit: &f32| all & (logit.abs() < f32::INFINITY);
-    match logits.iter().fold(true, are_finite) {
-        true => Ok(()),
-        false => Err(ModelError::LogitsNotFinite),
+    if logits.iter().fold(true, are_finite) {
+        Ok(())
+    } else {
+        Err(ModelError::LogitsNotFinite)
     }
 }
 

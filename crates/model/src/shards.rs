@@ -70,12 +70,13 @@ impl Files {
         };
         let (shards, parts): (Vec<String>, Vec<String>) =
             shard.all().partition(|shard| names.contains(shard));
-        match parts.is_empty() {
-            true => Ok(Some(shards)),
-            false => Err(ModelError::MissingParts {
+        if parts.is_empty() {
+            Ok(Some(shards))
+        } else {
+            Err(ModelError::MissingParts {
                 path: self.path(name),
                 parts,
-            }),
+            })
         }
     }
 }

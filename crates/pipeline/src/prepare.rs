@@ -101,7 +101,7 @@ pub fn place(
     progress: &dyn Progress,
     report: Report<'_>,
 ) -> Result<Bundle, PipelineError> {
-    let request = Request::of(checkpoint, profile, predictors.as_ref(), options, progress)?;
+    let request = Request::new(checkpoint, profile, predictors.as_ref(), options, progress)?;
     if let Some(bundle) = request.packed(checkpoint, options.quant(), out) {
         report(Work::Bundle(&bundle, false));
         // A run may have been stopped between packing and certifying.

@@ -190,5 +190,5 @@ fn request(bundle: &Bundle, plan: &Plan) -> Value {
         "budget": plan.budget,
         "hardware": plan.hardware,
     });
-    json!(Digest::of(asked.to_string().as_bytes()))
+    json!(Digest::from_content(asked.to_string().as_bytes()))
 }

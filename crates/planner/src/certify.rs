@@ -230,7 +230,7 @@ impl<'a> Measurement<'a> {
             "stride": self.windows.stride,
             "version": env!("CARGO_PKG_VERSION"),
         });
-        Digest::of(settings.to_string().as_bytes()).to_string()
+        Digest::from_content(settings.to_string().as_bytes()).to_string()
     }
 
     /// The certificate that all windows, `measured` in order, make.
@@ -284,7 +284,7 @@ impl<'a> Measurement<'a> {
                     let windows = measured
                         .iter()
                         .filter_map(|window| window.layers.get(index));
-                    let drift = Drift::of(
+                    let drift = Drift::from_errors(
                         windows
                             .clone()
                             .flat_map(|(errors, _)| errors)

@@ -22,7 +22,7 @@ pub(crate) fn predict(
     quant: Format,
     chosen: &[&Candidate],
 ) {
-    let placed = Placed::of(plan, problem, config, quant, chosen);
+    let placed = Placed::new(plan, problem, config, quant, chosen);
     let estimator = Estimator {
         engine: &OURS,
         hardware: &plan.hardware,

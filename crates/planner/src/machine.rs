@@ -44,7 +44,7 @@ const GPU_VARIABLES: [&str; 3] = [
 
 /// The file in the cache folder.
 #[derive(Debug, Serialize, Deserialize)]
-struct Kept {
+struct CachedHardware {
     fingerprint: Fingerprint,
     hardware: Hardware,
 }
@@ -86,7 +86,7 @@ fn kept_file() -> Option<PathBuf> {
 pub fn this_machine(progress: &dyn Progress) -> Result<Hardware, PlannerError> {
     let fingerprint = Fingerprint::of_this_machine()?;
     let kept = kept_file().and_then(|file| fs::read(file).ok());
-    let kept = kept.and_then(|bytes| serde_json::from_slice::<Kept>(&bytes).ok());
+    let kept = kept.and_then(|bytes| serde_json::from_slice::<CachedHardware>(&bytes).ok());
     if let Some(kept) = kept.filter(|kept| kept.fingerprint == fingerprint)
         && kept.hardware.validate().is_ok()
     {
@@ -116,7 +116,7 @@ pub fn keep(hardware: &Hardware) -> Result<Option<PathBuf>, PlannerError> {
     if hardware.cpu.threads != fingerprint.threads || fingerprint.misses_gpu(hardware) {
         return Ok(None);
     }
-    let kept = Kept {
+    let kept = CachedHardware {
         fingerprint,
         hardware: hardware.clone(),
     };

@@ -103,9 +103,10 @@ impl<'a> Subject<'a> {
             Policy::Threshold => (
                 lacks(&|summary| !summary.thresholds.is_empty()),
                 "thresholds",
-                match self.config.activation.has_exact_zeros() {
-                    true => Hint::OtherPolicy,
-                    false => Hint::TrainPredictors,
+                if self.config.activation.has_exact_zeros() {
+                    Hint::OtherPolicy
+                } else {
+                    Hint::TrainPredictors
                 },
             ),
         };

@@ -230,7 +230,7 @@ impl Request {
     ///
     /// The profile or the predictors cannot be read, the context is out of range, the VRAM is unknown, or this machine
     /// cannot be measured.
-    pub fn of(
+    pub fn new(
         checkpoint: &Checkpoint,
         profile: &Profile,
         predictors: Option<&PredictorFile>,
@@ -283,7 +283,7 @@ impl Request {
             "input_sparsity": input_sparsity,
             "certify_tokens": options.certify_tokens(config, profile),
         });
-        let settings = Digest::of(settings.to_string().as_bytes());
+        let settings = Digest::from_content(settings.to_string().as_bytes());
         Ok(Self {
             budget,
             hardware,

@@ -61,7 +61,7 @@ pub(crate) fn last_allowed<T>(
 }
 
 /// Measures the rise of perplexity under given policies.
-pub(crate) struct Judge<'a> {
+pub(crate) struct PerplexityProbe<'a> {
     model: SingleSession,
     texts: Vec<Vec<u32>>,
     windows: Windows,
@@ -70,7 +70,7 @@ pub(crate) struct Judge<'a> {
     progress: &'a dyn Progress,
 }
 
-impl<'a> Judge<'a> {
+impl<'a> PerplexityProbe<'a> {
     /// Measures the perplexity of `texts` under `dense`.
     pub(crate) fn new(
         bundle: Bundle,

@@ -18,7 +18,7 @@ use powerinfer_solver::{Options, Problem, SolveReport, decide};
 use crate::{
     PlannerError, Request, candidates, certify, forecast, inputs,
     modes::{AllowedModes, LayerCandidates, Subject},
-    search::{self, Judge},
+    search::{self, PerplexityProbe},
 };
 
 /// Location of the temporary bundle that is measured.
@@ -196,7 +196,7 @@ impl Solver<'_> {
             search::scored(&self.texts)
         ));
         let bundle = self.pack(&solved, &folder.path())?;
-        let mut judge = Judge::new(bundle, self.texts.clone(), self.progress)?;
+        let mut judge = PerplexityProbe::new(bundle, self.texts.clone(), self.progress)?;
         let found = search::last_allowed(ladder, |allowed| {
             let solved = self.solve(allowed)?;
             if solved

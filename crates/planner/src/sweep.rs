@@ -119,9 +119,10 @@ pub fn thresholds(
                     layer,
                     folder,
                     setting,
-                    hint: match config.activation.has_exact_zeros() {
-                        true => Hint::ZerosPolicy,
-                        false => Hint::TrainPredictorsAndPlace,
+                    hint: if config.activation.has_exact_zeros() {
+                        Hint::ZerosPolicy
+                    } else {
+                        Hint::TrainPredictorsAndPlace
                     },
                 },
             }
@@ -157,7 +158,7 @@ fn place(
         move_border(&mut plan, candidates, threshold);
     }
     let chosen: Vec<&Candidate> = candidates.iter().collect();
-    let placed = Placed::of(&plan, &problem, bundle.config(), bundle.quant(), &chosen);
+    let placed = Placed::new(&plan, &problem, bundle.config(), bundle.quant(), &chosen);
     Ok(PlacedPoint {
         placement: placement(&plan, &placed, candidates),
         planned: predict(&placed, hardware, shape),
@@ -175,7 +176,7 @@ fn estimate(
 ) -> PlannedSpeed {
     let problem = placement_problem(bundle, hardware, MORE_THAN_ANY, shape);
     let chosen: Vec<&Candidate> = candidates.iter().collect();
-    let placed = Placed::of(plan, &problem, bundle.config(), bundle.quant(), &chosen);
+    let placed = Placed::new(plan, &problem, bundle.config(), bundle.quant(), &chosen);
     predict(&placed, hardware, shape)
 }
 

@@ -148,7 +148,7 @@ struct Share {
 
 impl Share {
     /// Part and whole of one token.
-    fn of(part: f64, whole: f64) -> Self {
+    fn new(part: f64, whole: f64) -> Self {
         Self {
             tokens: 1,
             part,
@@ -168,9 +168,10 @@ impl Share {
 
     /// The ratio; 1 if the whole is 0.
     fn value(&self) -> f64 {
-        match self.whole == 0.0 {
-            true => 1.0,
-            false => self.part / self.whole,
+        if self.whole == 0.0 {
+            1.0
+        } else {
+            self.part / self.whole
         }
     }
 
@@ -219,8 +220,8 @@ fn count(
                 added += f64::from(contribution);
                 recalled += f64::from(contribution) * f64::from(u8::from(is_predicted));
             }
-            counted.recalled.add(Share::of(both as f64, active as f64));
-            counted.contribution.add(Share::of(recalled, added));
+            counted.recalled.add(Share::new(both as f64, active as f64));
+            counted.contribution.add(Share::new(recalled, added));
         },
     );
     let mut all = Counted::default();
@@ -234,12 +235,12 @@ fn count(
         threshold,
         recall: all.recalled.value(),
         recall_error: all.recalled.error(),
-        contribution_recall: match samples.contributions.is_empty() || all.contribution.whole == 0.0
-        {
-            true => None,
-            false => Some(all.contribution.value()),
+        contribution_recall: if samples.contributions.is_empty() || all.contribution.whole == 0.0 {
+            None
+        } else {
+            Some(all.contribution.value())
         },
-        precision: Share::of(all.recalled.part, all.predicted as f64).value(),
+        precision: Share::new(all.recalled.part, all.predicted as f64).value(),
         predicted_density: all.predicted as f64 / all_neurons,
         density: all.recalled.whole / all_neurons,
         tokens: tokens.len(),
@@ -325,15 +326,15 @@ mod tests {
         };
         // 90 of 100 tokens with ten neurons each are recalled fully, ten not at all: the interval of 100 coin tosses.
         let all_or_none = share(100, &|token| {
-            Share::of(if token < 90 { 10.0 } else { 0.0 }, 10.0)
+            Share::new(if token < 90 { 10.0 } else { 0.0 }, 10.0)
         });
         assert_eq!(all_or_none.value(), 0.9);
         let coin = 1.96 * (0.9f64 * 0.1 / 100.0).sqrt();
         assert!((all_or_none.error() - coin).abs() < 0.05 * coin);
         // Eight tokens without a miss are not certain.
-        let few = share(8, &|_| Share::of(10.0, 10.0));
+        let few = share(8, &|_| Share::new(10.0, 10.0));
         assert!((few.value(), few.error() > 0.1) == (1.0, true));
-        assert!(share(1000, &|_| Share::of(10.0, 10.0)).error() < 0.01);
+        assert!(share(1000, &|_| Share::new(10.0, 10.0)).error() < 0.01);
         assert_eq!(Share::default().error(), 1.0);
     }
 

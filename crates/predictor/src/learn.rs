@@ -71,7 +71,7 @@ struct Split {
 
 impl Split {
     /// Few samples have a larger share for validation, since a loss on a handful is meaningless.
-    fn of(tokens: usize) -> Self {
+    fn new(tokens: usize) -> Self {
         let stride = (tokens / 64).clamp(2, VALIDATED);
         Self { tokens, stride }
     }
@@ -105,7 +105,7 @@ pub(crate) fn learn(
     mut between: impl FnMut() -> Result<(), PredictorError>,
 ) -> Result<Learnt, PredictorError> {
     let mut descent = Descent::new(start.rank, &start.a, &start.b, &start.bias);
-    let split = Split::of(samples.tokens());
+    let split = Split::new(samples.tokens());
     let mut random = Random::new(schedule.seed);
     let learning = split.learning_count();
     let mut next_batch = || {
@@ -214,13 +214,13 @@ mod tests {
     #[test]
     fn every_token_is_for_training_or_validation() {
         for tokens in [16, 17, 100, 127, 128, 1000, 1024, 5000] {
-            let split = Split::of(tokens);
+            let split = Split::new(tokens);
             let learning = (0..split.learning_count()).map(|number| split.learning(number));
             let mut all: Vec<usize> = learning.chain(split.validation()).collect();
             all.sort_unstable();
             assert_eq!(all, (0..tokens).collect::<Vec<_>>());
         }
-        let many = Split::of(100_000);
+        let many = Split::new(100_000);
         assert_eq!(many.validation().len(), MOST_VALIDATED);
         let learns = |token: usize| (0..many.learning_count()).any(|n| many.learning(n) == token);
         let validation = many.validation();
@@ -232,7 +232,7 @@ mod tests {
         let samples = planted(EASY, 2).training;
         let learnt = learn(&start(), &samples, SCHEDULE, || Ok(())).unwrap();
         assert!(learnt.steps < SCHEDULE.steps / 2, "{}", learnt.steps);
-        let validation = batch(&samples, &Split::of(2000).validation(), SCHEDULE.cost).unwrap();
+        let validation = batch(&samples, &Split::new(2000).validation(), SCHEDULE.cost).unwrap();
         let loss = |weights: &Weights| {
             let descent = Descent::new(16, &weights.a, &weights.b, &weights.bias);
             descent.loss(&validation).unwrap()

@@ -403,10 +403,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let model = ModelIdentity {
             name: "m".to_owned(),
-            fingerprint: Digest::of(b"m"),
+            fingerprint: Digest::from_content(b"m"),
         };
         let whole = Header::new(FORMAT, VERSION, model, 7)
-            .with_input("profile", Digest::of(b"p"))
+            .with_input("profile", Digest::from_content(b"p"))
             .with_setting("steps", 100);
         // Layers of a shard, without predictors.
         let shard = |header: &Header, index: usize| {
@@ -441,7 +441,9 @@ mod tests {
             (older, "program version"),
             (seeded, "seed"),
             (
-                whole.clone().with_input("profile", Digest::of(b"q")),
+                whole
+                    .clone()
+                    .with_input("profile", Digest::from_content(b"q")),
                 "profile",
             ),
             (whole.clone().with_setting("steps", 99), "setting `steps`"),

@@ -44,7 +44,7 @@ struct Sample {
 
 impl Sample {
     /// Values of at most `wanted` tokens of `part`, evenly spread.
-    fn of(part: &TracePart, wanted: usize, ffn: &FeedForward) -> Result<Self, PredictorError> {
+    fn new(part: &TracePart, wanted: usize, ffn: &FeedForward) -> Result<Self, PredictorError> {
         let tokens = part.tokens().min(wanted);
         let inputs = (0..tokens).map(|place| place * part.tokens() / tokens);
         let inputs: Vec<f32> = inputs.flat_map(|token| part.input(token)).collect();
@@ -81,9 +81,12 @@ impl Scoring<'_> {
             centre,
             ..
         } = self.vectors;
-        let coefficient = |index: usize| match self.centred {
-            true => sample.product[index] - centre[index % neurons],
-            false => sample.product[index],
+        let coefficient = |index: usize| {
+            if self.centred {
+                sample.product[index] - centre[index % neurons]
+            } else {
+                sample.product[index]
+            }
         };
         let score = |index: usize| match self.score {
             Score::Gate => sample.activation[index].abs(),
@@ -107,10 +110,10 @@ pub(crate) fn thresholds(
     let traces = profile.traces(layer)?;
     check_samples(layer, &traces)?;
     let ffn = FeedForward::load(checkpoint, layer)?;
-    let usual = Sample::of(&traces.training, USUAL_TOKENS, &ffn)?;
+    let usual = Sample::new(&traces.training, USUAL_TOKENS, &ffn)?;
     let vectors = vectors(&usual, &ffn)?;
-    let search = Errors::new(Sample::of(&traces.training, ERROR_TOKENS, &ffn)?, &ffn)?;
-    let judge = Errors::new(Sample::of(&traces.held_out, ERROR_TOKENS, &ffn)?, &ffn)?;
+    let search = Errors::new(Sample::new(&traces.training, ERROR_TOKENS, &ffn)?, &ffn)?;
+    let judge = Errors::new(Sample::new(&traces.held_out, ERROR_TOKENS, &ffn)?, &ffn)?;
 
     let mut made = Thresholds {
         vectors,
@@ -143,9 +146,10 @@ pub(crate) fn thresholds(
     let centred = calibrated(&scoring, &search, &judge, &usual)?;
     let neurons =
         |curve: &ThresholdCurve| curve.levels.iter().map(|level| level.density).sum::<f64>();
-    let (curve, kept) = match neurons(&centred.0) < 0.98 * neurons(&plain.0) {
-        true => centred,
-        false => plain,
+    let (curve, kept) = if neurons(&centred.0) < 0.98 * neurons(&plain.0) {
+        centred
+    } else {
+        plain
     };
     made.curves.push(curve);
     made.kept.push(kept);

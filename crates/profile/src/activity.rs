@@ -198,7 +198,7 @@ impl LayerActivity {
 
     /// Skewness of the layer's activations.
     pub fn skew(&self) -> Skew {
-        Skew::of(self.active.clone())
+        Skew::new(self.active.clone())
     }
 }
 
@@ -211,7 +211,7 @@ pub struct Skew {
 
 impl Skew {
     /// Curve of activation counts, of one layer or several.
-    pub fn of(mut counts: Vec<u64>) -> Self {
+    pub fn new(mut counts: Vec<u64>) -> Self {
         counts.sort_unstable_by(|a, b| b.cmp(a));
         let mut sum = 0;
         for count in &mut counts {

@@ -114,14 +114,15 @@ impl Calibration {
     pub fn check_parts(&self, needed: usize) -> Result<(), ProfileError> {
         let [training, held_out] =
             Part::ALL.map(|part| self.part_tokens(part, 0..self.sequences.len()));
-        match training.min(held_out) >= needed {
-            true => Ok(()),
-            false => Err(ProfileError::TooShort {
+        if training.min(held_out) >= needed {
+            Ok(())
+        } else {
+            Err(ProfileError::TooShort {
                 tokens: training + held_out,
                 held_out,
                 needed,
                 total: needed * HELD_OUT_EVERY,
-            }),
+            })
         }
     }
 

@@ -17,7 +17,7 @@ use crate::{
     Calibration, LayerActivity, Part, Profile, ProfileDocument, ProfileError, Traces,
     observe::{InstrumentedLayer, Observation},
     profile::{self, Subject},
-    resume::{self, HiddenSink, Place, Sizes, State},
+    resume::{self, HiddenSink, ResumePoint, Sizes, State},
     samples::Sampling,
     times::Times,
     traces,
@@ -144,7 +144,7 @@ pub fn measure(
         part_tokens,
         sources: calibration.sources(),
     };
-    let body = ProfileDocument::of(subject, &activities);
+    let body = ProfileDocument::new(subject, &activities);
     Profile::write(
         folder.path(),
         header.clone(),
@@ -196,7 +196,7 @@ impl Run<'_> {
                 folder.clear()?;
                 let empty = LayerActivity::new(self.sizes.neurons, self.sizes.sources);
                 State {
-                    place: Place {
+                    place: ResumePoint {
                         start: self.sequences.start,
                         end: self.round_after(self.sequences.start).end,
                         layer: 0,
@@ -214,7 +214,7 @@ impl Run<'_> {
             if next.is_empty() || self.is_settled(&state.activities) {
                 return Ok(state.activities);
             }
-            state.place = Place {
+            state.place = ResumePoint {
                 start: next.start,
                 end: next.end,
                 layer: 0,
@@ -237,7 +237,7 @@ impl Run<'_> {
     }
 
     /// The rounds that are finished at `place`.
-    fn rounds_before(&self, place: Place) -> Vec<Range<usize>> {
+    fn rounds_before(&self, place: ResumePoint) -> Vec<Range<usize>> {
         let mut rounds = Vec::new();
         let mut round = self.round_after(self.sequences.start);
         while round.start < place.start && !round.is_empty() {
@@ -304,7 +304,7 @@ impl Run<'_> {
         tokens: usize,
     ) -> Result<State, ProfileError> {
         let index = state.place.layer;
-        let place = Place {
+        let place = ResumePoint {
             layer: index + 1,
             ..state.place
         };
@@ -454,11 +454,14 @@ impl Run<'_> {
     }
 
     /// Whether the samples of everything before `place` exist.
-    fn has_samples(&self, place: Place) -> bool {
+    fn has_samples(&self, place: ResumePoint) -> bool {
         let current = place.start..place.end;
-        let layers = |round: &Range<usize>| match *round == current {
-            true => place.layer,
-            false => self.sizes.layers,
+        let layers = |round: &Range<usize>| {
+            if *round == current {
+                place.layer
+            } else {
+                self.sizes.layers
+            }
         };
         let expected = self.trace_header();
         let rounds = self

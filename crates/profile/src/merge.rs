@@ -83,7 +83,7 @@ pub fn merge(profiles: &[Profile], out: &Path) -> Result<Profile, ProfileError> 
         part_tokens,
         sources: &sources,
     };
-    let body = ProfileDocument::of(subject, &activities);
+    let body = ProfileDocument::new(subject, &activities);
     let reserved = reserved_of_all(&texts)?;
     Profile::write(folder.path(), header, body, &activities, &reserved)?;
     Profile::open(folder.path())?;

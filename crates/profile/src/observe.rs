@@ -16,7 +16,7 @@ use crate::{
     activity::{LOCALITY_WINDOWS, Reuse, in_units},
     calibration::Sequence,
     samples::{Row, Sampler, Sampling},
-    tally::{Counter, Place, Tally},
+    tally::{Counter, SourceHalf, Tally},
 };
 
 /// Parameters of an observation.
@@ -79,7 +79,7 @@ impl InstrumentedLayer {
         sequence: &Sequence,
         hidden: Vec<f32>,
     ) -> Result<Vec<f32>, ProfileError> {
-        let (tokens, place) = (sequence.tokens.len(), Place::of(sequence));
+        let (tokens, place) = (sequence.tokens.len(), SourceHalf::new(sequence));
         match self {
             Self::OnCpu(here) => {
                 let (layer, observer) = &mut **here;

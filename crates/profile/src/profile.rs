@@ -59,7 +59,7 @@ pub struct NeuronsFor {
 }
 
 impl NeuronsFor {
-    fn of(skew: &Skew) -> Self {
+    fn new(skew: &Skew) -> Self {
         Self {
             half: skew.neurons_for(0.5),
             most: skew.neurons_for(0.8),
@@ -89,12 +89,12 @@ pub struct LayerSummary {
 
 impl LayerSummary {
     /// Summary of the counts of `layer`.
-    pub(crate) fn of(layer: usize, activity: &LayerActivity) -> Self {
+    pub(crate) fn new(layer: usize, activity: &LayerActivity) -> Self {
         let skew = activity.skew();
         Self {
             layer,
             sparsity: activity.sparsity(),
-            neurons_for: NeuronsFor::of(&skew),
+            neurons_for: NeuronsFor::new(&skew),
             dead: activity.dead(),
             half_overlap: activity.half_overlap(),
             locality: activity.locality,
@@ -169,7 +169,7 @@ pub(crate) struct Subject<'a> {
 
 impl ProfileDocument {
     /// Document with the summaries of all layers.
-    pub(crate) fn of(subject: Subject<'_>, activities: &[LayerActivity]) -> Self {
+    pub(crate) fn new(subject: Subject<'_>, activities: &[LayerActivity]) -> Self {
         let sources = subject.sources;
         let all = activities.iter().flat_map(|activity| &activity.active);
         let tokens = |of: &dyn Fn(&LayerActivity) -> u64| activities.first().map_or(0, of);
@@ -190,11 +190,11 @@ impl ProfileDocument {
             hidden_size: subject.hidden_size,
             ffn_size: activities.first().map_or(0, |first| first.active.len()),
             has_exact_zeros: subject.has_exact_zeros,
-            neurons_for: NeuronsFor::of(&Skew::of(all.copied().collect())),
+            neurons_for: NeuronsFor::new(&Skew::new(all.copied().collect())),
             layers: activities
                 .iter()
                 .enumerate()
-                .map(|(layer, activity)| LayerSummary::of(layer, activity))
+                .map(|(layer, activity)| LayerSummary::new(layer, activity))
                 .collect(),
             files: BTreeMap::new(),
             seal: None,
@@ -346,7 +346,7 @@ impl Profile {
     /// Element `p` of a curve is the share of activations of the hottest `p / points` of the neurons.
     pub fn cumulative_curves(&self, points: usize) -> Vec<Vec<f64>> {
         let all = self.activities.iter().flat_map(|activity| &activity.active);
-        let all = Skew::of(all.copied().collect());
+        let all = Skew::new(all.copied().collect());
         let layers = self.activities.iter().map(LayerActivity::skew);
         let curve = |skew: Skew| {
             let shares = (0..=points).map(|point| point as f64 / points as f64);

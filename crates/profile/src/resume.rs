@@ -22,7 +22,7 @@ const DIGEST: &str = "digest";
 
 /// Position of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ResumePoint {
     /// First sequence of the round.
     pub(crate) start: usize,
     /// End of the round's sequences, exclusive.
@@ -34,7 +34,7 @@ pub(crate) struct Place {
 /// Saved state of a run.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) place: Place,
+    pub(crate) place: ResumePoint,
     /// Activity of each layer over its finished rounds.
     pub(crate) activities: Vec<LayerActivity>,
     /// Input of the next layer, `[tokens, hidden]` for the whole round; `None` before the first layer and after the last.
@@ -63,7 +63,7 @@ impl HiddenFile {
     }
 }
 
-fn path(folder: &Path, place: Place) -> PathBuf {
+fn path(folder: &Path, place: ResumePoint) -> PathBuf {
     folder.join(format!(
         "state-{:08}-{:04}.safetensors",
         place.end, place.layer
@@ -203,7 +203,7 @@ pub(crate) fn save(
     folder: &Path,
     header: &Header,
     sizes: Sizes,
-    place: Place,
+    place: ResumePoint,
     tokens: usize,
     run: impl FnOnce(&mut HiddenSink<'_>) -> Result<Vec<LayerActivity>, ProfileError>,
 ) -> Result<State, ProfileError> {
@@ -282,7 +282,7 @@ pub(crate) fn load(
             let bytes = numbers[8 * index..][..8].try_into().ok()?;
             usize::try_from(u64::from_le_bytes(bytes)).ok()
         };
-        let place = Place {
+        let place = ResumePoint {
             start: number(0)?,
             end: number(1)?,
             layer: number(2)?,

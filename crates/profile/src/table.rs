@@ -131,20 +131,22 @@ fn read_columns(file: Vec<u8>, sources: usize) -> Result<Columns, String> {
         Ok::<Vec<f32>, String>(column.into_no_null_iter().collect())
     };
     // Earlier versions of the program wrote means alone.
-    let (sums, norms) = match frame.column(MAGNITUDE_SUM).is_ok() {
-        true => (integers(MAGNITUDE_SUM)?, floats("down_norm")?),
-        false => {
-            let (tokens, means) = (integers("tokens")?, floats("mean_magnitude")?);
-            let contributions = floats("mean_contribution")?;
-            let sums = means.iter().zip(tokens);
-            let sum = |(mean, tokens): (&f32, u64)| in_units(f64::from(*mean) * tokens as f64);
-            let norms = contributions.iter().zip(&means);
-            let norm = |(contribution, mean): (&f32, &f32)| match *mean > 0.0 {
-                true => contribution / mean,
-                false => 0.0,
-            };
-            (sums.map(sum).collect(), norms.map(norm).collect())
-        }
+    let (sums, norms) = if frame.column(MAGNITUDE_SUM).is_ok() {
+        (integers(MAGNITUDE_SUM)?, floats("down_norm")?)
+    } else {
+        let (tokens, means) = (integers("tokens")?, floats("mean_magnitude")?);
+        let contributions = floats("mean_contribution")?;
+        let sums = means.iter().zip(tokens);
+        let sum = |(mean, tokens): (&f32, u64)| in_units(f64::from(*mean) * tokens as f64);
+        let norms = contributions.iter().zip(&means);
+        let norm = |(contribution, mean): (&f32, &f32)| {
+            if *mean > 0.0 {
+                contribution / mean
+            } else {
+                0.0
+            }
+        };
+        (sums.map(sum).collect(), norms.map(norm).collect())
     };
     let mut all = vec![integers("active")?, integers("active_first_half")?, sums];
     // A single source has all counts.

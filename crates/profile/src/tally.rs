@@ -79,13 +79,13 @@ pub(crate) struct Tally {
 
 /// Source and half of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SourceHalf {
     pub(crate) source: usize,
     pub(crate) half: usize,
 }
 
-impl Place {
-    pub(crate) fn of(sequence: &Sequence) -> Self {
+impl SourceHalf {
+    pub(crate) fn new(sequence: &Sequence) -> Self {
         Self {
             source: sequence.source,
             half: usize::from(!sequence.first_half),
@@ -129,7 +129,7 @@ impl Tally {
 #[derive(Debug)]
 pub(crate) struct Counter {
     pub(crate) tally: Tally,
-    place: Place,
+    place: SourceHalf,
     recent: Recent,
 }
 
@@ -138,13 +138,13 @@ impl Counter {
     pub(crate) fn new(neurons: usize, sources: usize) -> Self {
         Self {
             tally: Tally::new(neurons, sources),
-            place: Place { source: 0, half: 0 },
+            place: SourceHalf { source: 0, half: 0 },
             recent: Recent::new(neurons),
         }
     }
 
     /// Begins a sequence with this source and half.
-    pub(crate) fn begin(&mut self, place: Place) {
+    pub(crate) fn begin(&mut self, place: SourceHalf) {
         self.place = place;
         self.recent.begin_sequence();
     }

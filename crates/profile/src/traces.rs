@@ -164,14 +164,16 @@ impl TracePart {
     /// Active neurons of `token` with their contributions, relative to the mean over the token's active neurons; 1 if
     /// contributions were not sampled.
     pub fn active(&self, token: usize) -> impl Iterator<Item = (usize, f32)> + '_ {
-        let contributions = match self.contributions.is_empty() {
-            true => &[][..],
-            false => self.contributions.of(token),
+        let contributions = if self.contributions.is_empty() {
+            &[][..]
+        } else {
+            self.contributions.of(token)
         };
         let sum: f32 = contributions.iter().map(|value| value.to_f32()).sum();
-        let scale = match sum > 0.0 {
-            true => contributions.len() as f32 / sum,
-            false => 0.0,
+        let scale = if sum > 0.0 {
+            contributions.len() as f32 / sum
+        } else {
+            0.0
         };
         let neurons = self.active.active(token).enumerate();
         neurons.map(move |(index, neuron)| {
@@ -221,9 +223,10 @@ impl TracePart {
         (0..self.tokens()).find(|token| {
             let row = token * self.hidden_size..(token + 1) * self.hidden_size;
             let residual = self.residuals.get(row.clone()).unwrap_or_default();
-            let contributions = match self.contributions.is_empty() {
-                true => &[][..],
-                false => self.contributions.of(*token),
+            let contributions = if self.contributions.is_empty() {
+                &[][..]
+            } else {
+                self.contributions.of(*token)
             };
             self.release_after(*token);
             has_not_finite(&self.inputs[row])

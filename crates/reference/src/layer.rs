@@ -72,16 +72,18 @@ impl Layer {
             |x: &Tensor, weight: LayerWeight| norm(&self.config, x, &self.weights[&weight], None);
         match self.config.block {
             Block::OutputNorm | Block::Sandwich => {
-                let input = match self.config.block.norms_input() {
-                    true => attention_norm(hidden)?,
-                    false => hidden.clone(),
+                let input = if self.config.block.norms_input() {
+                    attention_norm(hidden)?
+                } else {
+                    hidden.clone()
                 };
                 let attended =
                     output_norm(&self.attention(&input)?, LayerWeight::AttentionOutputNorm)?;
                 let hidden = (hidden + attended)?;
-                let input = match self.config.block.norms_input() {
-                    true => ffn_norm(&hidden)?,
-                    false => hidden.clone(),
+                let input = if self.config.block.norms_input() {
+                    ffn_norm(&hidden)?
+                } else {
+                    hidden.clone()
                 };
                 let output = self.ffn(&hidden, &input, observer)?;
                 &hidden + output_norm(&output, LayerWeight::FfnOutputNorm)?

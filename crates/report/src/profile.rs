@@ -27,9 +27,12 @@ pub fn profile_page(document: &Value, curves: &[Vec<f64>]) -> Result<String, Rep
     let columns = series("sparsity".to_owned(), Shape::Columns, 0, columns.collect());
     let of_layers = Axis {
         include: vec![-0.5, layers.len() as f64 - 0.5],
-        format: |value| match (value - value.round()).abs() < 1e-9 {
-            true => format!("{value:.0}"),
-            false => String::new(),
+        format: |value| {
+            if (value - value.round()).abs() < 1e-9 {
+                format!("{value:.0}")
+            } else {
+                String::new()
+            }
         },
         ..shares("layer")
     };
@@ -43,9 +46,10 @@ pub fn profile_page(document: &Value, curves: &[Vec<f64>]) -> Result<String, Rep
         let last = (curve.len() - 1).max(1) as f64;
         let points = curve.iter().enumerate();
         let points = points.map(|(step, share)| point(step as f64 / last, *share, String::new()));
-        let (name, colour) = match layer + 1 == curves.len() {
-            true => ("all layers".to_owned(), 1),
-            false => (format!("layer {layer}"), 0),
+        let (name, colour) = if layer + 1 == curves.len() {
+            ("all layers".to_owned(), 1)
+        } else {
+            (format!("layer {layer}"), 0)
         };
         series(name, Shape::Curve, colour, points.collect())
     });

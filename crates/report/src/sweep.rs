@@ -349,9 +349,10 @@ impl Sweep<'_> {
         let positive = |row: &Value| budget(row).filter(|bytes| *bytes > 0.0);
         let budgets = || self.rows.iter().filter_map(positive);
         let most = budgets().fold(0.0, f64::max);
-        let (unit, vram) = match most >= (1u64 << 30) as f64 {
-            true => ((1u64 << 30) as f64, "VRAM, GiB"),
-            false => ((1u64 << 20) as f64, "VRAM, MiB"),
+        let (unit, vram) = if most >= (1u64 << 30) as f64 {
+            ((1u64 << 30) as f64, "VRAM, GiB")
+        } else {
+            ((1u64 << 20) as f64, "VRAM, MiB")
         };
         // A budget of zero far from all others would squeeze them together.
         let skips_zero = budgets().all(|bytes| bytes > 0.5 * most) && self.varies(&positive);

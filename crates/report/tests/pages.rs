@@ -34,7 +34,7 @@ fn a_plan_shows_its_layers_and_no_name_breaks_out() {
     plan.hardware.name = EVIL.to_owned();
     let model = ModelIdentity {
         name: EVIL.to_owned(),
-        fingerprint: Digest::of(b"m"),
+        fingerprint: Digest::from_content(b"m"),
     };
     let sentences = [EVIL.to_owned()];
     let page = plan_page(&model, &plan, &sentences).unwrap();

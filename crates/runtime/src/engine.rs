@@ -10,10 +10,10 @@ use crate::{
     executor::{CpuExecutor, LayerExecutor},
     ffn::FfnBuffers,
     forward::{HeadBuffers, cap_logits, forward, head},
-    held::{self, Held},
     hybrid::{HybridExecutor, PassTimes},
     load::new_session,
     memory::kv_bytes,
+    memory_use::{self, MemoryUse},
     model::Model,
     pass::{Pass, PassBuffers},
 };
@@ -152,8 +152,8 @@ impl Engine {
     }
 
     /// Memory in use, by the lines of a plan.
-    pub fn memory(&self) -> Vec<Held> {
-        held::held(
+    pub fn memory(&self) -> Vec<MemoryUse> {
+        memory_use::held(
             &self.model,
             self.session_bytes(self.context_limit()).iter().sum(),
         )
@@ -267,9 +267,10 @@ impl Engine {
             });
         };
         for (index, session) in sessions.iter().enumerate() {
-            let own = match index == decoded {
-                true => &tokens[index..],
-                false => &tokens[index..=index],
+            let own = if index == decoded {
+                &tokens[index..]
+            } else {
+                &tokens[index..=index]
             };
             self.check(session, own).map_err(|source| match decoded {
                 0 => source,
@@ -451,9 +452,10 @@ impl Engine {
             return Err(ModelError::ContextFull { tokens, limit }.into());
         }
         let format = self.model.bundle.plan().budget.kv_cache;
-        match session.is_of(&self.model.config, format, self.executor.device()) {
-            true => Ok(()),
-            false => Err(RuntimeError::OtherSession),
+        if session.is_of(&self.model.config, format, self.executor.device()) {
+            Ok(())
+        } else {
+            Err(RuntimeError::OtherSession)
         }
     }
 }

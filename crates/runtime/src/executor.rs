@@ -167,9 +167,10 @@ impl LayerExecutor for CpuExecutor {
             positions: &pass.buffers.positions,
             is_decode: pass.tokens.len() == pass.sessions.len(),
             x: &self.ffn_input,
-            predictor_input: match model.predictor_reads_residual(layer) {
-                true => &self.residual,
-                false => &self.ffn_input,
+            predictor_input: if model.predictor_reads_residual(layer) {
+                &self.residual
+            } else {
+                &self.ffn_input
             },
         };
         let (hidden, ffn) = (&mut pass.buffers.hidden, model.ffn(layer));

@@ -282,9 +282,10 @@ impl Ffn<'_> {
         let most = neurons.len();
         listed.clear();
         listed.reserve_exact(most);
-        match self.selector.predicts() {
-            true => prediction.masks.list(0, neurons, listed),
-            false => listed.extend(neurons.start as u32..neurons.end as u32),
+        if self.selector.predicts() {
+            prediction.masks.list(0, neurons, listed)
+        } else {
+            listed.extend(neurons.start as u32..neurons.end as u32)
         }
         let slots = first(slots, listed.len(), most);
         let (read, listed) = (RowsRead::default(), &*listed);

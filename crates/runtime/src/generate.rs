@@ -241,9 +241,10 @@ pub fn run_pass<P: Passes>(
         ran.proposed.extend_from_slice(text.propose(room));
         let started = Instant::now();
         if ran.proposed.is_empty() {
-            let wanted = match text.needs_largest_only() {
-                true => Wanted::Largest,
-                false => Wanted::Last,
+            let wanted = if text.needs_largest_only() {
+                Wanted::Largest
+            } else {
+                Wanted::Last
             };
             passes.pass(&mut [session], &[token], wanted)?;
         } else {
@@ -387,9 +388,10 @@ impl<'a, P: Passes, C: FnMut() -> bool> Generation<'a, P, C> {
     ) -> Result<(Self, usize), RuntimeError> {
         let reused = passes.keep_prefix(session, prompt);
         text.begin(prompt);
-        let wanted = match text.needs_largest_only() {
-            true => Wanted::Largest,
-            false => Wanted::Last,
+        let wanted = if text.needs_largest_only() {
+            Wanted::Largest
+        } else {
+            Wanted::Last
         };
         passes.pass(&mut [session], &prompt[reused..], wanted)?;
         let mut generation = Self::resume(passes, vec![(session, text)], is_cancelled);

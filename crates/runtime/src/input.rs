@@ -85,9 +85,10 @@ impl<'a> Input<'a> {
         };
         let is_rounded =
             matrix.format().is_quantised() && threads.activations() == ActivationFormat::Int8;
-        match is_rounded {
-            true => threads.isa().quantise(exact, columns, rounded),
-            false => threads.isa().pack(exact, columns, packed),
+        if is_rounded {
+            threads.isa().quantise(exact, columns, rounded)
+        } else {
+            threads.isa().pack(exact, columns, packed)
         }
         Self {
             exact,

@@ -34,7 +34,7 @@ pub(crate) struct Linear<'a> {
 
 impl<'a> Linear<'a> {
     /// The projection `stored` of the weights in `file`.
-    pub(crate) fn of(stored: &'a StoredLinear, file: &'a TensorFile) -> Self {
+    pub(crate) fn new(stored: &'a StoredLinear, file: &'a TensorFile) -> Self {
         Self {
             matrix: stored.matrix.view(file),
             layout: stored.layout,

@@ -11,9 +11,9 @@ use powerinfer_kernels::cuda::{Device, GpuCache};
 use crate::{
     Engine, RuntimeError, Session, Threads,
     engine::Executor,
-    held,
     hybrid::{self, HybridExecutor},
     memory::kv_bytes,
+    memory_use,
     model::Model,
     selector::LayerSelectors,
 };
@@ -94,7 +94,10 @@ fn load(
         hybrid::check_budget(device, &model.bundle, caches)?;
         hybrid::allocate_prompt_buffers(device, &model.bundle, caches)?;
     }
-    held::check(&model.bundle, &held::held(&model, session.bytes() as u64))?;
+    memory_use::check(
+        &model.bundle,
+        &memory_use::held(&model, session.bytes() as u64),
+    )?;
     let executor = match on_device {
         None => Executor::Cpu(Box::default()),
         Some(device) => Executor::Hybrid(Box::new(HybridExecutor::new(device))),

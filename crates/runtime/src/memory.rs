@@ -65,9 +65,10 @@ fn attention_weight_bytes(
     by_input: bool,
 ) -> u64 {
     let weight = Weight::Layer(0, layer_weight); // layers are of equal size
-    match by_input && is_projection(layer_weight) {
-        true => weight_bytes_by_input(config, weight, quant),
-        false => weight_bytes(config, weight, quant),
+    if by_input && is_projection(layer_weight) {
+        weight_bytes_by_input(config, weight, quant)
+    } else {
+        weight_bytes(config, weight, quant)
     }
 }
 
@@ -135,9 +136,10 @@ pub fn predictor_bytes(
         let rank = summary.rank;
         bytes += rank * (format.row_bytes(hidden) + format.row_bytes(neurons));
         // F32 values: the bias, and the block scales of transposed units.
-        let blocks = match format.is_quantised() {
-            true => rank.div_ceil(BLOCK),
-            false => 0,
+        let blocks = if format.is_quantised() {
+            rank.div_ceil(BLOCK)
+        } else {
+            0
         };
         bytes += (1 + blocks) * neurons * size_of::<f32>();
     }

@@ -71,7 +71,7 @@ impl Model {
 
     /// A stored projection.
     pub(crate) fn linear<'a>(&'a self, stored: &'a StoredLinear) -> Linear<'a> {
-        Linear::of(stored, self.bundle.weights())
+        Linear::new(stored, self.bundle.weights())
     }
 
     /// Sets `out [tokens, outputs]` to `x · Wᵀ + b` of a stored projection, and returns the bytes read.

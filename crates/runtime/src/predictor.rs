@@ -240,9 +240,10 @@ impl Predictor<'_> {
             threads.isa().quantise(hidden_units, rank, rounded);
             active_units.list_rounded(rounded);
         } else {
-            let block = match self.scales.is_empty() {
-                true => UNITS_PER_BLOCK,
-                false => BLOCK,
+            let block = if self.scales.is_empty() {
+                UNITS_PER_BLOCK
+            } else {
+                BLOCK
             };
             active_units.list(&self.units, hidden_units, block);
         }
@@ -410,21 +411,24 @@ mod tests {
         let isa = threads.isa();
         let mut logits = predictor.bias.to_vec();
         let neurons = logits.len();
-        let block = match predictor.scales.is_empty() {
-            true => hidden_units.len(),
-            false => BLOCK,
+        let block = if predictor.scales.is_empty() {
+            hidden_units.len()
+        } else {
+            BLOCK
         };
         let is_rounded = predictor.is_rounded(threads);
         for (index, hidden_units) in hidden_units.chunks(block).enumerate() {
-            let mut sums = match predictor.scales.is_empty() {
-                true => logits.clone(),
-                false => vec![0.0; neurons],
+            let mut sums = if predictor.scales.is_empty() {
+                logits.clone()
+            } else {
+                vec![0.0; neurons]
             };
             let first = (index * block) as u32;
             let relu: Vec<f32> = hidden_units.iter().map(|value| value.max(0.0)).collect();
-            let (values, scale) = match is_rounded {
-                true => whole_numbers(isa, &relu),
-                false => (relu, 1.0),
+            let (values, scale) = if is_rounded {
+                whole_numbers(isa, &relu)
+            } else {
+                (relu, 1.0)
             };
             let active_units = (first..).zip(values).filter(|(_, value)| *value > 0.0);
             let (rows, values): (Vec<u32>, Vec<f32>) = active_units.unzip();
@@ -437,9 +441,10 @@ mod tests {
                     let logits = logits.iter_mut().zip(sums);
                     for (logit, (sum, unit_scale)) in logits {
                         let scale = scale * unit_scale;
-                        *logit = match is_rounded {
-                            true => scale.mul_add(*sum, *logit),
-                            false => *logit + sum * scale,
+                        *logit = if is_rounded {
+                            scale.mul_add(*sum, *logit)
+                        } else {
+                            *logit + sum * scale
                         };
                     }
                 }
@@ -519,10 +524,7 @@ mod tests {
             // Bytes that do not depend on the active units.
             let fixed = rank * predictor.a.row_bytes() + 4 * (bias.len() + scales.len());
             let is_rounded = predictor.is_rounded(&threads);
-            let unit_bytes = match is_rounded {
-                true => predictor.units.row_bytes() - 2 * neurons.div_ceil(BLOCK),
-                false => predictor.units.row_bytes(),
-            };
+            let unit_bytes = if is_rounded { predictor.units.row_bytes() - 2 * neurons.div_ceil(BLOCK) } else { predictor.units.row_bytes() };
             let read = |hidden_units: &[f32]| {
                 let values: Vec<f32> = hidden_units.chunks(rank).flat_map(|units| units.chunks(BLOCK)).flat_map(|units| {
                     let relu: Vec<f32> = units.iter().map(|value| value.max(0.0)).collect();

@@ -206,10 +206,10 @@ impl Engine {
             json!({
                 "name": device.device().info().name,
                 "prompt_batch": self.prompt_batch(),
-                "plan": Digest::of(json!(plan).to_string().as_bytes()),
+                "plan": Digest::from_content(json!(plan).to_string().as_bytes()),
             })
         });
-        let digest = |value: Value| Digest::of(value.to_string().as_bytes()).to_string();
+        let digest = |value: Value| Digest::from_content(value.to_string().as_bytes()).to_string();
         let header = Header::new(FORMAT, VERSION, bundle.header().model.clone(), 0);
         let mut header = header
             .with_input(WEIGHTS, file_digest(bundle, bundle.weights().path()))

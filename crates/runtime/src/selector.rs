@@ -112,9 +112,10 @@ impl<'a> Selector<'a> {
                 if threshold.score.precedes_up() {
                     return Some(product);
                 }
-                let coefficient = match threshold.centred {
-                    true => product - vectors.centre[neuron],
-                    false => product,
+                let coefficient = if threshold.centred {
+                    product - vectors.centre[neuron]
+                } else {
+                    product
                 };
                 let score = coefficient.abs() * vectors.contribution_scale[neuron];
                 (score >= threshold.value).then_some(coefficient)
@@ -229,9 +230,10 @@ impl LayerSelectors {
         folder: &Path,
         layer: usize,
     ) -> Result<(), RuntimeError> {
-        let other = match self.scores.is_some() {
-            true => Hint::ThresholdPolicy,
-            false => Hint::LosslessPolicyOrTrain,
+        let other = if self.scores.is_some() {
+            Hint::ThresholdPolicy
+        } else {
+            Hint::LosslessPolicyOrTrain
         };
         let (is_there, what, hint) = match policy {
             Policy::Dense | Policy::Exact => return Ok(()),
@@ -243,15 +245,16 @@ impl LayerSelectors {
                 Hint::DensePolicyOrTrain,
             ),
         };
-        match is_there {
-            true => Ok(()),
-            false => Err(RuntimeError::PolicyMissing {
+        if is_there {
+            Ok(())
+        } else {
+            Err(RuntimeError::PolicyMissing {
                 folder: folder.to_owned(),
                 layer,
                 policy,
                 what,
                 hint,
-            }),
+            })
         }
     }
 

@@ -188,9 +188,10 @@ impl SpeedTest {
         let rows = self.weights.len() / row_bytes;
         let words: &[u64] = bytemuck::cast_slice(&self.weights[..self.weights.len() / 8 * 8]);
         let mut random = Random::new(2);
-        let passes = (0..passes.max(1)).map(|_| match rows < 1024 {
-            true => read_stream(isa, threads, words),
-            false => {
+        let passes = (0..passes.max(1)).map(|_| {
+            if rows < 1024 {
+                read_stream(isa, threads, words)
+            } else {
                 let rows = (0..rows as u32).filter(|_| random.unit() < DENSITY);
                 read_rows(isa, threads, words, row_bytes, &rows.collect::<Vec<_>>())
             }

@@ -64,7 +64,7 @@ pub struct Drift {
 
 impl Drift {
     /// Drift of tokens with these relative errors and recalls, in order.
-    pub fn of(errors: Vec<f32>, recalls: Vec<f64>) -> Self {
+    pub fn from_errors(errors: Vec<f32>, recalls: Vec<f64>) -> Self {
         Self {
             errors,
             recalls,
@@ -168,9 +168,10 @@ impl Verification {
             return verification;
         };
         let layers = certificate.layers.iter();
-        let fallback = match config.activation.has_exact_zeros() {
-            true => Policy::Exact,
-            false => Policy::Dense,
+        let fallback = if config.activation.has_exact_zeros() {
+            Policy::Exact
+        } else {
+            Policy::Dense
         };
         verification.within(layers.map(|layer| layer.error_bound).collect(), fallback)
     }

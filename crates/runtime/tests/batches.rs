@@ -106,9 +106,10 @@ fn runtime(case: Case) -> SingleSession {
     let checkpoint = golden.checkpoint();
     let config = checkpoint.config();
     let folder = tempfile::tempdir().unwrap();
-    let weights = match case.quant.is_quantised() {
-        true => Format::Q8_0,
-        false => Format::F32,
+    let weights = if case.quant.is_quantised() {
+        Format::Q8_0
+    } else {
+        Format::F32
     };
     let predictors = predictors(&checkpoint, weights, folder.path());
     let (count, neurons) = (config.layer_count, config.ffn_size);
@@ -241,10 +242,7 @@ proptest! {
         let together = model.logits().to_vec();
         let mut separate = Vec::new();
         for (index, alone) in alone.iter_mut().enumerate() {
-            let (own, wanted) = match index == decoded {
-                true => (&tokens[index..], wanted),
-                false => (&tokens[index..=index], Wanted::Last),
-            };
+            let (own, wanted) = if index == decoded { (&tokens[index..], wanted) } else { (&tokens[index..=index], Wanted::Last) };
             separate.extend_from_slice(model.prefill(alone, own, wanted).unwrap());
         }
         prop_assert!(bits(&together) == bits(&separate));
@@ -285,9 +283,10 @@ fn generated(
     generation.finish().unwrap();
     let counts = text.speculation().map(Speculation::counts);
     let tokens_of_session = model.session.tokens().to_vec();
-    let logits = match model.position() < model.context_limit() {
-        true => bits(&model.forward_last(&[1]).unwrap()),
-        false => Vec::new(),
+    let logits = if model.position() < model.context_limit() {
+        bits(&model.forward_last(&[1]).unwrap())
+    } else {
+        Vec::new()
     };
     let generated = Generated {
         tokens,

@@ -212,9 +212,10 @@ fn running_holds_what_the_plan_says_and_no_more() {
                 (SCRATCH, plan.line(SCRATCH)),
                 ("neurons", plan.line(HOT_NEURONS) + plan.line(COLD_NEURONS)),
             ] {
-                let is_right = match line == "neurons" && is_padded {
-                    true => held[line] <= planned,
-                    false => held[line] == planned,
+                let is_right = if line == "neurons" && is_padded {
+                    held[line] <= planned
+                } else {
+                    held[line] == planned
                 };
                 assert!(is_right, "{line}: {} held, {planned} planned", held[line]);
             }

@@ -27,7 +27,7 @@ impl Capacity {
     /// # Errors
     ///
     /// Fails where the KV caches of `parallel` requests do not fit the memory that the weights leave free.
-    pub(crate) fn of(
+    pub(crate) fn new(
         model: &Engine,
         context: usize,
         parallel: Option<usize>,

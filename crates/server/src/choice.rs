@@ -136,15 +136,14 @@ impl Choice {
             self.scores.retain(|token| token.offset < emitted);
         }
         // Scores go with the text that they end in, so that a stop string takes those of its tokens along.
-        let scores = match self.held.is_empty() || is_over {
-            true => std::mem::take(&mut self.scores),
-            false => {
-                let emitted = self.emitted;
-                let first_held = self.scores.iter().position(|token| token.offset >= emitted);
-                self.scores
-                    .drain(..first_held.unwrap_or(self.scores.len()))
-                    .collect()
-            }
+        let scores = if self.held.is_empty() || is_over {
+            std::mem::take(&mut self.scores)
+        } else {
+            let emitted = self.emitted;
+            let first_held = self.scores.iter().position(|token| token.offset >= emitted);
+            self.scores
+                .drain(..first_held.unwrap_or(self.scores.len()))
+                .collect()
         };
         Piece { text, scores }
     }

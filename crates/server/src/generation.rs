@@ -58,11 +58,12 @@ impl TextRequest {
     /// `prompts` prompts have too many texts.
     pub(crate) fn check_texts(&self, prompts: usize) -> Result<(), ApiError> {
         let count = prompts.saturating_mul(self.texts_each);
-        match count <= MAX_TEXTS {
-            true => Ok(()),
-            false => Err(ApiError::invalid(format!(
+        if count <= MAX_TEXTS {
+            Ok(())
+        } else {
+            Err(ApiError::invalid(format!(
                 "the request asks for {count} texts, and may ask for {MAX_TEXTS}; split it"
-            ))),
+            )))
         }
     }
 
@@ -86,11 +87,12 @@ impl TextRequest {
             self.texts_each * (of_prompt.unwrap_or(0) + of_text.unwrap_or(0))
         };
         let scores: usize = self.prompts.iter().map(scores).sum();
-        match scores <= MAX_SCORES {
-            true => Ok(()),
-            false => Err(ApiError::invalid(format!(
+        if scores <= MAX_SCORES {
+            Ok(())
+        } else {
+            Err(ApiError::invalid(format!(
                 "the request asks for up to {scores} log probabilities, and may ask for {MAX_SCORES}; lower `max_tokens`, or split it"
-            ))),
+            )))
         }
     }
 }
@@ -169,19 +171,19 @@ impl Texts {
     ) -> Result<Self, ApiError> {
         request.check(service)?;
         let grammar = service.compile(request.format).await?;
-        let interval = match is_streamed || !request.stops.is_empty() {
-            true => STREAM_INTERVAL,
-            false => WHOLE_INTERVAL,
+        let interval = if is_streamed || !request.stops.is_empty() {
+            STREAM_INTERVAL
+        } else {
+            WHOLE_INTERVAL
         };
         static UNSEEDED: AtomicU64 = AtomicU64::new(0);
         let seed = |text: usize| {
-            let first = match request.has_seed {
-                true => request.sampling.seed,
-                false => {
-                    let count = UNSEEDED.fetch_add(1, Ordering::Relaxed);
-                    let count = count.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                    service.started.wrapping_add(count)
-                }
+            let first = if request.has_seed {
+                request.sampling.seed
+            } else {
+                let count = UNSEEDED.fetch_add(1, Ordering::Relaxed);
+                let count = count.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                service.started.wrapping_add(count)
             };
             first.wrapping_add(text as u64)
         };

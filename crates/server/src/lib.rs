@@ -196,7 +196,7 @@ impl Server {
         let sampling = SamplingSettings::of_model(&engine.bundle().files())?;
         let context = engine.context_limit();
         let context = settings.context.map_or(context, |limit| limit.min(context));
-        let capacity = Capacity::of(&engine, context, settings.parallel)?;
+        let capacity = Capacity::new(&engine, context, settings.parallel)?;
         let cache_bytes = engine.session_bytes(context).iter().sum();
         let first = engine.new_session(context)?;
         let name = settings.alias.clone();

@@ -116,9 +116,10 @@ pub(crate) fn recipe(config: &ModelConfig, rates: &[f64]) -> Result<Vec<LayerRec
         let values = HEAD_VARIANCE * scale(energy).powi(2);
         let output = (added / (width * values)).sqrt();
         let attended = energy + concentration * added;
-        let seen = match config.block.is_parallel() {
-            true => energy,
-            false => attended,
+        let seen = if config.block.is_parallel() {
+            energy
+        } else {
+            attended
         };
         let constant = (hidden / (1.0 + seen)).sqrt();
         let deviation = scale(seen);

@@ -184,9 +184,10 @@ impl Source {
             return None;
         }
         let minimum = (n * nx - nn * x) / determinant;
-        Some(match minimum < 0.0 {
-            true => [nx / nn, 0.0],
-            false => [((w * nx - x * n) / determinant).max(0.0), minimum],
+        Some(if minimum < 0.0 {
+            [nx / nn, 0.0]
+        } else {
+            [((w * nx - x * n) / determinant).max(0.0), minimum]
         })
     }
 
@@ -241,9 +242,10 @@ fn scaled(scales: [f32; 2], factors: [f32; 2]) -> [f32; 2] {
 /// Step of which `largest` is at most about 63 multiples.
 fn scale_for(largest: f32) -> f16 {
     let scale = f16::from_f32(largest / LARGEST_FACTOR).min(f16::MAX);
-    match scale.to_f32() * (LARGEST_FACTOR + 0.5) < largest && scale < f16::MAX {
-        true => f16::from_bits(scale.to_bits() + 1),
-        false => scale,
+    if scale.to_f32() * (LARGEST_FACTOR + 0.5) < largest && scale < f16::MAX {
+        f16::from_bits(scale.to_bits() + 1)
+    } else {
+        scale
     }
 }
 

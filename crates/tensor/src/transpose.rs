@@ -122,9 +122,10 @@ mod tests {
                 for column in 0..columns {
                     units.dequantise_row(column, &mut unit);
                     for (place, expected) in expected.iter().enumerate() {
-                        let scale = match scales.is_empty() {
-                            true => 1.0,
-                            false => scales[column / BLOCK * rows + place],
+                        let scale = if scales.is_empty() {
+                            1.0
+                        } else {
+                            scales[column / BLOCK * rows + place]
                         };
                         assert_eq!(unit[place] * scale, expected[column]);
                     }

@@ -181,12 +181,13 @@ fn rendered(request: &Request<'_>) -> Result<String, Failure> {
         }
         Failure::Failed(error.to_string())
     })?;
-    match rendered.len() <= MAX_BYTES {
-        true => Ok(rendered),
-        false => Err(Failure::Failed(format!(
+    if rendered.len() <= MAX_BYTES {
+        Ok(rendered)
+    } else {
+        Err(Failure::Failed(format!(
             "its text is longer than {} MiB",
             MAX_BYTES >> 20
-        ))),
+        )))
     }
 }
 

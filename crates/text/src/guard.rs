@@ -27,12 +27,13 @@ pub(crate) fn guarded<T>(
 pub(crate) fn check_growth(tokenizer: &tokenizers::Tokenizer) -> Result<(), tokenizers::Error> {
     let growth = tokenizer.get_normalizer().map_or(1.0, of_normalizer)
         * tokenizer.get_pre_tokenizer().map_or(1.0, of_pre_tokenizer);
-    match growth <= MAX_GROWTH {
-        true => Ok(()),
-        false => Err(
+    if growth <= MAX_GROWTH {
+        Ok(())
+    } else {
+        Err(
             "its steps lengthen a text without measure: remove repeated ones, such as `ByteLevel`"
                 .into(),
-        ),
+        )
     }
 }
 

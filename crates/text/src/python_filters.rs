@@ -54,9 +54,10 @@ pub(crate) fn add(environment: &mut Environment<'_>) {
 
 /// Returns the number of items or characters; 0 for an undefined value.
 fn length(value: &Value) -> Result<usize, Error> {
-    match value.is_undefined() {
-        true => Ok(0),
-        false => filters::length(value),
+    if value.is_undefined() {
+        Ok(0)
+    } else {
+        filters::length(value)
     }
 }
 
@@ -69,9 +70,10 @@ fn default(
     let instead = instead.or(options.get("default_value")?);
     let boolean = boolean.or(options.get("boolean")?).unwrap_or(false);
     options.assert_all_used()?;
-    match value.is_undefined() || (boolean && !value.is_true()) {
-        true => Ok(instead.unwrap_or_else(|| Value::from(""))),
-        false => Ok(value.clone()),
+    if value.is_undefined() || (boolean && !value.is_true()) {
+        Ok(instead.unwrap_or_else(|| Value::from("")))
+    } else {
+        Ok(value.clone())
     }
 }
 

@@ -128,13 +128,12 @@ impl Writer {
     fn write_text(&mut self, text: &str) {
         let quoted = serde_json::to_string(text).expect("a string is JSON");
         for letter in quoted.chars() {
-            match self.is_ascii && (letter == '\x7f' || !letter.is_ascii()) {
-                false => self.out.push(letter),
-                true => {
-                    for unit in letter.encode_utf16(&mut [0; 2]) {
-                        self.out.push_str(&format!("\\u{unit:04x}"));
-                    }
+            if self.is_ascii && (letter == '\x7f' || !letter.is_ascii()) {
+                for unit in letter.encode_utf16(&mut [0; 2]) {
+                    self.out.push_str(&format!("\\u{unit:04x}"));
                 }
+            } else {
+                self.out.push(letter)
             }
         }
     }

@@ -82,9 +82,10 @@ fn of_text(text: &str, method: &str, arguments: &[Value]) -> Result<Option<Value
         "startswith" | "endswith" => {
             let (affix, start, end): (&Value, Option<i64>, Option<i64>) = from_args(arguments)?;
             let (part, _) = part_of(text, start, end);
-            let affixes = match affix.is_tuple() {
-                true => affix.try_iter()?.collect(),
-                false => vec![affix.clone()],
+            let affixes = if affix.is_tuple() {
+                affix.try_iter()?.collect()
+            } else {
+                vec![affix.clone()]
             };
             let mut is_there = false;
             for affix in &affixes {
@@ -99,9 +100,10 @@ fn of_text(text: &str, method: &str, arguments: &[Value]) -> Result<Option<Value
         "find" | "rfind" | "index" | "rindex" => {
             let (wanted, start, end): (&str, Option<i64>, Option<i64>) = from_args(arguments)?;
             let (part, first) = part_of(text, start, end);
-            let found = match method.starts_with('r') {
-                true => part.rfind(wanted),
-                false => part.find(wanted),
+            let found = if method.starts_with('r') {
+                part.rfind(wanted)
+            } else {
+                part.find(wanted)
             };
             match found {
                 Some(found) => Value::from(first + part[..found].chars().count()),
@@ -115,9 +117,12 @@ fn of_text(text: &str, method: &str, arguments: &[Value]) -> Result<Option<Value
         }
         "title" => Value::from(title(text)),
         "swapcase" => {
-            let swapped = text.chars().flat_map(|letter| match letter.is_uppercase() {
-                true => letter.to_lowercase().collect::<Vec<_>>(),
-                false => letter.to_uppercase().collect(),
+            let swapped = text.chars().flat_map(|letter| {
+                if letter.is_uppercase() {
+                    letter.to_lowercase().collect::<Vec<_>>()
+                } else {
+                    letter.to_uppercase().collect()
+                }
             });
             Value::from(swapped.collect::<String>())
         }
@@ -186,17 +191,19 @@ pub(crate) fn modulo(left: &Value, right: &Value) -> Result<Value, Error> {
         }));
     }
     let (a, b) = (f64::try_from(left.clone())?, f64::try_from(right.clone())?);
-    match b == 0.0 {
-        true => Err(by_zero()),
-        false => Ok(Value::from(a - b * (a / b).floor())),
+    if b == 0.0 {
+        Err(by_zero())
+    } else {
+        Ok(Value::from(a - b * (a / b).floor()))
     }
 }
 
 /// Formats Python's `pattern % values`; the values are a tuple, a mapping or a single value.
 fn formatted(pattern: &str, values: &Value) -> Result<String, Error> {
-    let mut given: Vec<Value> = match values.is_tuple() {
-        true => values.try_iter()?.collect(),
-        false => vec![values.clone()],
+    let mut given: Vec<Value> = if values.is_tuple() {
+        values.try_iter()?.collect()
+    } else {
+        vec![values.clone()]
     };
     let (mut plain, mut fields) = (String::with_capacity(pattern.len()), 0);
     let mut rest = pattern;
@@ -350,9 +357,10 @@ fn title(text: &str) -> String {
     let mut title = String::with_capacity(text.len());
     let mut is_in_word = false;
     for letter in text.chars() {
-        match is_in_word {
-            true => title.extend(letter.to_lowercase()),
-            false => title.extend(letter.to_uppercase()),
+        if is_in_word {
+            title.extend(letter.to_lowercase())
+        } else {
+            title.extend(letter.to_uppercase())
         }
         is_in_word = letter.is_alphabetic();
     }
@@ -386,9 +394,10 @@ const MAX_WIDTH: usize = 1 << 20;
 
 /// Returns by how many characters `text` is shorter than `width`.
 fn missing(text: &str, width: usize) -> Result<usize, Error> {
-    match width <= MAX_WIDTH {
-        true => Ok(width.saturating_sub(text.chars().count())),
-        false => Err(invalid("the width is above 1048576")),
+    if width <= MAX_WIDTH {
+        Ok(width.saturating_sub(text.chars().count()))
+    } else {
+        Err(invalid("the width is above 1048576"))
     }
 }
 

@@ -34,7 +34,7 @@ impl<T: Deref<Target = Tokenizer>> StreamDecoder<T> {
     /// Creates a streaming decoder that borrows or shares `tokenizer`.
     pub fn new(tokenizer: T, special: SpecialText) -> Self {
         Self {
-            boundaries: Boundaries::of(tokenizer.inner.get_decoder()),
+            boundaries: Boundaries::new(tokenizer.inner.get_decoder()),
             tokenizer,
             special,
             opening: Vec::new(),
@@ -137,7 +137,7 @@ enum Boundaries {
 }
 
 impl Boundaries {
-    fn of(decoder: Option<&DecoderWrapper>) -> Self {
+    fn new(decoder: Option<&DecoderWrapper>) -> Self {
         let mut steps = Vec::new();
         if let Some(decoder) = decoder {
             flatten(decoder, &mut steps);

@@ -228,7 +228,7 @@ impl Tokenizer {
         if self.inner.get_added_vocabulary().is_special_token(&token) {
             return Ok(token.into_bytes());
         }
-        Ok(match TokenForm::of(self.inner.get_decoder()) {
+        Ok(match TokenForm::new(self.inner.get_decoder()) {
             TokenForm::ByteLevel => match token.chars().map(byte_of_level).collect() {
                 Some(bytes) => bytes,
                 None => token.into_bytes(), // an added token
@@ -297,7 +297,7 @@ enum TokenForm {
 }
 
 impl TokenForm {
-    fn of(decoder: Option<&DecoderWrapper>) -> Self {
+    fn new(decoder: Option<&DecoderWrapper>) -> Self {
         let mut steps = Vec::new();
         decoder
             .into_iter()
@@ -308,9 +308,10 @@ impl TokenForm {
         }
         let writes_spaces =
             |step: &&Step| matches!(step, Step::Metaspace(_) | Step::ByteFallback(_));
-        match steps.iter().any(writes_spaces) {
-            true => Self::Metaspace,
-            false => Self::Other,
+        if steps.iter().any(writes_spaces) {
+            Self::Metaspace
+        } else {
+            Self::Other
         }
     }
 }

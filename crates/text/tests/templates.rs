@@ -53,9 +53,10 @@ fn rendered(template: &str, conversation: &Conversation) -> Rendered {
     let Ok(tokenizer) = tokenizer else {
         return failed;
     };
-    let prompt = match conversation.add_generation_prompt {
-        true => GenerationPrompt::Add,
-        false => GenerationPrompt::Omit,
+    let prompt = if conversation.add_generation_prompt {
+        GenerationPrompt::Add
+    } else {
+        GenerationPrompt::Omit
     };
     let template = tokenizer.chat_template().unwrap();
     match template.render(&conversation.messages, prompt) {

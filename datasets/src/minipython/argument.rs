@@ -87,7 +87,7 @@ pub(crate) struct Landmarks {
 
 impl Landmarks {
     /// Collects the integers and the quoted strings of `source`.
-    pub(crate) fn of(source: &str) -> Self {
+    pub(crate) fn new(source: &str) -> Self {
         let mut landmarks = Self::default();
         let mut pieces = source.split('\'');
         while let Some(code) = pieces.next() {
@@ -135,18 +135,20 @@ impl Landmarks {
         let near = self.number(random);
         // In a wide range there is more to see than what lies round the constants.
         let wide = high > 1000 && random.chance(70);
-        match !wide && (low..=high).contains(&near) {
-            true => near,
-            false => random.between(low, high),
+        if !wide && (low..=high).contains(&near) {
+            near
+        } else {
+            random.between(low, high)
         }
     }
 
     /// Mixed numbers mostly; now and then all of them in a narrow band, which repeats itself, or
     /// all multiples of one constant: what counting, comparing and `all` need.
     fn numbers_of_one_sort(&self, count: usize, random: &mut Random) -> Vec<i64> {
-        let landmark = match self.numbers.is_empty() {
-            true => 3,
-            false => random.pick(&self.numbers),
+        let landmark = if self.numbers.is_empty() {
+            3
+        } else {
+            random.pick(&self.numbers)
         };
         let sort = random.below(8);
         let offset = random.between(-3, 30);
@@ -162,9 +164,10 @@ impl Landmarks {
 
     fn number(&self, random: &mut Random) -> i64 {
         if self.numbers.is_empty() || random.chance(25) {
-            return match random.chance(50) {
-                true => random.between(-12, 20),
-                false => random.between(-60, 130),
+            return if random.chance(50) {
+                random.between(-12, 20)
+            } else {
+                random.between(-60, 130)
             };
         }
         let landmark = random.pick(&self.numbers);
@@ -199,9 +202,10 @@ impl Landmarks {
     }
 
     fn letter(&self, first: bool, random: &mut Random) -> char {
-        let landmark = match self.texts.is_empty() || random.chance(65) {
-            true => "",
-            false => &self.texts[random.below(self.texts.len())],
+        let landmark = if self.texts.is_empty() || random.chance(65) {
+            ""
+        } else {
+            &self.texts[random.below(self.texts.len())]
         };
         let characters: Vec<char> = landmark.chars().filter(char::is_ascii_graphic).collect();
         if !characters.is_empty() {
@@ -260,7 +264,7 @@ mod tests {
 
     #[test]
     fn landmarks_are_the_constants_of_the_source() {
-        let landmarks = Landmarks::of("x2 = [w for w in xs if len(w) > 17 and 'ab' in w]");
+        let landmarks = Landmarks::new("x2 = [w for w in xs if len(w) > 17 and 'ab' in w]");
         assert_eq!(landmarks.numbers, [17]);
         assert_eq!(landmarks.texts, ["ab"]);
     }

@@ -51,7 +51,7 @@ impl Task {
     /// that occur in the solution.
     pub fn arguments(&self, seed: u64, count: usize) -> Vec<Vec<Argument>> {
         let mut random = Random::new(seed);
-        let landmarks = Landmarks::of(&self.solution);
+        let landmarks = Landmarks::new(&self.solution);
         (0..count)
             .map(|case| {
                 self.parameters

@@ -47,15 +47,16 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Outcome<()> {
     let is_emulated = std::env::args().any(|argument| argument == "--emulate");
-    let device: Arc<dyn Device> = match is_emulated {
-        true => match Emulator::new(2, Order::Forward) {
+    let device: Arc<dyn Device> = if is_emulated {
+        match Emulator::new(2, Order::Forward) {
             Some(emulator) => Arc::new(emulator),
             None => {
                 println!("skipped: the emulator was not built");
                 return Ok(());
             }
-        },
-        false => match CudaDevice::open(0) {
+        }
+    } else {
+        match CudaDevice::open(0) {
             Ok(gpu) => Arc::new(gpu),
             Err(reason) if environment::requires_gpu() => {
                 return Err(reason.into());
@@ -64,7 +65,7 @@ fn main() -> Outcome<()> {
                 println!("skipped: {reason}");
                 return Ok(());
             }
-        },
+        }
     };
     let mut bench = Bench::new(device, !is_emulated)?;
     println!(
@@ -83,9 +84,10 @@ fn main() -> Outcome<()> {
             section(&mut bench)?;
         }
     }
-    match bench.faults.is_empty() {
-        true => Ok(()),
-        false => Err(bench.faults.join("; ").into()),
+    if bench.faults.is_empty() {
+        Ok(())
+    } else {
+        Err(bench.faults.join("; ").into())
     }
 }
 
@@ -110,10 +112,7 @@ fn median(mut figures: Vec<f64>) -> f64 {
 
 impl Bench {
     fn new(device: Arc<dyn Device>, is_gpu: bool) -> Outcome<Self> {
-        let mut bytes = match is_gpu {
-            true => 256 << 20,
-            false => 1 << 20,
-        };
+        let mut bytes = if is_gpu { 256 << 20 } else { 1 << 20 };
         let sweep = loop {
             let buffer = || Buffer::new(&device, bytes);
             match buffer().and_then(|one| Ok([one, buffer()?])) {
@@ -122,9 +121,10 @@ impl Bench {
                 Err(error) => return Err(error.into()),
             }
         };
-        let [hidden, neurons, heads, context] = match is_gpu {
-            true => [8192, 28672, 64, 4096],
-            false => [256, 320, 8, 64],
+        let [hidden, neurons, heads, context] = if is_gpu {
+            [8192, 28672, 64, 4096]
+        } else {
+            [256, 320, 8, 64]
         };
         Ok(Self {
             gpu: Gpu::new(Arc::clone(&device), Arithmetic::Integer),

@@ -71,12 +71,13 @@ impl Bench {
                     )?)
                 };
                 let first = self.seconds(|gpu| gate_up(gpu, &mut scratch))?;
-                let want = |neuron: usize| match chosen(neuron) {
-                    true => {
+                let want = |neuron: usize| {
+                    if chosen(neuron) {
                         let gate = gates[neuron % TILE];
                         gate / (1.0 + (-gate).exp()) * ups[neuron % TILE]
+                    } else {
+                        0.0
                     }
-                    false => 0.0,
                 };
                 if !self.is_right(&format!("{format} gate·up"), &products.to_vec()?, want) {
                     continue;

@@ -320,9 +320,10 @@ unsafe impl Device for Emulator {
 
     fn check(&self) -> Result<(), DeviceError> {
         let _operation = self.capture_lock.operation();
-        match self.running.is_finished() {
-            true => self.running.wait(),
-            false => self.check_lost("running kernels"),
+        if self.running.is_finished() {
+            self.running.wait()
+        } else {
+            self.check_lost("running kernels")
         }
     }
 
@@ -351,12 +352,13 @@ impl Emulator {
     fn map_memory(&self, bytes: usize, is_host: bool) -> Result<*mut u8, DeviceError> {
         // SAFETY: any size is valid.
         let memory = unsafe { native::emulator_allocate(bytes, is_host) };
-        match memory.is_null() {
-            true => Err(DeviceError::OutOfMemory {
+        if memory.is_null() {
+            Err(DeviceError::OutOfMemory {
                 device: self.info.name.clone(),
                 bytes,
-            }),
-            false => Ok(memory.cast()),
+            })
+        } else {
+            Ok(memory.cast())
         }
     }
 }

@@ -197,9 +197,10 @@ impl<'a, T: Element> Tile<'a, T> {
         self.position = index * BLOCK;
         self.count = BLOCK.min(self.plane.positions() - tile * BLOCK);
         // The next tile, or the first one of the next head.
-        self.next_block = match self.position + BLOCK < self.length {
-            true => self.plane.block(self.head, tile + 1),
-            false => self.plane.block(self.head + 1, self.first_tile),
+        self.next_block = if self.position + BLOCK < self.length {
+            self.plane.block(self.head, tile + 1)
+        } else {
+            self.plane.block(self.head + 1, self.first_tile)
         };
     }
 
@@ -212,9 +213,10 @@ impl<'a, T: Element> Tile<'a, T> {
     /// Scales of cache block `index`; 1 without scales.
     #[inline(always)]
     fn scale<S: Simd>(&self, simd: S, index: usize) -> S::Block {
-        match self.scales.is_empty() {
-            true => simd.splat(1.0),
-            false => simd.load_f16(&self.scales[index]),
+        if self.scales.is_empty() {
+            simd.splat(1.0)
+        } else {
+            simd.load_f16(&self.scales[index])
         }
     }
 
@@ -293,9 +295,10 @@ impl<'a, T: Element> Tile<'a, T> {
                 simd.prefetch(&next[row]);
                 let values = T::load(simd, &cache_block[row]);
                 for q in 0..Q {
-                    let factor = match T::SCALED {
-                        true => scaled[q][row],
-                        false => factors[q][row],
+                    let factor = if T::SCALED {
+                        scaled[q][row]
+                    } else {
+                        factors[q][row]
                     };
                     sums[q] = simd.multiply_add(simd.splat(factor), values, sums[q]);
                 }

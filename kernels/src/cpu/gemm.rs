@@ -153,9 +153,10 @@ fn pack_batch<S: Simd>(x: &[f32], columns: usize, out: &mut [f32]) {
     let (tokens, blocks) = (x.len() / columns, columns.div_ceil(BLOCK));
     for (token, x) in x.chunks_exact(columns).enumerate() {
         let tile = token / TILE_TOKENS * TILE_TOKENS;
-        let (tile, width) = match tile + TILE_TOKENS <= tokens {
-            true => (tile, TILE_TOKENS),
-            false => (token, 1),
+        let (tile, width) = if tile + TILE_TOKENS <= tokens {
+            (tile, TILE_TOKENS)
+        } else {
+            (token, 1)
         };
         for first in (0..blocks).step_by(panel_blocks::<S>()) {
             let count = panel_blocks::<S>().min(blocks - first);

@@ -301,9 +301,10 @@ impl Panel {
     #[inline(always)]
     fn scales<S: Simd, N: PanelFormat>(&self, simd: S, block: usize) -> [S::Lanes; 2] {
         let scales = simd.load_lanes(&self.scales[block]);
-        match N::HAS_MINIMA {
-            true => [scales, simd.load_lanes(&self.minima[block])],
-            false => [scales; 2],
+        if N::HAS_MINIMA {
+            [scales, simd.load_lanes(&self.minima[block])]
+        } else {
+            [scales; 2]
         }
     }
 }

@@ -139,9 +139,10 @@ impl Gpu {
         let format = shape.number_format();
         let width = width(format);
         // Quantised heads are padded to whole blocks, which have a scale per position.
-        let (stored, scales) = match format.is_quantised() {
-            true => (size.next_multiple_of(BLOCK), size.div_ceil(BLOCK) * TILE),
-            false => (size, 0),
+        let (stored, scales) = if format.is_quantised() {
+            (size.next_multiple_of(BLOCK), size.div_ceil(BLOCK) * TILE)
+        } else {
+            (size, 0)
         };
         let pieces = stored.div_ceil(width);
         let fours = pieces * width / 4;

@@ -103,9 +103,10 @@ pub(super) fn kernel(name: &str, format: Format) -> String {
 /// int8 blocks of all.
 pub(super) fn input_bytes(columns: usize, int8: bool, tokens: usize) -> usize {
     let values = columns.next_multiple_of(BLOCK) * 4;
-    let inputs = match int8 {
-        true => values + tokens * int8_bytes(columns),
-        false => tokens * values,
+    let inputs = if int8 {
+        values + tokens * int8_bytes(columns)
+    } else {
+        tokens * values
     };
     WARP * 4 + inputs
 }

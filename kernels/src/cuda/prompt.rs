@@ -333,9 +333,10 @@ impl Gpu {
 
     /// f16 terms per value: one if int8 would do, two for f32 precision.
     fn terms(&self, format: Format) -> usize {
-        match self.arithmetic == Arithmetic::Integer && format != Format::F32 {
-            true => 1,
-            false => 2,
+        if self.arithmetic == Arithmetic::Integer && format != Format::F32 {
+            1
+        } else {
+            2
         }
     }
 }

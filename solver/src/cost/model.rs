@@ -187,7 +187,7 @@ impl Neurons {
     }
 
     /// Neurons with these activation frequencies, for one token.
-    pub(crate) fn of(frequencies: &[f64]) -> Self {
+    pub(crate) fn new(frequencies: &[f64]) -> Self {
         // Plus 0, for an empty sum is −0.
         let active = frequencies.iter().sum::<f64>() + 0.0;
         Self::of_token(frequencies.len() as f64, active)
@@ -270,9 +270,10 @@ impl CostModel {
         let reading = Cost::on(kv, kv_bytes / self.rates(kv).kv_bytes_per_second);
         let rest = Cost::on(device, self.rates(device).layer_seconds);
         let cost = self.matrices(device, bytes, bytes, kernels) + reading + rest;
-        match kv_bytes > 0.0 && kv != device {
-            true => cost + self.sync(2.0 * self.hidden_bytes),
-            false => cost,
+        if kv_bytes > 0.0 && kv != device {
+            cost + self.sync(2.0 * self.hidden_bytes)
+        } else {
+            cost
         }
     }
 
@@ -288,9 +289,10 @@ impl CostModel {
             computed_bytes: mode.prediction.bytes,
             kernels: self.rates(device).kernels[1],
         });
-        match device == layer_device {
-            true => cost,
-            false => cost + self.sync(2.0 * self.hidden_bytes),
+        if device == layer_device {
+            cost
+        } else {
+            cost + self.sync(2.0 * self.hidden_bytes)
         }
     }
 
@@ -379,13 +381,10 @@ impl CostModel {
             Access::Rows => rates.rows,
         };
         // The bandwidth for one token was measured with its operations.
-        let computing = match self.tokens > 1.0 {
-            true => {
-                2.0 * self.tokens * part.computed_bytes
-                    / self.bytes_per_weight
-                    / operations_per_second
-            }
-            false => 0.0,
+        let computing = if self.tokens > 1.0 {
+            2.0 * self.tokens * part.computed_bytes / self.bytes_per_weight / operations_per_second
+        } else {
+            0.0
         };
         (part.work.bytes / bytes_per_second).max(computing)
             + part.work.scattered_rows * rates.row_seconds

@@ -13,7 +13,7 @@ enum FileFormat {
 }
 
 impl FileFormat {
-    fn of(path: &Path) -> Result<Self, HardwareError> {
+    fn new(path: &Path) -> Result<Self, HardwareError> {
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("toml") => Ok(Self::Toml),
             Some("json") => Ok(Self::Json),
@@ -31,7 +31,7 @@ impl Hardware {
     ///
     /// [`HardwareError::UnknownExtension`].
     pub fn check_file_name(path: &Path) -> Result<(), HardwareError> {
-        FileFormat::of(path).map(drop)
+        FileFormat::new(path).map(drop)
     }
 
     /// Reads and validates the hardware file at `path`.
@@ -53,7 +53,7 @@ impl Hardware {
     ///
     /// `text` cannot be parsed, or a value is out of range.
     pub fn parse(text: &str, path: &Path) -> Result<Self, HardwareError> {
-        let hardware: Result<Self, String> = match FileFormat::of(path) {
+        let hardware: Result<Self, String> = match FileFormat::new(path) {
             Ok(FileFormat::Toml) => toml::from_str(text).map_err(|error| error_line(text, &error)),
             _ => serde_json::from_str(text).map_err(|error| error.to_string()),
         };
@@ -75,7 +75,7 @@ impl Hardware {
     ///
     /// If [`check_file_name`](Self::check_file_name) refuses the name.
     pub fn write(&self, path: &Path) -> Result<(), ArtifactError> {
-        let text = match FileFormat::of(path).expect("the name was checked") {
+        let text = match FileFormat::new(path).expect("the name was checked") {
             FileFormat::Toml => self.to_toml(),
             FileFormat::Json => {
                 serde_json::to_string_pretty(self).expect("hardware is plain JSON") + "\n"

@@ -49,7 +49,7 @@ struct RowSeconds {
 }
 
 impl RowSeconds {
-    fn of(speed: &KernelSpeed) -> Self {
+    fn new(speed: &KernelSpeed) -> Self {
         let bytes = speed.row_bytes as f64;
         Self {
             dense: bytes / speed.dense_bytes_per_second,
@@ -94,7 +94,7 @@ impl Cpu {
             .or(measured.min());
         let mut points: Vec<(f64, RowSeconds)> = of_format()
             .filter(|kernel| Some(kernel.threads) == measured)
-            .map(|kernel| (kernel.row_bytes as f64, RowSeconds::of(kernel)))
+            .map(|kernel| (kernel.row_bytes as f64, RowSeconds::new(kernel)))
             .collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         let above = points.partition_point(|(bytes, _)| *bytes < row_bytes);

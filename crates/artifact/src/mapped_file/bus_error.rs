@@ -87,9 +87,12 @@ fn unused(mut place: &'static OnceLock<Box<Range>>, name: String) -> &'static Ra
 /// `path` between backticks, control characters escaped.
 fn quoted(path: &Path) -> String {
     let shown = path.display().to_string();
-    let escaped = shown.chars().map(|character| match character.is_control() {
-        true => character.escape_default().to_string(),
-        false => character.to_string(),
+    let escaped = shown.chars().map(|character| {
+        if character.is_control() {
+            character.escape_default().to_string()
+        } else {
+            character.to_string()
+        }
     });
     format!("`{}`", escaped.collect::<String>())
 }

@@ -34,9 +34,10 @@ impl Budget {
 
     /// Returns the budget per GPU in bytes; one entry for a single GPU.
     pub fn vram_per_gpu(&self) -> Vec<u64> {
-        match self.vram_split.is_empty() {
-            true => vec![self.vram_bytes],
-            false => self.vram_split.clone(),
+        if self.vram_split.is_empty() {
+            vec![self.vram_bytes]
+        } else {
+            self.vram_split.clone()
         }
     }
 }

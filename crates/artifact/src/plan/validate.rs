@@ -20,9 +20,12 @@ impl Plan {
         }
         self.validate_gpus()?;
         let neurons = |hot: bool| {
-            let count = |layer: &LayerPlan| match hot {
-                true => layer.hot_count,
-                false => layer.neuron_count - layer.hot_count,
+            let count = |layer: &LayerPlan| {
+                if hot {
+                    layer.hot_count
+                } else {
+                    layer.neuron_count - layer.hot_count
+                }
             };
             self.layers
                 .iter()
@@ -113,9 +116,10 @@ impl Plan {
             .chain([self.head_gpu])
             .find(|gpu| !known(gpu))
         else {
-            return match of_layers.is_sorted() {
-                true => Ok(()),
-                false => Err(PlanError::GpusNotContiguous),
+            return if of_layers.is_sorted() {
+                Ok(())
+            } else {
+                Err(PlanError::GpusNotContiguous)
             };
         };
         Err(PlanError::NoSuchGpu {

@@ -415,7 +415,7 @@ mod tests {
         let partial = PartialFolder::open(&target, contents()).unwrap();
         fs::write(partial.path().join("manifest.json"), manifest("new")).unwrap();
         let content = || fs::read_to_string(target.join("manifest.json")).unwrap();
-        let lock = FolderLock::of(&target).unwrap();
+        let lock = FolderLock::new(&target).unwrap();
         let other = fs::File::open(&target).unwrap();
         thread::scope(|scope| {
             let finished = scope.spawn(|| partial.finish());
@@ -428,7 +428,7 @@ mod tests {
         assert_eq!(content(), manifest("new"));
         assert!(!is_at(&other, &target), "a lock on the old one is none");
         assert_eq!(names(parent.path()), ["artifact"]);
-        FolderLock::of(&target).unwrap();
+        FolderLock::new(&target).unwrap();
     }
 
     #[test]

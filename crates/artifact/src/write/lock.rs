@@ -49,7 +49,7 @@ impl FolderLock {
     /// # Errors
     ///
     /// [`ArtifactError::Busy`] if another run has the lock.
-    pub fn of(folder: &Path) -> Result<Self, ArtifactError> {
+    pub fn new(folder: &Path) -> Result<Self, ArtifactError> {
         let lock = match fs::File::open(folder).ok().map(FileLock::new).transpose() {
             // The run that had the lock may have replaced the folder since.
             Ok(lock) if lock.as_ref().is_none_or(|lock| is_at(lock.file(), folder)) => lock,
@@ -104,16 +104,16 @@ mod tests {
     fn a_folder_lock_is_exclusive() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(".powerinfer-x.partial"), b"killed").unwrap();
-        let lock = FolderLock::of(folder.path()).unwrap();
+        let lock = FolderLock::new(folder.path()).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         if cfg!(unix) {
-            let busy = FolderLock::of(folder.path()).unwrap_err();
+            let busy = FolderLock::new(folder.path()).unwrap_err();
             assert!(matches!(busy, ArtifactError::Busy { .. }), "{busy}");
         }
         // What a process has that is being started.
         let copy = lock._lock.as_ref().unwrap().file().try_clone().unwrap();
         drop(lock);
-        FolderLock::of(folder.path()).unwrap();
+        FolderLock::new(folder.path()).unwrap();
         drop(copy);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }

@@ -258,9 +258,10 @@ mod tests {
         for entry in entries {
             let path = folder.path().join(entry);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
-            match entry.ends_with('/') {
-                true => fs::create_dir_all(path).unwrap(),
-                false => fs::write(path, "x").unwrap(),
+            if entry.ends_with('/') {
+                fs::create_dir_all(path).unwrap()
+            } else {
+                fs::write(path, "x").unwrap()
             }
         }
         fs::write(folder.path().join("manifest.json"), manifest).unwrap();

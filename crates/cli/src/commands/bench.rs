@@ -161,13 +161,15 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         }
         None => Vec::new(),
     };
-    let densities = match arguments.ffn_densities.is_empty() {
-        true => Vec::new(),
-        false => time_ffns(&bench, &mut model, &arguments.ffn_densities)?,
+    let densities = if arguments.ffn_densities.is_empty() {
+        Vec::new()
+    } else {
+        time_ffns(&bench, &mut model, &arguments.ffn_densities)?
     };
-    let speculation = match completions.is_empty() {
-        true => None,
-        false => Some(time_speculation(&bench, &mut model, &completions)?),
+    let speculation = if completions.is_empty() {
+        None
+    } else {
+        Some(time_speculation(&bench, &mut model, &completions)?)
     };
     let sync = speed_test(4 << 20)?.kernel_seconds(&Threads::new(isa, threads)?)?;
     bar.end();
@@ -188,9 +190,10 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         hybrid: hybrid.as_ref(),
         sync_microseconds: 1e6 * sync,
     };
-    match arguments.json {
-        true => print_json(&report.json()),
-        false => print(report.text()?),
+    if arguments.json {
+        print_json(&report.json())
+    } else {
+        print(report.text()?)
     }
 }
 
@@ -198,9 +201,10 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
 fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
     let depth = arguments.depth;
     let prompts = arguments.prompt_tokens.clone().unwrap_or_else(|| {
-        let mut usual = match arguments.batch.is_empty() {
-            true => vec![128, 512],
-            false => Vec::new(),
+        let mut usual = if arguments.batch.is_empty() {
+            vec![128, 512]
+        } else {
+            Vec::new()
         };
         usual.retain(|tokens| *tokens <= limit);
         usual
@@ -288,9 +292,10 @@ fn read_text(path: &Path) -> Result<String> {
 /// A share, given in percent.
 fn parse_density(text: &str) -> Result<f64, String> {
     let percent: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    match percent > 0.0 && percent <= 100.0 {
-        true => Ok(percent / 100.0),
-        false => Err("not above 0 and at most 100".to_owned()),
+    if percent > 0.0 && percent <= 100.0 {
+        Ok(percent / 100.0)
+    } else {
+        Err("not above 0 and at most 100".to_owned())
     }
 }
 

@@ -498,9 +498,10 @@ fn options_of<Arguments: CommandFactory>(
         .filter(|(long, _)| long != "out" && has(stage, long))
     {
         let long = format!("--{long}");
-        match values.is_empty() {
-            true => options.push(long),
-            false => options.extend(values.iter().map(|value| format!("{long}={value}"))),
+        if values.is_empty() {
+            options.push(long)
+        } else {
+            options.extend(values.iter().map(|value| format!("{long}={value}")))
         }
     }
     options

@@ -48,9 +48,10 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
         .threads
         .map_or_else(usable_cores, |count| count as usize);
     warn_of_too_many_threads(threads, &Bar::new(output));
-    let thoroughness = match arguments.quick {
-        true => Thoroughness::Quick,
-        false => Thoroughness::Full,
+    let thoroughness = if arguments.quick {
+        Thoroughness::Quick
+    } else {
+        Thoroughness::Full
     };
     output.say("measuring how fast memory is read and kernels run; best while nothing else does …");
     let (hardware, gpu_status) = measure(threads, thoroughness, &Bar::new(output))?;
@@ -107,9 +108,10 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
         None => writeln!(text, "GPU             none: {gpu_status}")?,
         Some(gpu) => describe_gpu(&mut text, gpu, &gpu_status)?,
     }
-    match output.verbose {
-        true => text += &tables(&hardware.cpu),
-        false => text += "\n`-v` prints reads by row size and kernels by format\n",
+    if output.verbose {
+        text += &tables(&hardware.cpu)
+    } else {
+        text += "\n`-v` prints reads by row size and kernels by format\n"
     }
     print(text)
 }

@@ -101,7 +101,7 @@ impl ResultArguments {
     /// The run of `settings`, of which each item has `rows_per_item` rows.
     fn run(&self, settings: &Value, items: &Range<usize>, rows_per_item: usize) -> Run {
         Run {
-            digest: Digest::of(settings.to_string().as_bytes()).to_string(),
+            digest: Digest::from_content(settings.to_string().as_bytes()).to_string(),
             shard: self.shard,
             rows: items.len() * rows_per_item,
         }

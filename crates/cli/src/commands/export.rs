@@ -118,9 +118,10 @@ fn original(arguments: &ExportArguments, output: Output) -> Result<()> {
 ///
 /// It would be among a bundle's files, replace the model itself, or a file of another kind.
 fn out_file(out: &Path, source: Source<'_>, ending: &str) -> Result<PathBuf> {
-    let out = match out.is_dir() {
-        true => out.join(format!("{}.{ending}", source.name())),
-        false => out.to_owned(),
+    let out = if out.is_dir() {
+        out.join(format!("{}.{ending}", source.name()))
+    } else {
+        out.to_owned()
     };
     let path = out.display();
     match source {

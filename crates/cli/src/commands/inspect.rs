@@ -105,10 +105,7 @@ pub(crate) fn run(arguments: &InspectArguments, output: Output) -> Result<()> {
         output.say("`-v` prints layers, files, inputs and settings");
     }
     if arguments.verify {
-        output.say(match report.has_digests {
-            true => "every digest is right",
-            false => "there are no digests to check: a file has them in the manifest of the folder it belongs to",
-        });
+        output.say(if report.has_digests { "every digest is right" } else { "there are no digests to check: a file has them in the manifest of the folder it belongs to" });
     }
     Ok(())
 }
@@ -265,9 +262,10 @@ fn gpu_index(path: &Path) -> Result<Report> {
 }
 
 fn bundle(path: &Path, asked: Asked) -> Result<Report> {
-    let check = match asked.verify {
-        true => IntegrityCheck::Full,
-        false => IntegrityCheck::Quick,
+    let check = if asked.verify {
+        IntegrityCheck::Full
+    } else {
+        IntegrityCheck::Quick
     };
     let bundle = Bundle::open(path, check)?;
     let manifest = &bundle.manifest_document().body;
@@ -356,9 +354,10 @@ fn model(checkpoint: &Checkpoint, asked: Asked) -> Result<Report> {
         counted(config.head_count, "head"),
         counted(config.kv_head_count, "key and value head"),
         config.activation.name(),
-        match checkpoint.assumes_activation() {
-            true => " (assumed, the file states none)",
-            false => "",
+        if checkpoint.assumes_activation() {
+            " (assumed, the file states none)"
+        } else {
+            ""
         },
         config.vocabulary_size,
         config.context_length,
@@ -460,9 +459,10 @@ fn document(path: &Path, asked: Asked) -> Result<Report> {
             plan.body
                 .validate()
                 .with_context(|| format!("`{}` cannot be used", path.display()))?;
-            let body = match asked.details {
-                true => plan_table::describe(&plan.body),
-                false => plan_table::summary(&plan.body),
+            let body = if asked.details {
+                plan_table::describe(&plan.body)
+            } else {
+                plan_table::summary(&plan.body)
             };
             Ok(Report {
                 has_digests: false,

@@ -103,12 +103,13 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
         .clone()
         .unwrap_or_else(|| folder.join("bundle"));
     refuse_inside(arguments.html.as_deref(), &out)?;
-    let scratch = match arguments.dry_run {
-        true => Scratch::None,
-        false => Scratch::NextTo(&out),
+    let scratch = if arguments.dry_run {
+        Scratch::None
+    } else {
+        Scratch::NextTo(&out)
     };
     let (options, bar) = (arguments.budget.options()?, Bar::new(output));
-    let request = Request::of(&checkpoint, &profile, predictors.as_ref(), &options, &bar)?;
+    let request = Request::new(&checkpoint, &profile, predictors.as_ref(), &options, &bar)?;
     if let Some(shard) = arguments.certify_shard {
         let Some(bundle) = request.packed(&checkpoint, options.quant(), &out) else {
             bail!(
@@ -181,9 +182,10 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
     if !arguments.dry_run {
         let bundle = placement.pack(&checkpoint, &out, &bar)?;
         output.say(format!("bundle written to `{}`", bundle.folder().display()));
-        let bundle = match certifies {
-            true => placement.certify(bundle, &bar)?,
-            false => bundle,
+        let bundle = if certifies {
+            placement.certify(bundle, &bar)?
+        } else {
+            bundle
         };
         if let Some(found) = bundle.certificate() {
             if arguments.prints(output) {
@@ -204,9 +206,10 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
 
 /// Prints a plan in a few lines, with `--verbose` all of it.
 fn print_plan(plan: &Plan, output: Output) -> Result<()> {
-    match output.verbose {
-        true => print(describe(plan)),
-        false => print(summary(plan)),
+    if output.verbose {
+        print(describe(plan))
+    } else {
+        print(summary(plan))
     }
 }
 

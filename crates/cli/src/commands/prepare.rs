@@ -80,9 +80,10 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         }
         Work::Bundle(bundle, is_new) => {
             let folder = bundle.folder().display();
-            output.say(match is_new {
-                true => format!("bundle written to `{folder}`"),
-                false => format!("bundle: `{folder}` is up to date"),
+            output.say(if is_new {
+                format!("bundle written to `{folder}`")
+            } else {
+                format!("bundle: `{folder}` is up to date")
             });
         }
     };

@@ -225,9 +225,10 @@ fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
     if arguments.interactive {
         return Ok(Prompt::Interactive);
     }
-    let piped = match std::io::stdin().is_terminal() {
-        true => String::new(),
-        false => piped_text()?,
+    let piped = if std::io::stdin().is_terminal() {
+        String::new()
+    } else {
+        piped_text()?
     };
     match &arguments.prompt {
         Some(prompt) if piped.is_empty() => return Ok(Prompt::Text(prompt.clone())),

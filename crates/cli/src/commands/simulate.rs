@@ -110,7 +110,7 @@ impl SimulateArguments {
         if let Some(vram) = &self.vram {
             vram.set(&mut budget, Some(&hardware))?;
         }
-        let activity = Activity::of(
+        let activity = Activity::new(
             &shape.name,
             ActivityOverrides {
                 sparsity: self.sparsity,

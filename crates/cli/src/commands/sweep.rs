@@ -194,9 +194,10 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
 
 impl GridArguments {
     fn settings(&self, bundle: &Bundle) -> Vec<PolicySetting> {
-        match self.policy.is_empty() {
-            true => PolicySetting::defaults(bundle),
-            false => self.policy.clone(),
+        if self.policy.is_empty() {
+            PolicySetting::defaults(bundle)
+        } else {
+            self.policy.clone()
         }
     }
 
@@ -269,7 +270,7 @@ fn items(
     Ok(SweepItems {
         audited: leading_tokens(&texts, measures.audit_tokens.max(2)),
         alone: leading_tokens(&texts, measures.layer_tokens),
-        size: TextSize::of(&texts, tokenizer)?,
+        size: TextSize::new(&texts, tokenizer)?,
         texts,
         windows: Windows::for_context(bundle.plan().budget.context_tokens as usize),
         sandbox,
@@ -310,7 +311,7 @@ fn run_digest(
         "seed": measures.seed,
         "version": env!("CARGO_PKG_VERSION"),
     });
-    Ok(Digest::of(settings.to_string().as_bytes()).to_string())
+    Ok(Digest::from_content(settings.to_string().as_bytes()).to_string())
 }
 
 fn identity(bundle: &Bundle, items: &SweepItems, isa: Isa) -> Identity {
@@ -318,7 +319,7 @@ fn identity(bundle: &Bundle, items: &SweepItems, isa: Isa) -> Identity {
     Identity {
         model: header.model.name.clone(),
         fingerprint: header.model.fingerprint,
-        bundle: Digest::of(&bundle.manifest_document().to_bytes()),
+        bundle: Digest::from_content(&bundle.manifest_document().to_bytes()),
         quant: bundle.quant().to_string(),
         text: items.digest(),
         seed: items.seed,

@@ -123,12 +123,12 @@ impl Evaluated {
         let mut digests = Vec::new();
         for name in Tokenizer::FILES {
             let bytes = files.read(name)?;
-            digests.push(bytes.map(|bytes| Digest::of(&bytes)));
+            digests.push(bytes.map(|bytes| Digest::from_content(&bytes)));
         }
         Ok(Self {
             source,
             tokenizer: model_argument::tokenizer(files)?,
-            tokenizer_files: Digest::of(json!(digests).to_string().as_bytes()),
+            tokenizer_files: Digest::from_content(json!(digests).to_string().as_bytes()),
             device,
             threads,
         })

@@ -69,9 +69,10 @@ pub fn check(
     let alone = logits(model, 1)?;
     let exact = logits(dense, batch)?;
     let vocabulary = model.config().vocabulary_size;
-    let tolerance = match model.uses_device() {
-        true => DEVICE_TOLERANCE,
-        false => TOLERANCE,
+    let tolerance = if model.uses_device() {
+        DEVICE_TOLERANCE
+    } else {
+        TOLERANCE
     };
     let compare = |found, want, equality_promised| Comparison {
         tolerance,
@@ -144,14 +145,15 @@ impl Comparison {
 
 impl fmt::Display for Comparison {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.equal {
-            true => formatter.write_str("equal"),
-            false => write!(
+        if self.equal {
+            formatter.write_str("equal")
+        } else {
+            write!(
                 formatter,
                 "top-1 agreement {:.1}%, logits differ by at most {:.1e} of the largest",
                 100.0 * self.top1_agreement,
                 self.largest_difference
-            ),
+            )
         }
     }
 }

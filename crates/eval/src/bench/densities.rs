@@ -61,14 +61,17 @@ pub fn time_ffns(
     let row_bytes = model.experiments().ffn_bytes(0)[2] / neurons.max(1);
     let bandwidths = shares.iter().map(|share| {
         let listed = ListedRows::drawn(|| draw(*share), neurons, row_bytes, bench.probe);
-        match listed.rows.is_empty() {
-            true => bench.read(),
-            false => bench.read_rows(&listed),
+        if listed.rows.is_empty() {
+            bench.read()
+        } else {
+            bench.read_rows(&listed)
         }
     });
     let bandwidths: Vec<f64> = bandwidths.chain([bench.read()]).collect();
     let shares = shares.iter().copied().chain([1.0]);
-    let spreads: Vec<_> = shares.zip(times.into_iter().map(Spread::of)).collect();
+    let spreads: Vec<_> = shares
+        .zip(times.into_iter().map(Spread::from_repeats))
+        .collect();
     let all = spreads.last().map_or(1.0, |(_, whole)| whole.median);
     let found = spreads.into_iter().zip(bandwidths);
     let found = found.map(|((neuron_share, microseconds), bandwidth)| FfnTime {

@@ -87,7 +87,7 @@ impl Spread {
     /// # Panics
     ///
     /// Panics if `repeats` is empty.
-    pub fn of(repeats: Vec<f64>) -> Self {
+    pub fn from_repeats(repeats: Vec<f64>) -> Self {
         let mut sorted = repeats.clone();
         sorted.sort_unstable_by(f64::total_cmp);
         let (low, high) = (sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]);
@@ -223,7 +223,7 @@ impl Bench<'_> {
         }
         let mut found = summary(work, &repeats, &bandwidths);
         if let Some(listed) = &listed {
-            let (stream, rows) = (found.read_bandwidth.median, Spread::of(of_rows));
+            let (stream, rows) = (found.read_bandwidth.median, Spread::from_repeats(of_rows));
             for (cost, stage) in found.stages.iter_mut().zip(Stage::ALL) {
                 let limit = listed.limit(stage, cost.bytes, stream, rows.median);
                 cost.ceiling_bytes_per_second = limit;
@@ -237,7 +237,10 @@ impl Bench<'_> {
                 continue;
             };
             let passes = (0..3).map(|_| self.read_rows(&units));
-            let (stream, rows) = (found.read_bandwidth.median, Spread::of(passes.collect()));
+            let (stream, rows) = (
+                found.read_bandwidth.median,
+                Spread::from_repeats(passes.collect()),
+            );
             cost.ceiling_bytes_per_second = mixed(cost.bytes, shared, stream, rows.median);
         }
         Ok(found)
@@ -246,7 +249,7 @@ impl Bench<'_> {
     /// Read bandwidth of a stream in bytes per second: the median of three passes.
     pub fn read(&self) -> f64 {
         let passes = (0..3).map(|_| self.probe.stream(self.isa, self.threads));
-        Spread::of(passes.collect()).median
+        Spread::from_repeats(passes.collect()).median
     }
 
     /// Read bandwidth of `listed` rows in bytes per second.
@@ -285,7 +288,7 @@ pub(super) fn summary(work: Work, repeats: &[Timed], bandwidths: &[f64]) -> Meas
     let tokens = work.tokens() as f64;
     let of_all = |figure: &dyn Fn(usize, &Timed) -> f64| {
         let repeats = repeats.iter().enumerate();
-        Spread::of(
+        Spread::from_repeats(
             repeats
                 .map(|(index, repeat)| figure(index, repeat))
                 .collect(),
@@ -296,7 +299,7 @@ pub(super) fn summary(work: Work, repeats: &[Timed], bandwidths: &[f64]) -> Meas
         stages.map(|stages| stages.lap(stage)).unwrap_or_default()
     };
     let total = of_all(&|_, repeat| repeat.seconds / tokens * 1e6);
-    let read_bandwidth = Spread::of(bandwidths.to_vec());
+    let read_bandwidth = Spread::from_repeats(bandwidths.to_vec());
     let stages: Vec<StageCost> = Stage::ALL
         .into_iter()
         .map(|stage| {
@@ -370,11 +373,11 @@ mod tests {
 
     #[test]
     fn a_spread_has_median_and_extremes() {
-        let odd = Spread::of(vec![3.0, 1.0, 2.0]);
+        let odd = Spread::from_repeats(vec![3.0, 1.0, 2.0]);
         assert_eq!((odd.least, odd.median, odd.most), (1.0, 2.0, 3.0));
         assert_eq!(odd.repeats, [3.0, 1.0, 2.0]);
-        assert_eq!(Spread::of(vec![4.0, 1.0]).median, 2.5);
-        assert_eq!(Spread::of(vec![4.0]).median, 4.0);
+        assert_eq!(Spread::from_repeats(vec![4.0, 1.0]).median, 2.5);
+        assert_eq!(Spread::from_repeats(vec![4.0]).median, 4.0);
         assert_eq!(middle(&[3.0, 1.0, 2.0]), 2);
         assert_eq!(middle(&[3.0, 1.0]), 0);
     }

@@ -137,9 +137,9 @@ pub fn time_speculation(
     Ok(SpeculationTimes {
         completions: completions.len(),
         tokens,
-        speedup: Spread::of(speedup.collect()),
-        plain: Spread::of(plain),
-        speculative: Spread::of(speculative),
+        speedup: Spread::from_repeats(speedup.collect()),
+        plain: Spread::from_repeats(plain),
+        speculative: Spread::from_repeats(speculative),
         proposed: counts.proposed,
         accepted: counts.accepted,
         passes: passes.into_iter().map(PassTotal::mean).collect(),

@@ -148,12 +148,13 @@ impl Results {
     pub fn mean_pass_at(&self, k: u64, seed: u64) -> Option<(Interval, usize)> {
         let values = self.pass_at(k);
         let is_binary = values.iter().all(|value| *value == 0.0 || *value == 1.0);
-        let found = match is_binary {
-            true => share(
+        let found = if is_binary {
+            share(
                 values.iter().sum::<f64>().round() as u64,
                 values.len() as u64,
-            ),
-            false => bootstrap_mean(&values, seed),
+            )
+        } else {
+            bootstrap_mean(&values, seed)
         };
         (!values.is_empty()).then_some((found, values.len()))
     }
@@ -170,7 +171,7 @@ impl Results {
     pub fn relative_to(&self, baseline: &Self) -> Paired {
         let pairs = baseline.first_passed().zip(self.first_passed());
         let (first, second): (Vec<bool>, Vec<bool>) = pairs.filter_map(|(a, b)| a.zip(b)).unzip();
-        Paired::of(&first, &second)
+        Paired::from_outcomes(&first, &second)
     }
 }
 

@@ -182,9 +182,10 @@ pub fn text(rows: &[SweepRow]) -> String {
 
 /// `text` quoted if it contains a comma, quote or line break.
 fn quoted(text: String) -> String {
-    match text.contains([',', '"', '\n']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text,
+    if text.contains([',', '"', '\n']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text
     }
 }
 

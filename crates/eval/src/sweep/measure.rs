@@ -143,16 +143,17 @@ impl Sweep<'_> {
         let of_layers = thresholds.as_deref();
         let mut model = self.cpu_model(setting, of_layers)?;
         let audit = quality::audit(&mut model, &self.items, self.progress)?;
-        let alone = match setting.is_lossless() || self.items.alone.is_empty() {
-            true => None,
-            false => Some(layer_by_layer(
+        let alone = if setting.is_lossless() || self.items.alone.is_empty() {
+            None
+        } else {
+            Some(layer_by_layer(
                 &mut bench.dense,
                 &mut self.cpu_model(setting, of_layers)?,
                 setting,
                 of_layers,
                 &self.items,
                 self.progress,
-            )?),
+            )?)
         };
         Ok(AtSetting {
             sparsity: sparsity(&audit, alone.as_deref()),
@@ -349,12 +350,11 @@ impl Sweep<'_> {
                 measured.device.clone_from(device);
                 measured.emulated = self.options.emulated;
                 // The plan that ran, which need not be the best one here.
-                match measured.emulated {
-                    true => None,
-                    false => {
-                        let plan = Some(&found.plan);
-                        bench.planner.predict_here(policy, plan, point.shape)?
-                    }
+                if measured.emulated {
+                    None
+                } else {
+                    let plan = Some(&found.plan);
+                    bench.planner.predict_here(policy, plan, point.shape)?
                 }
             }
             _ => bench.planner.predict_here(policy, None, point.shape)?,

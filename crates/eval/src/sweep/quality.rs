@@ -53,9 +53,10 @@ impl SweepItems {
 
     /// Steps of progress to audit a policy setting and to judge it once.
     pub(super) fn steps(&self, setting: PolicySetting, layers: usize) -> u64 {
-        let alone = match setting.is_lossless() {
-            true => 0,
-            false => scored_tokens(&self.alone) * layers as u64,
+        let alone = if setting.is_lossless() {
+            0
+        } else {
+            scored_tokens(&self.alone) * layers as u64
         };
         scored_tokens(&self.audited) + alone + self.judging()
     }
@@ -197,7 +198,7 @@ impl Generated {
         Ok(Self {
             name,
             passed,
-            completions: Digest::of(texts.as_bytes()),
+            completions: Digest::from_content(texts.as_bytes()),
         })
     }
 
@@ -206,7 +207,7 @@ impl Generated {
         let pairs = dense.passed.iter().zip(&self.passed);
         let (first, second): (Vec<bool>, Vec<bool>) =
             pairs.filter_map(|(dense, own)| (*dense).zip(*own)).unzip();
-        let paired = Paired::of(&first, &second);
+        let paired = Paired::from_outcomes(&first, &second);
         let judged = self.passed.iter().flatten();
         let (items, passed) = (
             judged.clone().count() as u64,

@@ -310,7 +310,7 @@ impl Range {
     /// # Panics
     ///
     /// Panics if `figures` is empty.
-    pub fn of(mut figures: Vec<f64>) -> Self {
+    pub fn from_values(mut figures: Vec<f64>) -> Self {
         figures.sort_unstable_by(f64::total_cmp);
         let middle = [(figures.len() - 1) / 2, figures.len() / 2].map(|place| figures[place]);
         Self {
@@ -327,7 +327,7 @@ impl Latency {
     /// # Panics
     ///
     /// Panics if `steps` is empty.
-    pub fn of(mut steps: Vec<f64>) -> Self {
+    pub fn from_steps(mut steps: Vec<f64>) -> Self {
         steps.sort_unstable_by(f64::total_cmp);
         let percentile = |share: f64| {
             let rank = (steps.len() as f64 * share).ceil() as usize;
@@ -348,11 +348,11 @@ mod tests {
 
     #[test]
     fn percentiles_are_nearest_ranks() {
-        let found = Latency::of((1..=200).rev().map(f64::from).collect());
+        let found = Latency::from_steps((1..=200).rev().map(f64::from).collect());
         assert_eq!((found.median, found.p95, found.p99), (100.0, 190.0, 198.0));
-        let one = Latency::of(vec![3.0]);
+        let one = Latency::from_steps(vec![3.0]);
         assert_eq!((one.median, one.p99, one.steps), (3.0, 3.0, 1));
-        let spread = Range::of(vec![4.0, 1.0, 3.0, 2.0]);
+        let spread = Range::from_values(vec![4.0, 1.0, 3.0, 2.0]);
         assert_eq!((spread.least, spread.median, spread.most), (1.0, 2.5, 4.0));
     }
 }

@@ -217,15 +217,16 @@ impl Published {
     /// Returns the model's files with short contents.
     fn contents(&self) -> BTreeMap<String, Vec<u8>> {
         let all = [self.needed, self.shards, self.others].concat();
-        let content = |name: &str| match name.ends_with(".index.json") {
-            true => {
+        let content = |name: &str| {
+            if name.ends_with(".index.json") {
                 let shards = self.shards.iter().enumerate();
                 let shards: Vec<String> = shards
                     .map(|(index, shard)| format!("\"tensor{index}\": \"{shard}\""))
                     .collect();
                 format!("{{\"weight_map\": {{{}}}}}", shards.join(", ")).into_bytes()
+            } else {
+                noise(name.len() * 10)
             }
-            false => noise(name.len() * 10),
         };
         let all = all.into_iter().map(|name| (name.to_owned(), content(name)));
         all.collect()

@@ -67,9 +67,10 @@ fn describe(
     let head_count = keys.size_or(&["n_head", "num_attention_heads"], 12)?;
     let head_size = head_size(keys, hidden_size, head_count)?;
     let is_scaled = keys.flag("scale_attn_weights", true)?;
-    let scores = match is_scaled {
-        true => 1.0,
-        false => (head_size as f32).sqrt(),
+    let scores = if is_scaled {
+        1.0
+    } else {
+        (head_size as f32).sqrt()
     };
     Ok(ModelConfig {
         family: family.to_owned(),

@@ -43,9 +43,10 @@ pub(super) const PHI: Family = Family {
             block: Block::ParallelSharedNorm,
             norm: NormKind::Layer,
             norm_epsilon: keys.positive("layer_norm_eps")?.unwrap_or(1e-5) as f32,
-            query_key_norm: match keys.flag("qk_layernorm", false)? {
-                true => QueryKeyNorm::PerHead,
-                false => QueryKeyNorm::None,
+            query_key_norm: if keys.flag("qk_layernorm", false)? {
+                QueryKeyNorm::PerHead
+            } else {
+                QueryKeyNorm::None
             },
             final_norm: true,
             ffn: FfnKind::Plain,

@@ -33,9 +33,10 @@ pub(super) const STABLELM: Family = Family {
             return Err(keys.unsupported("qk_layernorm", value, "false"));
         }
         config.norm = NormKind::Layer;
-        config.block = match keys.flag("use_parallel_residual", false)? {
-            true => Block::ParallelSharedNorm,
-            false => Block::PreNorm,
+        config.block = if keys.flag("use_parallel_residual", false)? {
+            Block::ParallelSharedNorm
+        } else {
+            Block::PreNorm
         };
         config.biases = Biases {
             query_key_value: keys.flag("use_qkv_bias", false)?,

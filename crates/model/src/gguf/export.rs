@@ -110,12 +110,11 @@ impl Export {
             })?;
         let mut notes = Vec::new();
         let windowless;
-        let config = match architecture.states_windows {
-            true => config,
-            false => {
-                windowless = without_windows(config, &mut notes);
-                &windowless
-            }
+        let config = if architecture.states_windows {
+            config
+        } else {
+            windowless = without_windows(config, &mut notes);
+            &windowless
         };
         let path = files.path("config.json");
         let stated: Option<Json> = match files.read("config.json")? {
@@ -123,7 +122,7 @@ impl Export {
             None => None, // bundles have none
         };
         let rope = config.rotary_tables().first();
-        let rope = rope.map(|rotary| Rope::of(rotary, stated.as_ref(), config.context_length));
+        let rope = rope.map(|rotary| Rope::new(rotary, stated.as_ref(), config.context_length));
         let mut metadata = Metadata::default();
         metadata.push("general.architecture", architecture.name);
         if dialect == Dialect::Ggml {
@@ -144,14 +143,15 @@ impl Export {
             tensors.insert(0, divisors(rope));
         }
         verify(config, &metadata, &tensors, &path, options)?;
-        match options.tokenizer {
-            true => notes.extend(tokenizer_metadata::describe(
+        if options.tokenizer {
+            notes.extend(tokenizer_metadata::describe(
                 files,
                 config,
                 stated.as_ref(),
                 &mut metadata,
-            )?),
-            false => metadata.push("tokenizer.ggml.model", tokenizer_metadata::NONE),
+            )?)
+        } else {
+            metadata.push("tokenizer.ggml.model", tokenizer_metadata::NONE)
         }
         Ok(Self {
             dialect,

@@ -74,7 +74,7 @@ impl Gguf {
             add("tokenizer.json", &tokenizer);
             add("tokenizer_config.json", &config);
         }
-        let layout = Layout::of(architecture, |name| file.shape(name).is_some());
+        let layout = Layout::new(architecture, |name| file.shape(name).is_some());
         Ok(Self {
             file,
             layout,

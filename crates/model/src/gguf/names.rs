@@ -21,7 +21,7 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// Determines the layout of a file; `has` returns whether a tensor exists.
-    pub(super) fn of(architecture: &Architecture, has: impl Fn(&str) -> bool) -> Self {
+    pub(super) fn new(architecture: &Architecture, has: impl Fn(&str) -> bool) -> Self {
         Self {
             fused: has("blk.0.attn_qkv.weight"),
             transposed_down: has("blk.0.ffn_down_t.weight"),

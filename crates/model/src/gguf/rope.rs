@@ -39,7 +39,7 @@ fn are_close(a: f64, b: f64) -> bool {
 impl Rope {
     /// Settings that give the frequencies of `rotary`. A `config.json`, if there is one, states the base and the
     /// original context of YaRN.
-    pub(super) fn of(rotary: &Rotary, config: Option<&Json>, context_length: usize) -> Self {
+    pub(super) fn new(rotary: &Rotary, config: Option<&Json>, context_length: usize) -> Self {
         let (frequencies, width) = (&rotary.frequencies, rotary.width());
         let stated = config.map(objects).unwrap_or_default();
         let theta = stated
@@ -135,21 +135,21 @@ mod tests {
         for theta in [10_000.0, 500_000.0, 1e6, 5e6] {
             for width in [16, 64, 128] {
                 let mut rotary = Rotary::plain(theta, width);
-                let plain = Rope::of(&rotary, None, 4096);
+                let plain = Rope::new(&rotary, None, 4096);
                 assert_eq!((plain.theta, plain.width), (theta, width));
                 assert_eq!(plain.scaling, Scaling::Plain);
                 rotary
                     .frequencies
                     .iter_mut()
                     .for_each(|frequency| *frequency /= 4.0);
-                let linear = Rope::of(&rotary, None, 4096);
+                let linear = Rope::new(&rotary, None, 4096);
                 assert_eq!(
                     (linear.theta, linear.scaling),
                     (theta, Scaling::Linear(4.0))
                 );
                 rotary.frequencies[2] /= 8.0;
                 let stated = json!({ "rope_theta": theta });
-                let divided = Rope::of(&rotary, Some(&stated), 4096);
+                let divided = Rope::new(&rotary, Some(&stated), 4096);
                 assert_eq!(divided.divisors()[..3], [4.0, 4.0, 32.0]);
             }
         }

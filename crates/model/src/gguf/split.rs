@@ -92,12 +92,13 @@ fn check(
             ));
         }
     }
-    match part.is_powerinfer() == first.is_powerinfer() {
-        true => Ok(()),
-        false => Err(bad(
+    if part.is_powerinfer() == first.is_powerinfer() {
+        Ok(())
+    } else {
+        Err(bad(
             part,
             "its variant of GGUF differs from that of the first part".to_owned(),
-        )),
+        ))
     }
 }
 

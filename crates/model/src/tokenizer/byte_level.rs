@@ -89,9 +89,10 @@ fn ids(vocabulary: &[u8]) -> Result<BTreeMap<String, u32>, String> {
         }
         ids.insert(token, number);
     }
-    match ids.is_empty() {
-        true => Err("it has no tokens".to_owned()),
-        false => Ok(ids),
+    if ids.is_empty() {
+        Err("it has no tokens".to_owned())
+    } else {
+        Ok(ids)
     }
 }
 

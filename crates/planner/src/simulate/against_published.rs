@@ -173,7 +173,7 @@ impl Setting {
             },
             config,
             quant: self.quant,
-            activity: Activity::of(self.model, ActivityOverrides::default()),
+            activity: Activity::new(self.model, ActivityOverrides::default()),
             is_skew_given: false,
             policy: None,
             hot: None,

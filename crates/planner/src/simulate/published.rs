@@ -63,7 +63,7 @@ pub struct ActivityOverrides {
 
 impl Activity {
     /// Values of the model shape `name`; those in `said` take precedence.
-    pub fn of(name: &str, said: ActivityOverrides) -> Self {
+    pub fn new(name: &str, said: ActivityOverrides) -> Self {
         let sparsity = match name {
             "opt-1.3b" | "opt-6.7b" | "opt-13b" | "opt-30b" | "opt-66b" | "opt-175b" => {
                 SourcedValue::new(
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn every_shape_has_figures_that_can_be() {
         for (name, _) in powerinfer_synth::SHAPES {
-            let mut activity = Activity::of(name, ActivityOverrides::default());
+            let mut activity = Activity::new(name, ActivityOverrides::default());
             let found = activity.frequencies(4, 4096, true).unwrap();
             let sum: f64 = found.iter().flatten().sum();
             let density = sum / (4.0 * 4096.0);
@@ -206,7 +206,7 @@ mod tests {
             sparsity: Some(0.5),
             ..ActivityOverrides::default()
         };
-        let mut activity = Activity::of("opt-30b", said);
+        let mut activity = Activity::new("opt-30b", said);
         assert!(activity.frequencies(2, 2048, true).is_err());
         activity.frequencies(2, 2048, false).unwrap();
         assert!(activity.skew.value > 0.26 && activity.skew.source.contains("nearest"));

@@ -186,16 +186,18 @@ impl Estimator<'_> {
     fn cpu_bandwidth(self, share: f64, quant: Format) -> f64 {
         let cpu = &self.hardware.cpu;
         let memory = share * cpu.read_bandwidth_bytes_per_second;
-        match quant.is_quantised() {
-            true => memory.min(cpu.threads as f64 * self.engine.cpu_blocks_per_thread),
-            false => memory,
+        if quant.is_quantised() {
+            memory.min(cpu.threads as f64 * self.engine.cpu_blocks_per_thread)
+        } else {
+            memory
         }
     }
 
     fn attention(self, model: &CostModel, layer: &PlacedLayer<'_>, pass: Pass) -> Cost {
-        let kv_device = match self.engine.kv_on_cpu {
-            true => Device::Cpu,
-            false => layer.kv,
+        let kv_device = if self.engine.kv_on_cpu {
+            Device::Cpu
+        } else {
+            layer.kv
         };
         let per_token = match self.engine.kv_number_bytes {
             Some(bytes) => (layer.kv_numbers as u64 * bytes) as f64,
@@ -213,8 +215,8 @@ impl Estimator<'_> {
         pass: Pass,
     ) -> Cost {
         let neuron_bytes = layer.neuron_bytes as f64;
-        let mode = match pass.kind == Kind::Prompt && !self.engine.sparse_prompts {
-            true => LayerMode {
+        let mode = if pass.kind == Kind::Prompt && !self.engine.sparse_prompts {
+            LayerMode {
                 policy: Policy::Dense,
                 prediction: ReadCost::default(),
                 per_neuron: ReadCost {
@@ -222,8 +224,9 @@ impl Estimator<'_> {
                     ..ReadCost::default()
                 },
                 per_active_neuron: ReadCost::default(),
-            },
-            false => layer.mode,
+            }
+        } else {
+            layer.mode
         };
         let (syncs, numbers) = match self.engine.merge {
             Merge::PerLayer => (1, 2 * placed.hidden_size),
@@ -235,9 +238,10 @@ impl Estimator<'_> {
         let ffn = Ffn {
             mode,
             device: layer.attention,
-            access: match mode.per_neuron.bytes >= neuron_bytes {
-                true => Access::Matrices,
-                false => Access::Rows,
+            access: if mode.per_neuron.bytes >= neuron_bytes {
+                Access::Matrices
+            } else {
+                Access::Rows
             },
             syncs,
             sync_bytes: 4.0 * numbers as f64,
@@ -267,7 +271,7 @@ fn neurons(frequencies: &[f64], tokens: f64) -> Neurons {
 
 impl<'a> Placed<'a> {
     /// The model placed by `plan`, whose layers have the candidates `chosen`.
-    pub(crate) fn of(
+    pub(crate) fn new(
         plan: &Plan,
         problem: &Problem,
         config: &ModelConfig,

@@ -166,9 +166,10 @@ impl Subject<'_> {
         let neurons = self.config.ffn_size as u64;
         // Attention scores before and after softmax, and a matrix dequantised to 16 bits.
         let scores = self.config.head_count as u64 * self.budget.context_tokens * 4;
-        let widened = match self.quant.is_quantised() {
-            true => (self.config.hidden_size * self.config.ffn_size * 2) as u64,
-            false => 0,
+        let widened = if self.quant.is_quantised() {
+            (self.config.hidden_size * self.config.ffn_size * 2) as u64
+        } else {
+            0
         };
         let reserve = 2 * LLAMA_CPP_BATCH * scores
             + widened
@@ -256,7 +257,7 @@ impl Subject<'_> {
         } = solved;
         let chosen = candidates.iter().zip(&decision.chosen);
         let chosen: Vec<&Candidate> = chosen.map(|(modes, chosen)| &modes[*chosen]).collect();
-        Placed::of(&decision.plan, problem, self.config, self.quant, &chosen)
+        Placed::new(&decision.plan, problem, self.config, self.quant, &chosen)
     }
 }
 

@@ -138,9 +138,10 @@ impl LayerExecutor for HybridExecutor {
             // The device computes attention in parallel.
             with_cold_neurons(model, layer, |cold| self.device.begin_stream(layer, cold))?;
         }
-        let reads = match model.config.block.is_parallel() {
-            true => FfnInput::Residual,
-            false => FfnInput::Hidden,
+        let reads = if model.config.block.is_parallel() {
+            FfnInput::Residual
+        } else {
+            FfnInput::Hidden
         };
         if self.device.layer(layer).is_predicted_on_host() {
             self.predict_on_host(pass, layer)?;
@@ -309,9 +310,10 @@ impl HybridExecutor {
         };
         let mut input = residual.clone();
         model.ffn_norm(layer, &mut input);
-        let predictor_input = match model.predictor_reads_residual(layer) {
-            true => &residual,
-            false => &input,
+        let predictor_input = if model.predictor_reads_residual(layer) {
+            &residual
+        } else {
+            &input
         };
         let watch = self.watch(pass);
         let statistics = &mut pass.observers.statistics;

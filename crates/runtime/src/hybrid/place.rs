@@ -77,9 +77,10 @@ fn device_selector(
                 Score::Contribution => DeviceSelector::Contribution {
                     threshold,
                     scale: upload.floats(&vectors.contribution_scale[..hot])?,
-                    centre: match centred {
-                        true => Some(upload.floats(&vectors.centre[..hot])?),
-                        false => None,
+                    centre: if centred {
+                        Some(upload.floats(&vectors.centre[..hot])?)
+                    } else {
+                        None
                     },
                 },
             }
@@ -147,9 +148,10 @@ pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceMode
             neurons: config.ffn_size,
             streams_from,
             ffn: has_ffn.then(ffn).transpose()?,
-            norms_after: match has_attention || has_ffn {
-                true => upload.norms_after(&source)?,
-                false => None,
+            norms_after: if has_attention || has_ffn {
+                upload.norms_after(&source)?
+            } else {
+                None
             },
         });
     }
@@ -206,9 +208,10 @@ pub(crate) fn check_budget(
 ) -> Result<(), RuntimeError> {
     let held = (device.bytes() + caches) as u64;
     let budget = bundle.plan().budget.vram_bytes;
-    match bundle.plan().is_placed() && held > budget {
-        true => Err(RuntimeError::OverBudget { held, budget }),
-        false => Ok(()),
+    if bundle.plan().is_placed() && held > budget {
+        Err(RuntimeError::OverBudget { held, budget })
+    } else {
+        Ok(())
     }
 }
 

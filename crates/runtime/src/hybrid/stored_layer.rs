@@ -70,9 +70,10 @@ impl LayerSource for StoredLayerSource<'_> {
             LayerWeight::KeyNormBias => (head(1), true),
             other => unreachable!("{other:?} is no part of a norm"),
         };
-        match is_bias {
-            true => norm.and_then(|norm| norm.bias.clone()),
-            false => norm.map(|norm| norm.weight.clone()),
+        if is_bias {
+            norm.and_then(|norm| norm.bias.clone())
+        } else {
+            norm.map(|norm| norm.weight.clone())
         }
     }
 }

@@ -72,9 +72,10 @@ impl Threads {
         }
         // With more threads than parts, several share one.
         let pieces = self.count().div_ceil(parts);
-        let step = match columns.is_multiple_of(BLOCK * pieces) {
-            true => columns / pieces,
-            false => columns,
+        let step = if columns.is_multiple_of(BLOCK * pieces) {
+            columns / pieces
+        } else {
+            columns
         };
         ThreadBuffer(&PARTIAL_SUMS).zeroed(parts * columns, |sums| {
             let work = Work {

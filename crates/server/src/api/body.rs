@@ -45,9 +45,12 @@ impl FromRequest<Arc<Service>> for RequestBody {
         };
         let mut chunks = body.into_data_stream();
         while let Some(chunk) = chunks.next().await {
-            let chunk = chunk.map_err(|error| match error.into_inner().is::<BodyTooSlow>() {
-                true => ApiError::body_too_slow(),
-                false => ApiError::invalid("the body of the request ended too early"),
+            let chunk = chunk.map_err(|error| {
+                if error.into_inner().is::<BodyTooSlow>() {
+                    ApiError::body_too_slow()
+                } else {
+                    ApiError::invalid("the body of the request ended too early")
+                }
             })?;
             received.push(&chunk, service)?;
         }

@@ -154,9 +154,10 @@ pub(crate) async fn completions(
     let (request, shape, is_streamed) = service.prepare(body, prepare).await?;
     let texts_each = request.texts_each;
     let texts = Texts::start(&service, request, is_streamed).await?;
-    match is_streamed {
-        true => Ok(shape.stream(service, texts, texts_each)),
-        false => shape.respond(service, texts).await,
+    if is_streamed {
+        Ok(shape.stream(service, texts, texts_each))
+    } else {
+        shape.respond(service, texts).await
     }
 }
 

@@ -61,9 +61,10 @@ pub(crate) async fn completions(
     let (request, shape, is_streamed) = service.prepare(body, prepare).await?;
     let best_of = request.texts_each;
     let texts = Texts::start(&service, request, is_streamed).await?;
-    match is_streamed {
-        true => Ok(shape.stream(service, texts)),
-        false => shape.respond(service, texts, best_of).await,
+    if is_streamed {
+        Ok(shape.stream(service, texts))
+    } else {
+        shape.respond(service, texts, best_of).await
     }
 }
 

@@ -38,9 +38,10 @@ pub(crate) fn stream_chunks(
                 let events: Vec<_> = made.iter().map(event).collect();
                 Ok((events, (!is_end).then_some((texts, chunks))))
             };
-            let made = match is_prompt {
-                true => service.workers.run(make).await.flatten(),
-                false => make(),
+            let made = if is_prompt {
+                service.workers.run(make).await.flatten()
+            } else {
+                make()
             };
             // Dropping the texts cancels them.
             let failed = |error: ApiError| (vec![event(&error.body())], None);

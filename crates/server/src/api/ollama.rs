@@ -147,12 +147,11 @@ fn prepare_chat(service: &Service, mut parameters: Parameters) -> Result<Prepare
     let mut request = text_request(service, parameters)?;
     let messages = messages.into_iter().map(MessageParameter::into_message);
     let messages = messages.collect::<Result<Vec<_>, _>>()?;
-    let request = match messages.is_empty() {
-        true => None,
-        false => {
-            request.prompts = vec![service.encode_chat(&messages)?.into()];
-            Some(request)
-        }
+    let request = if messages.is_empty() {
+        None
+    } else {
+        request.prompts = vec![service.encode_chat(&messages)?.into()];
+        Some(request)
     };
     Ok(Prepared {
         request,

@@ -40,9 +40,12 @@ pub(crate) struct Parameters(BTreeMap<String, Box<RawValue>>);
 impl Parameters {
     /// Parses the body of a request.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        json::from_slice(body).map_err(|error| match error.is_data() {
-            true => ApiError::invalid("the body is not a JSON object"),
-            false => ApiError::invalid(format!("the body is not JSON: {error}")),
+        json::from_slice(body).map_err(|error| {
+            if error.is_data() {
+                ApiError::invalid("the body is not a JSON object")
+            } else {
+                ApiError::invalid(format!("the body is not JSON: {error}"))
+            }
         })
     }
 
@@ -241,9 +244,10 @@ impl<'de> Deserialize<'de> for Whole {
             }
 
             fn visit_f64<E: de::Error>(self, value: f64) -> Result<Whole, E> {
-                match value.fract() == 0.0 && value.abs() < 2f64.powi(53) {
-                    true => Ok(Whole(value as i64)),
-                    false => Err(E::invalid_value(de::Unexpected::Float(value), &self)),
+                if value.fract() == 0.0 && value.abs() < 2f64.powi(53) {
+                    Ok(Whole(value as i64))
+                } else {
+                    Err(E::invalid_value(de::Unexpected::Float(value), &self))
                 }
             }
         }

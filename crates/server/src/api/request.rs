@@ -140,9 +140,10 @@ impl Service {
 
     /// Refuses a text with so many bytes that its tokens cannot fit the context.
     fn check_size(&self, bytes: usize) -> Result<(), ApiError> {
-        match bytes <= self.context.saturating_mul(MAX_TOKEN_BYTES) {
-            true => Ok(()),
-            false => Err(ApiError::too_long_text(bytes, self.context)),
+        if bytes <= self.context.saturating_mul(MAX_TOKEN_BYTES) {
+            Ok(())
+        } else {
+            Err(ApiError::too_long_text(bytes, self.context))
         }
     }
 

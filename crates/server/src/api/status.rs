@@ -19,10 +19,7 @@ pub(crate) async fn health(State(service): State<Arc<Service>>) -> Json<Value> {
         "model": service.name,
         "context_length": service.context,
         "parallel": service.parallel,
-        "batching": match service.batches {
-            true => "continuous",
-            false => "one request at a time: the plan has a part on a GPU",
-        },
+        "batching": if service.batches { "continuous" } else { "one request at a time: the plan has a part on a GPU" },
         "running": service.metrics.running(),
         "waiting": service.engine.queued(),
     }))
@@ -36,9 +33,10 @@ pub(crate) async fn model(
     State(service): State<Arc<Service>>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    match id == service.name {
-        true => Ok(Json(describe(&service))),
-        false => Err(ApiError::no_model(&id, &service.name)),
+    if id == service.name {
+        Ok(Json(describe(&service)))
+    } else {
+        Err(ApiError::no_model(&id, &service.name))
     }
 }
 

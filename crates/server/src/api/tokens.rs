@@ -31,9 +31,10 @@ fn tokens_of(service: &Service, mut parameters: Parameters) -> Result<Response, 
         return Err(ApiError::invalid_value("prompt", "there is no text"));
     };
     // vLLM adds special tokens unless asked not to, llama.cpp only if asked to.
-    let special = match adds.or(llama_adds).unwrap_or(!is_llama) {
-        true => SpecialTokens::Add,
-        false => SpecialTokens::Omit,
+    let special = if adds.or(llama_adds).unwrap_or(!is_llama) {
+        SpecialTokens::Add
+    } else {
+        SpecialTokens::Omit
     };
     parameters.ignore(&["return_token_strs", "with_pieces", "parse_special"]);
     parameters.finish()?;

@@ -60,16 +60,17 @@ impl Places {
     /// The places of a process that may open `limit` files.
     fn within(limit: usize) -> Result<Self, ServerError> {
         let all = limit.saturating_sub(OTHER_FILES + MAX_EXTRA);
-        match all >= MIN_CONNECTIONS {
-            true => Ok(Self {
+        if all >= MIN_CONNECTIONS {
+            Ok(Self {
                 all: all.min(MAX_CONNECTIONS),
                 extra: MAX_EXTRA,
                 patience: PATIENCE,
-            }),
-            false => Err(ServerError::Files {
+            })
+        } else {
+            Err(ServerError::Files {
                 limit,
                 needed: OTHER_FILES + MAX_EXTRA + MIN_CONNECTIONS,
-            }),
+            })
         }
     }
 
@@ -144,9 +145,10 @@ impl Table {
         } else {
             true
         };
-        let place = match has_place {
-            true => Place::Regular,
-            false => Place::Extra,
+        let place = if has_place {
+            Place::Regular
+        } else {
+            Place::Extra
         };
         let is_extra = |entry: &Entry| entry.place == Place::Extra;
         if place == Place::Extra && open.count(is_extra) >= self.places.extra {

@@ -53,9 +53,10 @@ impl Connection {
     /// A head has arrived, perhaps of a request whose body has not.
     pub(crate) fn begins(&self, has_body: bool) {
         self.change(|state| {
-            state.phase = match has_body {
-                true => Phase::Receiving,
-                false => Phase::Answering,
+            state.phase = if has_body {
+                Phase::Receiving
+            } else {
+                Phase::Answering
             };
         });
     }

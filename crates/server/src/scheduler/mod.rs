@@ -299,9 +299,10 @@ impl Scheduler {
     /// ones, and a long one is not overtaken for ever. Returns its index, too.
     fn next_prompt(&mut self) -> Option<(usize, Prompt)> {
         let mut ready = (0..self.prompts.len()).filter(|index| !self.waits_for_prefix(*index));
-        let next = match self.is_turn_of_shortest {
-            true => ready.min_by_key(|index| self.prompts[*index].tokens_left()),
-            false => ready.next(),
+        let next = if self.is_turn_of_shortest {
+            ready.min_by_key(|index| self.prompts[*index].tokens_left())
+        } else {
+            ready.next()
         };
         let index = next?;
         self.is_turn_of_shortest = !self.is_turn_of_shortest;
@@ -524,9 +525,10 @@ impl Scheduler {
         let constraint = job.settings.grammar.as_ref().map(Grammar::start);
         let stop = StopConditions {
             max_tokens: job.settings.max_tokens,
-            stop_tokens: match job.settings.ignores_stop_tokens {
-                true => [].into(),
-                false => Arc::clone(&self.stop_tokens),
+            stop_tokens: if job.settings.ignores_stop_tokens {
+                [].into()
+            } else {
+                Arc::clone(&self.stop_tokens)
             },
             vocabulary: self.vocabulary,
         };

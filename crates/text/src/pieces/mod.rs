@@ -138,9 +138,10 @@ impl Tokenizer {
             _ => false,
         };
         parts.split(|index, part| {
-            let ids = match index == 0 && drops_first {
-                true => Vec::new(),
-                false => pieces.encode(part.get(), mark),
+            let ids = if index == 0 && drops_first {
+                Vec::new()
+            } else {
+                pieces.encode(part.get(), mark)
             };
             let tokens = ids
                 .into_iter()

@@ -48,9 +48,10 @@ impl Normalizer {
             if after_space {
                 part = part.trim_start_matches(' ');
             }
-            match part.contains(' ') {
-                true => normalized.push_str(&part.replace(' ', space)),
-                false => normalized.push_str(part),
+            if part.contains(' ') {
+                normalized.push_str(&part.replace(' ', space))
+            } else {
+                normalized.push_str(part)
             }
             if !part.is_empty() {
                 after_space = self.remove_extra_whitespaces && part.ends_with(' ');

@@ -112,9 +112,10 @@ impl<const VNNI: bool> IntegerOps for Avx512<VNNI> {
 
     #[inline(always)]
     fn dot(self, sums: __m512i, bytes: __m512i, x: __m512i) -> __m512i {
-        match VNNI {
-            true => self.dot_bytes(sums, bytes, x),
-            false => self.dot_signed(sums, bytes, x),
+        if VNNI {
+            self.dot_bytes(sums, bytes, x)
+        } else {
+            self.dot_signed(sums, bytes, x)
         }
     }
 

@@ -136,9 +136,10 @@ impl<const VNNI: bool> SpanOps for Avx512<VNNI> {
             for token in 0..T {
                 let [a, b, c, d, e, f, g, h] = products[token];
                 let low = self.sum_quarters([a, b, c, d]);
-                let high = match blocks.len() > SPAN / 2 {
-                    true => self.sum_quarters([e, f, g, h]),
-                    false => _mm512_setzero_si512(),
+                let high = if blocks.len() > SPAN / 2 {
+                    self.sum_quarters([e, f, g, h])
+                } else {
+                    _mm512_setzero_si512()
                 };
                 // A block has two quarters.
                 let sums = _mm512_add_epi32(

@@ -102,12 +102,11 @@ pub(super) fn axpy_tokens<S: Simd, W: Weights<Row: NibbleRow>>(
             let (values, quads) = (&values[..quad_count], &quads[..quad_count]);
             for token in 0..tokens {
                 let factors = Factors::new(simd, token_coefficients(token), quads);
-                let minima = match W::Row::HAS_MINIMA {
-                    true => {
-                        let minima = &minima[token * spans + block / SPAN];
-                        per_quarter(&minima[block % SPAN..])
-                    }
-                    false => [0.0; WORDS],
+                let minima = if W::Row::HAS_MINIMA {
+                    let minima = &minima[token * spans + block / SPAN];
+                    per_quarter(&minima[block % SPAN..])
+                } else {
+                    [0.0; WORDS]
                 };
                 let bias = factors.sums.map(|sum| -W::Row::BIAS * sum);
                 let mut totals = [simd.load_bytes(bytemuck::cast_ref(&bias)); REGISTERS];

@@ -144,9 +144,10 @@ pub(super) fn accumulate<S: Simd, R: NibbleRow>(
 ) {
     let scales = simd.load_lanes(scales);
     let sum = simd.multiply_add_lanes(scales, simd.to_f32_lanes(sums), simd.load_lanes(out));
-    let sum = match R::HAS_MINIMA {
-        true => simd.multiply_subtract_lanes(sum, simd.splat_lanes(1.0), simd.load_lanes(minima)),
-        false => sum,
+    let sum = if R::HAS_MINIMA {
+        simd.multiply_subtract_lanes(sum, simd.splat_lanes(1.0), simd.load_lanes(minima))
+    } else {
+        sum
     };
     simd.store_lanes(sum, out);
 }

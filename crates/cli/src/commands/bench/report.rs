@@ -235,9 +235,10 @@ impl Report<'_> {
             size(bytes.weights),
             size(bytes.predictors),
             size(bytes.kv_cache),
-            match bytes.gpu > 0.0 {
-                true => format!(", by the GPU {}", size(bytes.gpu)),
-                false => String::new(),
+            if bytes.gpu > 0.0 {
+                format!(", by the GPU {}", size(bytes.gpu))
+            } else {
+                String::new()
             },
             percent(measured.ffn_neurons_computed),
         )?;
@@ -304,14 +305,15 @@ fn stages(measured: &Measured) -> Table {
     let mut row = |name: &str, spread: &Spread, bytes: f64, ceiling: f64| {
         let time = spread.repeats[measured.middle_repeat];
         let speed = bytes / (time / 1e6).max(1e-12);
-        let reading = match bytes > 0.0 {
-            true => [
+        let reading = if bytes > 0.0 {
+            [
                 ByteSize(bytes as u64).to_string(),
                 format!("{:.1}", speed / 1e9),
                 format!("{:.1}", ceiling / 1e9),
                 percent(speed / ceiling),
-            ],
-            false => Default::default(),
+            ]
+        } else {
+            Default::default()
         };
         let cells = [
             name.to_owned(),

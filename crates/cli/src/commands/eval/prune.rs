@@ -227,12 +227,13 @@ impl Row {
 
     fn to_json(&self, dense: &Self) -> Value {
         let found = share(self.passed(), self.solved.len() as u64);
-        let pass = match self.solved.is_empty() {
-            true => Value::Null,
-            false => json!({
+        let pass = if self.solved.is_empty() {
+            Value::Null
+        } else {
+            json!({
                 "value": found.value, "low": found.low, "high": found.high,
-                "relative_to_dense": paired_json(Paired::of(&dense.solved, &self.solved)),
-            }),
+                "relative_to_dense": paired_json(Paired::from_outcomes(&dense.solved, &self.solved)),
+            })
         };
         let parameter = match self.arm {
             Arm::Dense => Value::Null,
@@ -293,7 +294,7 @@ fn report(rows: &[Row], tokens: usize, output: Output) {
     ));
     for row in rows.iter().skip(1).filter(|row| !row.solved.is_empty()) {
         let name = format!("{} ({})", row.arm.name(), format_parameter(row.arm));
-        let paired = Paired::of(&rows[0].solved, &row.solved);
+        let paired = Paired::from_outcomes(&rows[0].solved, &row.solved);
         output.say(format::paired(&name, rows[0].arm.name(), paired));
     }
 }

@@ -239,7 +239,7 @@ impl Row {
         let pairs = first.answers.iter().zip(&self.answers);
         let both = pairs.filter_map(|(a, b)| Some((a.as_ref()?[0], b.as_ref()?[0])));
         let (a, b): (Vec<bool>, Vec<bool>) = both.unzip();
-        Paired::of(&a, &b)
+        Paired::from_outcomes(&a, &b)
     }
 
     fn to_json(&self, first: &Self, metrics: &[&str]) -> Value {

@@ -184,7 +184,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
         )?,
     };
     arguments.bos.apply(&mut texts, tokenizer)?;
-    let extent = TextSize::of(&texts, tokenizer)?;
+    let extent = TextSize::new(&texts, tokenizer)?;
     let windows = Windows { length, stride };
     let total: usize = texts.iter().map(|text| text.len().saturating_sub(1)).sum();
     if total < 2 {

@@ -60,17 +60,19 @@ impl<'a> PromptCache<'a> {
 
     /// Keeps the prompt, which `session` has now.
     pub(super) fn keep_prompt(&self, engine: &Engine, session: &Session) -> Result<()> {
-        match self.arguments.prompt_cache_all {
-            true => Ok(()),
-            false => self.keep(engine, session),
+        if self.arguments.prompt_cache_all {
+            Ok(())
+        } else {
+            self.keep(engine, session)
         }
     }
 
     /// Keeps prompt and answer, if `--prompt-cache-all` is set.
     pub(super) fn keep_all(&self, engine: &Engine, session: &Session) -> Result<()> {
-        match self.arguments.prompt_cache_all {
-            true => self.keep(engine, session),
-            false => Ok(()),
+        if self.arguments.prompt_cache_all {
+            self.keep(engine, session)
+        } else {
+            Ok(())
         }
     }
 

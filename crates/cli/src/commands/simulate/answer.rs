@@ -105,9 +105,10 @@ pub(crate) fn describe(answer: &Answer) -> String {
         let own = answer.plan.totals.microseconds_per_token;
         others.row(vec!["as above".to_owned(), number(1e6 / own)]);
         for baseline in baselines {
-            let note = match baseline.fits_ram {
-                true => "",
-                false => " (more than the RAM allowed)",
+            let note = if baseline.fits_ram {
+                ""
+            } else {
+                " (more than the RAM allowed)"
             };
             others.row(vec![
                 format!("{}{note}", baseline.name),
@@ -158,9 +159,10 @@ fn layers(answer: &Answer) -> Table {
         if rows.get(last + 1) == Some(&rows[last]) {
             continue;
         }
-        let range = match first == last {
-            true => first.to_string(),
-            false => format!("{first}–{last}"),
+        let range = if first == last {
+            first.to_string()
+        } else {
+            format!("{first}–{last}")
         };
         table.row([vec![range], rows[last].clone()].concat());
         first = last + 1;

@@ -204,9 +204,10 @@ pub(super) fn table(rows: &[SweepRow]) -> String {
                 .as_ref()
                 .map_or_else(none, |planned| format::figure(planned.tokens_per_second)),
             format_speed(measured),
-            match measured.emulated {
-                true => none(),
-                false => format!("{:.0}", measured.decode_microseconds.p99),
+            if measured.emulated {
+                none()
+            } else {
+                format!("{:.0}", measured.decode_microseconds.p99)
             },
             format::rise(row.quality.perplexity_rise),
         ]);

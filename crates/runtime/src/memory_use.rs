@@ -17,7 +17,7 @@ use powerinfer_bundle::{Bundle, StoredLinear, StoredNorm};
 
 /// Memory in use for one purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Held {
+pub struct MemoryUse {
     /// Name of the line in the plan; `neurons` for hot and cold ones together.
     pub line: &'static str,
     /// Bytes: mapped or kept for weights and predictors, reserved for the KV cache, at most for scratch.
@@ -28,7 +28,7 @@ pub struct Held {
 const NEURONS: &str = "neurons";
 
 /// Memory in use, line by line, with a session of `session_bytes` bytes.
-pub(crate) fn held(model: &Model, session_bytes: u64) -> Vec<Held> {
+pub(crate) fn held(model: &Model, session_bytes: u64) -> Vec<MemoryUse> {
     let Model {
         config,
         weights,
@@ -58,9 +58,10 @@ pub(crate) fn held(model: &Model, session_bytes: u64) -> Vec<Held> {
     let around_head = weights.final_norm.as_ref().map_or(0, norm)
         + weights.project_out.as_ref().map_or(0, linear)
         + bias(&weights.head);
-    let (embeddings, head) = match config.tied_embeddings {
-        true => (own + around_head, 0),
-        false => (own, weights.head.matrix.bytes() + around_head),
+    let (embeddings, head) = if config.tied_embeddings {
+        (own + around_head, 0)
+    } else {
+        (own, weights.head.matrix.bytes() + around_head)
     };
     let rank = selectors
         .iter()
@@ -80,7 +81,7 @@ pub(crate) fn held(model: &Model, session_bytes: u64) -> Vec<Held> {
         (KV_CACHE, session_bytes),
         (SCRATCH, scratch),
     ]
-    .map(|(line, bytes)| Held { line, bytes })
+    .map(|(line, bytes)| MemoryUse { line, bytes })
     .to_vec()
 }
 
@@ -102,7 +103,7 @@ fn norm(stored: &StoredNorm) -> usize {
 /// # Errors
 ///
 /// Fails with the first line that differs.
-pub(crate) fn check(bundle: &Bundle, held: &[Held]) -> Result<(), RuntimeError> {
+pub(crate) fn check(bundle: &Bundle, held: &[MemoryUse]) -> Result<(), RuntimeError> {
     let plan = bundle.plan();
     if !plan.is_placed() {
         return Ok(());
@@ -125,7 +126,7 @@ pub(crate) fn check(bundle: &Bundle, held: &[Held]) -> Result<(), RuntimeError> 
             return wrong(SCRATCH, planned, taken);
         }
     }
-    for Held { line, bytes } in held {
+    for MemoryUse { line, bytes } in held {
         let planned = planned(plan, line);
         let is_right = match *line {
             KV_CACHE | SCRATCH => planned >= *bytes,
