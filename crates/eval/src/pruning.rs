@@ -12,7 +12,7 @@ pub enum Arm {
     SkipPredicted(f32),
     /// All but the hottest share of the neurons are dropped for good.
     DropCold(f64),
-    /// As many neurons of each layer are dropped, at random.
+    /// The same number of neurons of each layer is dropped, at random.
     DropRandom(f64),
 }
 
@@ -105,7 +105,7 @@ pub fn hottest(frequencies: &[&[f32]], share: f64) -> KeptNeurons {
     }
 }
 
-/// As many random neurons of each layer as `like` keeps, of `neurons` each, drawn with `seed`.
+/// Random neurons of each layer, as many as `like` keeps, of `neurons` each, drawn with `seed`.
 pub fn random(like: &KeptNeurons, neurons: usize, seed: u64) -> Vec<Vec<u32>> {
     let mut random = Random::new(seed);
     let draw = |kept: &Vec<u32>| {

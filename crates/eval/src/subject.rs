@@ -28,7 +28,7 @@ impl Subject {
             .map_or(1.0, |found| found.computed_share())
     }
 
-    /// What was read and computed since the last call; none of a reference, which computes everything.
+    /// Counts since the last call; none for a reference, which computes everything.
     pub fn take_statistics(&mut self) -> Option<Statistics> {
         match self {
             Self::Engine(model) => Some(model.observers_mut().take_statistics()),

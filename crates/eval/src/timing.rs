@@ -18,7 +18,7 @@ pub(crate) struct Timed {
     pub(crate) contention: Contention,
 }
 
-/// What a measurement needs besides the model.
+/// Settings of a measurement.
 #[derive(Clone, Copy)]
 pub(crate) struct Timer<'a> {
     /// CPU threads of the model.

@@ -15,7 +15,7 @@ use powerinfer_text::Tokenizer;
 
 use crate::PipelineError;
 
-/// Name of the embedded model, which has text of its own.
+/// Name of the embedded model, which comes with text.
 const DEMO: &str = "demo";
 
 /// Longest calibration sequence.

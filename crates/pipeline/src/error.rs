@@ -30,7 +30,7 @@ pub enum PipelineError {
     /// Nothing at the paths can be used as text.
     #[error("{}", no_text(paths, skipped))]
     UnusableText {
-        /// What was given.
+        /// Paths that were given.
         paths: Vec<PathBuf>,
         /// Why files and records were skipped.
         skipped: Vec<Skipped>,

@@ -50,7 +50,7 @@ pub enum Work<'a> {
 pub type Report<'a> = &'a mut dyn FnMut(Work<'_>);
 
 /// Makes the profile, the predictors and the bundle of `checkpoint` in the folders `profile`, `predictors` and `bundle` of
-/// `folder`, and certifies the bundle if the options ask for that. What is up to date is reused.
+/// `folder`, and certifies the bundle if the options ask for that. Artifacts that are up to date are reused.
 ///
 /// # Errors
 ///

@@ -21,7 +21,7 @@ pub(crate) struct LayerStatistics {
     pub(crate) layer: usize,
     /// Share of the neurons that are active on a token.
     pub(crate) density: f64,
-    /// Smallest share of the neurons with 80 % of the activations.
+    /// Smallest share of the neurons with 80% of the activations.
     pub(crate) most: f64,
 }
 

@@ -18,7 +18,7 @@ thread_local! {
     static QUERIES: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
     static OUTPUTS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
     static PARTIALS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
-    /// What a thread needs for its part: scores, a partial result, and the merged one.
+    /// Buffers of a thread for its part: scores, a partial result, and the merged one.
     static SCORES: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
     static PARTIAL: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
     static MERGED: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };

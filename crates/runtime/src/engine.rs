@@ -38,11 +38,11 @@ pub struct Engine {
 pub enum Wanted {
     /// None.
     None,
-    /// Those of the last token.
+    /// The logits of the last token.
     Last,
-    /// Those of the last token, to find the largest one; they may stay on a device.
+    /// The logits of the last token, to find the largest one; they may stay on a device.
     Largest,
-    /// Those of all tokens.
+    /// The logits of all tokens.
     All,
 }
 
@@ -63,7 +63,7 @@ impl Executor {
         }
     }
 
-    /// The parts on a device; none where everything is on the CPU.
+    /// The parts on a device; none if everything is on the CPU.
     pub(crate) fn device(&self) -> Option<&DeviceModel> {
         match self {
             Self::Cpu(_) => None,
@@ -135,8 +135,8 @@ impl Engine {
         [layers - on_device, on_device].map(|layers| each.saturating_mul(layers))
     }
 
-    /// Bytes of the device's memory that the plan's budget leaves for KV caches beside the plan's other lines, the session included that
-    /// the plan accounts for; none where no KV cache is on a device, or the plan has no budget.
+    /// Bytes of the device's memory that the plan's budget leaves for KV caches in addition to the plan's other lines, the session included that
+    /// the plan accounts for; none if no KV cache is on a device, or the plan has no budget.
     pub fn device_cache_budget(&self) -> Option<u64> {
         let device = self.executor.device()?;
         let plan = self.model.bundle.plan();
@@ -164,12 +164,12 @@ impl Engine {
         &self.model.policies
     }
 
-    /// What passes count and measure.
+    /// Counts and measurements of passes.
     pub fn observers(&self) -> &Observers {
         &self.observers
     }
 
-    /// What passes are to count and measure.
+    /// Counts and measurements of passes, to start and to take them.
     pub fn observers_mut(&mut self) -> &mut Observers {
         &mut self.observers
     }
@@ -460,9 +460,9 @@ impl Engine {
     }
 }
 
-/// What is known of a device.
+/// Properties of a device.
 impl Engine {
-    /// Takes the times of device and host by layer, and goes on measuring them where `continues`; none where everything
+    /// Takes the times of device and host by layer, and goes on measuring them if `continues`; none if everything
     /// is on the CPU.
     pub fn take_pass_times(&mut self, continues: bool) -> Option<PassTimes> {
         match &mut self.executor {
@@ -477,12 +477,12 @@ impl Engine {
         Some(self.executor.device()?.graph_failure()?.to_string())
     }
 
-    /// Read bandwidth of the device in bytes per second, measured by copies within it; none where everything is on the
+    /// Read bandwidth of the device in bytes per second, measured by copies within it; none if everything is on the
     /// CPU, or the device has too little free memory.
     ///
     /// # Errors
     ///
-    /// Fails where the device does.
+    /// The device fails.
     pub fn device_read_bandwidth(&self) -> Result<Option<f64>, RuntimeError> {
         match self.executor.device() {
             Some(device) => Ok(powerinfer_gpu::read_bandwidth(device.device())?),

@@ -84,7 +84,7 @@ pub enum RuntimeError {
     OtherPromptCache {
         /// The file.
         path: PathBuf,
-        /// What differs.
+        /// Setting that differs.
         what: &'static str,
         /// Value in the file.
         found: String,
@@ -162,7 +162,7 @@ pub enum RuntimeError {
     NoGpu(CudaUnavailable),
     /// The plan is for several GPUs.
     #[error(
-        "the plan is for {gpus} GPUs, and a bundle runs on one; place it again with the `--vram` of one"
+        "the plan is for {gpus} GPUs, and a bundle runs on one; re-plan it with the `--vram` of one"
     )]
     SeveralGpus {
         /// Number of GPUs of the plan.

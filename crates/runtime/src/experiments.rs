@@ -27,7 +27,7 @@ impl<'a> Experiments<'a> {
     ///
     /// # Errors
     ///
-    /// Fails where the bundle lacks what the policy needs.
+    /// The bundle lacks what the policy needs.
     ///
     /// # Panics
     ///
@@ -46,7 +46,7 @@ impl<'a> Experiments<'a> {
         Ok(())
     }
 
-    /// Skips the inputs of projections of `layer` that are below `thresholds`; `None` reads all. Those of gate and up are
+    /// Skips the inputs of projections of `layer` that are below `thresholds`; `None` reads all. Inputs of gate and up are
     /// skipped only under `dense`.
     ///
     /// # Panics
@@ -116,7 +116,7 @@ impl<'a> Experiments<'a> {
     ///
     /// # Panics
     ///
-    /// Panics where there is no such layer.
+    /// Panics if there is no such layer.
     pub fn ffn_bytes(&self, layer: usize) -> [usize; 3] {
         let ffn = self.engine.model.ffn(layer);
         let up = ffn.up.as_ref();
@@ -131,7 +131,7 @@ impl<'a> Experiments<'a> {
     ///
     /// # Panics
     ///
-    /// Panics where there is no such layer.
+    /// Panics if there is no such layer.
     pub fn predictor_bytes(&self, layer: usize) -> Option<[usize; 3]> {
         match self.engine.model.ffn(layer).selector {
             Selector::Predicted(predictor) => Some([
@@ -148,7 +148,7 @@ impl<'a> Experiments<'a> {
     ///
     /// # Panics
     ///
-    /// Panics where there is no such layer or neuron.
+    /// Panics if there is no such layer or neuron.
     pub fn time_ffn(&mut self, layer: usize, listed: Option<&[u32]>) -> Duration {
         let selector = listed.map_or(Selector::Dense, Selector::Listed);
         let ffn = self.engine.model.ffn_with(layer, selector);

@@ -31,7 +31,7 @@ use crate::{
 ///
 /// # Errors
 ///
-/// Fails where the executor does.
+/// The executor fails.
 pub(crate) fn forward(
     executor: &mut dyn LayerExecutor,
     pass: &mut Pass<'_, '_>,

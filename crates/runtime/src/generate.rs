@@ -294,7 +294,7 @@ impl Ran {
     ///
     /// # Errors
     ///
-    /// A device fails. What a [`Constraint`](crate::Constraint) refuses is given to `each`.
+    /// A device fails. `each` gets the errors of a [`Constraint`](crate::Constraint).
     pub fn accept<P: Passes>(
         self,
         passes: &mut P,
@@ -410,7 +410,7 @@ impl<'a, P: Passes, C: FnMut() -> bool> Generation<'a, P, C> {
         }
     }
 
-    /// What runs the passes, between two tokens.
+    /// The model, between two tokens.
     pub fn passes(&mut self) -> &mut P {
         self.passes
     }
@@ -420,7 +420,7 @@ impl<'a, P: Passes, C: FnMut() -> bool> Generation<'a, P, C> {
         self.texts[index].0
     }
 
-    /// What runs the passes, and the session of the first text.
+    /// The model, and the session of the first text.
     pub fn parts(&self) -> (&P, &P::Session) {
         (&*self.passes, &*self.texts[0].0)
     }

@@ -32,7 +32,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Fails where the bundle lacks what its policies need, where memory for the KV cache is missing, and where the
+    /// The bundle lacks what its policies need, memory for the KV cache is missing, or the
     /// plan accounts for other memory than running takes.
     pub fn new(bundle: Bundle, options: Options) -> Result<Self, RuntimeError> {
         load(bundle, options, None)
@@ -109,7 +109,7 @@ fn load(
 ///
 /// # Errors
 ///
-/// Fails where host or device lack the memory.
+/// Host or device lack the memory.
 pub(crate) fn new_session(
     bundle: &Bundle,
     device: Option<&DeviceModel>,

@@ -9,7 +9,7 @@ use crate::{
     verification::Observation,
 };
 
-/// What the passes of an [`Engine`](crate::Engine) count and measure.
+/// Counts and measurements of the passes of an [`Engine`](crate::Engine).
 #[derive(Debug)]
 pub struct Observers {
     layers: usize,
@@ -34,11 +34,11 @@ pub struct Observers {
 /// An input of a layer's projections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LayerInput {
-    /// Of query, key and value.
+    /// Input of query, key and value.
     Attention,
-    /// Of attention's output projection.
+    /// Input of attention's output projection.
     Output,
-    /// Of gate and up.
+    /// Input of gate and up.
     Ffn,
 }
 
@@ -111,7 +111,7 @@ impl Observers {
         layers.map(std::mem::take).collect()
     }
 
-    /// What verification has measured so far.
+    /// Measurements of verification so far.
     pub fn verification(&self) -> Option<&Verification> {
         self.verification.as_ref()
     }

@@ -185,7 +185,7 @@ fn device(
 ///
 /// # Errors
 ///
-/// Fails where more of the card's memory is in use than the plan's budget.
+/// More of the card's memory is in use than the plan's budget.
 fn run_on(
     card: Arc<CudaDevice>,
     bundle: Bundle,

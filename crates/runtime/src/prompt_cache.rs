@@ -277,7 +277,7 @@ impl Engine {
             (DEVICE, "plan or memory of the device"),
         ] {
             if setting(found, name) != setting(&own, name) {
-                let (before, now) = ("those before the bundle was placed again", "others");
+                let (before, now) = ("those before the bundle was re-planned", "others");
                 return differs(what, before.into(), now.into());
             }
         }

@@ -23,7 +23,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// An empty session for up to `context` tokens, with the caches `on_device`; none where memory is missing.
+    /// An empty session for up to `context` tokens, with the caches `on_device`; none if memory is missing.
     /// Unused memory is reserved but not touched.
     pub(crate) fn new(
         config: &ModelConfig,
@@ -168,7 +168,7 @@ pub(crate) struct LayerCache {
 }
 
 impl LayerCache {
-    /// A cache for up to `positions` tokens; none where memory is missing. Unused memory is reserved but not touched.
+    /// A cache for up to `positions` tokens; none if memory is missing. Unused memory is reserved but not touched.
     pub(crate) fn new(
         kv_heads: usize,
         head_size: usize,

@@ -23,7 +23,7 @@ pub struct StopConditions {
 pub enum StopReason {
     /// A stop token was sampled, or the text is complete under its [`Constraint`].
     StopToken,
-    /// As many tokens were generated as were asked for.
+    /// The requested number of tokens was generated.
     MaxTokens,
     /// The context is full.
     ContextFull,

@@ -91,7 +91,7 @@ fn predictors(checkpoint: &Checkpoint, weights: Format, folder: &Path) -> Predic
     write_predictors(checkpoint, &settings, &summaries, &tensors, folder)
 }
 
-/// What runs.
+/// Model, formats and threads of a run.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     model: &'static str,

@@ -23,7 +23,7 @@ use powerinfer_runtime::{ActivationFormat, Engine, Options, SingleSession, Threa
 use powerinfer_tensor::{CacheFormat, Format};
 use proptest::prelude::*;
 
-/// Of every way to know positions, to group heads and to look back, one.
+/// One model for every way to know positions, to group heads and to look back.
 const FEW: [&str; 5] = [
     "falcon-old-7b",
     "falcon-rw-alibi",
@@ -202,7 +202,7 @@ fn a_prompt_cache_is_as_good_as_the_prompt() {
     }
 }
 
-/// What a runtime says of the prompt cache at `path`.
+/// The message with which an engine refuses the prompt cache at `path`.
 fn refusal(model: &mut SingleSession, path: &Path) -> String {
     let file = PromptCacheFile::open(path).unwrap();
     let SingleSession { engine, session } = model;

@@ -26,7 +26,7 @@ impl Capacity {
     ///
     /// # Errors
     ///
-    /// Fails where the KV caches of `parallel` requests do not fit the memory that the weights leave free.
+    /// The KV caches of `parallel` requests do not fit the memory that the weights leave free.
     pub(crate) fn new(
         model: &Engine,
         context: usize,

@@ -140,7 +140,7 @@ pub struct Server {
     scheduler: Scheduler,
 }
 
-/// What the handlers of requests share.
+/// State that the handlers of requests share.
 pub(crate) struct Service {
     pub(crate) settings: ServerSettings,
     pub(crate) engine: SchedulerHandle,
@@ -258,7 +258,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// Fails where the system does not say.
+    /// The system does not say.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }

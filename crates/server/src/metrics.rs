@@ -1,4 +1,4 @@
-//! What the server counts, in Prometheus' text format.
+//! Counters of the server, in Prometheus' text format.
 
 use powerinfer_runtime::{Observers, Statistics};
 use prometheus::{
@@ -31,7 +31,7 @@ pub(crate) struct Metrics {
     pub(crate) batch: Histogram,
     /// Tokens that texts have proposed.
     pub(crate) proposed_tokens: IntCounter,
-    /// Those of them that were sampled.
+    /// Proposed tokens that were sampled.
     pub(crate) accepted_tokens: IntCounter,
     tokens: IntCounter,
     neurons: IntCounter,

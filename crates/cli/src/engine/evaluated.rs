@@ -171,7 +171,7 @@ impl Evaluated {
 
     /// Ready to run under `policy`.
     ///
-    /// Fails where the reference engine is to follow any but `dense`.
+    /// Fails if the reference engine is to follow any policy but `dense`.
     pub(crate) fn model(&self, policy: Option<Policy>, output: Output) -> Result<Subject> {
         match &self.source {
             Source::Bundle { folder, .. } => {

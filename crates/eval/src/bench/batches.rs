@@ -18,7 +18,7 @@ pub struct BatchMeasured {
     pub union_share: f64,
     /// Decoding under the policy.
     pub policy: Measured,
-    /// Decoding under `dense`; none where the policy is that.
+    /// Decoding under `dense`; none if that is the policy.
     pub dense: Option<Measured>,
     /// Throughput relative to dense's.
     pub times_dense: Option<f64>,

@@ -88,7 +88,7 @@ impl ListedRows {
     }
 
     /// Rows of active hidden units, where trained predictors read `bytes` per token: random ones, as many as were read. Also the
-    /// bytes of these predictors that every token reads. `None` without such predictors, beside others, or on another device.
+    /// bytes of these predictors that every token reads. `None` without such predictors, if there are others too, or on another device.
     pub(super) fn of_hidden_units(
         model: &mut SingleSession,
         bytes: f64,

@@ -1,4 +1,4 @@
-//! Time of single FFNs with a share of their neurons and with all, beside the time that memory needs for their rows.
+//! Time of single FFNs with a share of their neurons and with all, and the time that memory needs for their rows.
 
 use powerinfer_artifact::random::Random;
 use powerinfer_model::LanguageModel;

@@ -111,22 +111,22 @@ pub struct StageCost {
     pub bytes: f64,
     /// Bytes that the CPU read over time.
     pub bytes_per_second: f64,
-    /// What memory allows: the read bandwidth of a stream, of listed rows, or of the stage's mix of both.
+    /// Limit set by memory: the read bandwidth of a stream, of listed rows, or of the stage's mix of both.
     pub ceiling_bytes_per_second: f64,
 }
 
 /// Bytes read per token.
 #[derive(Debug, Serialize)]
 pub struct BytesRead {
-    /// Of weights.
+    /// Bytes of weights.
     pub weights: f64,
-    /// Of predictors.
+    /// Bytes of predictors.
     pub predictors: f64,
-    /// Of the KV cache.
+    /// Bytes of the KV cache.
     pub kv_cache: f64,
-    /// Of all kinds, by a GPU from its memory; the CPU reads those above.
+    /// Bytes of all kinds, read by a GPU from its memory; the CPU reads those above.
     pub gpu: f64,
-    /// Of all.
+    /// All bytes.
     pub total: f64,
 }
 
@@ -157,7 +157,7 @@ pub struct Measured {
     /// Read bandwidth of a stream of vector loads, measured before and after each repeat, in bytes per second.
     pub read_bandwidth: Spread,
     /// Read bandwidth of the rows that neurons select, of their length and at their distances, measured likewise; none
-    /// where no rows are selected.
+    /// if no rows are selected.
     pub row_bandwidth: Option<Spread>,
     /// Fraction of the read bandwidth that the CPU achieved.
     pub bandwidth_share: Spread,

@@ -1,4 +1,4 @@
-//! Time of speculative decoding of given texts, beside that of decoding token by token.
+//! Time of speculative decoding of given texts, compared with decoding token by token.
 //!
 //! Every token is followed by that of the text, whichever the model samples, so any model decodes the text as if it had
 //! written it: proposals and their acceptance are those of the text, times and active neurons those of the model.
@@ -74,7 +74,7 @@ pub struct SpeculationTimes {
     pub speedup: Spread,
     /// Tokens proposed, of the last repeat.
     pub proposed: u64,
-    /// Those that were accepted.
+    /// Accepted tokens.
     pub accepted: u64,
     /// Passes with proposals, by their number of tokens, and of one token; of all repeats.
     pub passes: Vec<PassTime>,
@@ -170,7 +170,7 @@ impl PassTotal {
 struct Decoded {
     /// Time after the prompt.
     seconds: f64,
-    /// What the model sampled in the place of each token.
+    /// The token that the model sampled in the place of each given one.
     sampled: Vec<u32>,
     counts: SpeculationCounts,
 }

@@ -24,7 +24,7 @@ pub struct SolveOptions {
     pub context: usize,
     /// Seed of the sampling.
     pub seed: u64,
-    /// Problems of the data before those that are completed: each problem has random streams of its own.
+    /// Problems of the data before those that are completed: each problem has separate random streams.
     pub before: usize,
 }
 
@@ -35,7 +35,7 @@ pub struct Results {
     pub verdicts: Vec<Vec<Verdict>>,
 }
 
-/// Completes every problem with `model` and judges the completions. Those that `file` has are not generated again, new
+/// Completes every problem with `model` and judges the completions. Completions that `file` has are not generated again, new
 /// ones are appended to it.
 ///
 /// # Errors
@@ -159,7 +159,7 @@ impl Results {
         (!values.is_empty()).then_some((found, values.len()))
     }
 
-    /// Whether each problem's first completion passed; none where it could not be judged.
+    /// Whether each problem's first completion passed; none if it could not be judged.
     fn first_passed(&self) -> impl Iterator<Item = Option<bool>> + '_ {
         self.verdicts.iter().map(|verdicts| match verdicts.first() {
             None | Some(Verdict::Unjudged(_)) => None,

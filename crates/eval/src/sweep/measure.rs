@@ -30,11 +30,11 @@ pub struct SweepOptions {
     pub repeats: usize,
     /// Bytes of the read probe.
     pub probe_bytes: usize,
-    /// Name of the GPU that runs its part of placements; none where placements are only predicted.
+    /// Name of the GPU that runs its part of placements; none if placements are only predicted.
     pub device: Option<String>,
     /// Whether that GPU is emulated.
     pub emulated: bool,
-    /// Whether the CPU runs both parts of every placement where there is no GPU.
+    /// Whether the CPU runs both parts of every placement if there is no GPU.
     pub run_placements: bool,
 }
 

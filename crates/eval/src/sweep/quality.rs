@@ -72,10 +72,10 @@ impl SweepItems {
     }
 }
 
-/// Steps of progress per function: about the tokens that could be scored meanwhile.
+/// Steps of progress per function: about the tokens that could be scored in that time.
 const FUNCTION_STEPS: u64 = 60;
 
-/// Functions of one kind that a model generated: verdicts, none where they could not be judged, and a digest of all
+/// Functions of one kind that a model generated: verdicts, none if they could not be judged, and a digest of all
 /// completions.
 #[derive(Debug, Clone)]
 pub(super) struct Generated {

@@ -22,7 +22,7 @@ pub(crate) struct HybridExecutor {
     pub(crate) device: DeviceModel,
     cpu: CpuExecutor,
     cold: FfnBuffers,
-    /// The FFN's input on the host, before its norm; none where the host does not need it.
+    /// The FFN's input on the host, before its norm; none if the host does not need it.
     residual: Option<Vec<f32>>,
     /// Neurons that had been computed on the host when the pass began.
     computed_before: u64,
@@ -30,7 +30,7 @@ pub(crate) struct HybridExecutor {
     hidden_on_device: bool,
     /// The layer that runs.
     layer: usize,
-    /// Times of both sides, where they are measured.
+    /// Times of both sides, if they are measured.
     times: Option<PassTimes>,
 }
 

@@ -1,4 +1,4 @@
-//! Sequences with different contexts: one after the other through one graph, in a batch, beside a prompt, and copied.
+//! Sequences with different contexts: one after the other through one graph, in a batch, with a prompt, and copied.
 
 use std::sync::Arc;
 

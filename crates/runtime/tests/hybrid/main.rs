@@ -37,7 +37,7 @@ fn greedy(model: &mut SingleSession, prompt: &[u32], count: usize) -> (Vec<u32>,
     (tokens, all)
 }
 
-/// Logits of all tokens, each decoded in a pass of its own.
+/// Logits of all tokens, each decoded in a separate pass.
 fn one_by_one(model: &mut SingleSession, tokens: &[u32]) -> Vec<f32> {
     let passes = tokens.chunks(1);
     passes

@@ -40,14 +40,14 @@ const WORTH_WAITING: usize = 32;
 /// Time between two reports of active neurons to a client.
 const ACTIVITY_INTERVAL: Duration = Duration::from_millis(40);
 
-/// What the scheduler may use.
+/// Limits of the scheduler.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SchedulerSettings {
     /// Requests that run at the same time, and sessions.
     pub(crate) capacity: Capacity,
     /// Requests that may wait.
     pub(crate) queue: usize,
-    /// Whether the text of a request that runs alone proposes tokens, where they can be verified together.
+    /// Whether the text of a request that runs alone proposes tokens, if they can be verified together.
     pub(crate) speculates: bool,
 }
 
@@ -126,7 +126,7 @@ struct Decoding {
     activity_due: Instant,
 }
 
-/// What was measured of a pass.
+/// Measurements of a pass.
 struct PassReport {
     /// Requests that were decoded.
     batch: usize,
@@ -225,7 +225,7 @@ impl Scheduler {
         self.idle.put(session);
     }
 
-    /// Receives jobs, and waits for one where there is nothing to do; returns whether there is something to do.
+    /// Receives jobs, and waits for one if there is nothing to do; returns whether there is something to do.
     fn receive(&mut self) -> bool {
         let is_idle =
             |own: &Self| own.queue.is_empty() && own.prompts.is_empty() && own.decoding.is_empty();
@@ -634,7 +634,7 @@ impl Decoding {
     }
 }
 
-/// What a client is told of why a text has stopped.
+/// The reason that a client gets for the end of a text.
 fn finish_of(reason: StopReason) -> Finish {
     match reason {
         StopReason::StopToken => Finish::Stop,

@@ -29,7 +29,7 @@ impl SessionPool {
     ///
     /// # Errors
     ///
-    /// Fails where memory for a KV cache is missing, and where a device does.
+    /// Memory for a KV cache is missing, or a device fails.
     pub(crate) fn take(
         &mut self,
         engine: &mut Engine,
