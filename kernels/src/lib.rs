@@ -8,6 +8,8 @@
 //! block, each a chain of fused multiply-adds over the blocks, then their tree sum; with int8, it is an integer per block,
 //! scaled into 16 partial sums, then their tree sum. All instruction sets and kernels keep this order, so that results
 //! depend neither on them nor on how threads share the rows. Threads are up to the caller.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 mod activations;
 mod attention;
 mod cpu;

@@ -10,6 +10,8 @@
 //!
 //! Start reading at [`decide`], which chooses the execution mode of each layer together with the placement,
 //! and at [`objective`], the paper's objective.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod account;
 mod baselines;

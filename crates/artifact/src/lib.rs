@@ -3,6 +3,8 @@
 //! Every artifact carries the same [`Header`]: format, version, tool, model, digests of its inputs,
 //! seed and settings. There is no timestamp, so equal inputs and seed give equal bytes. Every file is
 //! written to a temporary file in the same folder, then renamed.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 pub mod byte_size;
 pub mod certificate;

@@ -5,6 +5,8 @@
 //! ```
 //!
 //! `scripts/attack.sh` runs the binary of this crate, and the targets of `fuzz/` use the same readers with libFuzzer.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 use std::{cell::OnceCell, env, path::Path};
 

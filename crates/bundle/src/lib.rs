@@ -1,5 +1,7 @@
 //! Bundles: packed models for running, with neurons permuted hottest first, quantised weights, predictors,
 //! plan, and a manifest with the digest of every file.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod bundle;
 mod error;

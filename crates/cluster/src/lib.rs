@@ -6,6 +6,8 @@
 //!
 //! Every stage is a shell script that the scheduler runs once for each task. Tasks resume, so that a stage can be submitted
 //! again at any time.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod error;
 mod estimate;

@@ -5,6 +5,8 @@
 //! path ──▶ files ──unpack──▶ bytes ──Format──▶ records ──▶ documents ──Encoder──▶ token ids
 //!            └──────────────────┴────────────────┴──▶ skipped, with the reason
 //! ```
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod corpus;
 mod csv;

@@ -1,5 +1,7 @@
 //! Quality and speed of language models: perplexity, fidelity to `dense`, pass@k of generated functions, sweeps and
 //! benchmarks.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 pub mod bench;
 mod completion;

@@ -36,7 +36,7 @@ impl Arm {
     }
 
     /// Applies the arm to `model`, whose layers have these activation `frequencies`; returns the lowest frequency of a
-    /// kept neuron where cold ones are dropped.
+    /// kept neuron if cold ones are dropped.
     pub fn apply(
         self,
         model: &mut SingleSession,

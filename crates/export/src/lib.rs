@@ -1,4 +1,6 @@
 //! Exports for other programs: GGUF files for llama.cpp and Ollama, and the files of the original PowerInfer.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod error;
 mod gguf;

@@ -4,6 +4,8 @@
 //! host calls its steps in the order of the forward pass and exchanges inputs, masks and cold sums with it through memory
 //! that both can access. An [`ObservedLayer`] is a single layer whose active neurons are counted on the device. A
 //! [`MeasuredGpu`] has the bandwidths and latencies that placement calculates with.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod bytes;
 mod cold_neurons;

@@ -1,4 +1,6 @@
 //! Protection against libraries that panic at hostile input, compute without end, or fill the memory.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 #[cfg(unix)]
 mod descriptors;

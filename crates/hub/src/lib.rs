@@ -4,6 +4,8 @@
 //! ```text
 //! org/name@revision ── listing ── selection ── one file after another ──▶ snapshots/<commit>/
 //! ```
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod cache;
 mod checksum;

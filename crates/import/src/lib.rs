@@ -1,5 +1,7 @@
 //! Imports from other programs: checkpoints written by `torch.save`, and the predictors of the original
 //! PowerInfer.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod error;
 mod original_predictors;

@@ -1,5 +1,7 @@
 //! Checkpoints in other projects' formats (Hugging Face folders and GGUF), the model configuration they
 //! describe, and the interface of a language model.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod alibi;
 mod checkpoint;

@@ -6,6 +6,8 @@
 //!
 //! Each stage reuses an artifact that is up to date: one that was made from the same inputs with the same settings.
 //! Interrupted stages resume.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod calibration;
 mod error;

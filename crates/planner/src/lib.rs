@@ -7,6 +7,8 @@
 //! ```
 //!
 //! [`simulate`] estimates the speed of a model without its weights, on this engine and on others.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 mod again;
 mod candidates;
 pub mod certify;

@@ -14,6 +14,8 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod chunks;
 mod cores;

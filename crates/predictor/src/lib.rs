@@ -3,6 +3,8 @@
 //!
 //! A predictor pays only while it reads fewer bytes than it saves, so its rank is chosen to minimise the bytes read per
 //! token, predictor and predicted neurons together.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 mod calibrate;
 mod descent;
 mod error;

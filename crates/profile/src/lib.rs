@@ -3,6 +3,8 @@
 //! The model is streamed: one layer is loaded, all calibration text runs through it, its neurons are counted, and the next
 //! layer takes its place. Counts are additive: shards of one text, profiled on different machines, [`merge`] to what a single
 //! run would have counted.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 mod activity;
 mod calibration;
 mod column;

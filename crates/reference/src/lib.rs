@@ -1,5 +1,7 @@
 //! Reference engine: a dense forward pass in candle. The sparse runtime is tested against it, and profiling
 //! runs it one layer at a time.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod embedding;
 mod feed_forward;

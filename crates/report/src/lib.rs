@@ -2,6 +2,8 @@
 //!
 //! A page is one file: it loads nothing, follows the browser's light or dark theme, and is readable without scripts. The
 //! same document gives the same bytes, and no name in it can break out of the HTML.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod chart;
 mod page;

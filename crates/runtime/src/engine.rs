@@ -105,7 +105,7 @@ impl Engine {
     }
 
     /// Tokens that run together with the results which each has alone: the sessions that [`Self::decode_batch`] has in a pass.
-    /// Fewer than a [`Self::prompt_batch`] on a device, and one where it has no room for more.
+    /// Fewer than a [`Self::prompt_batch`] on a device, and one if it has no room for more.
     pub fn decode_batch_size(&self) -> usize {
         match &self.executor {
             Executor::Cpu(executor) => executor.max_exact_tokens(),
@@ -471,7 +471,7 @@ impl Engine {
         }
     }
 
-    /// Why the device launches kernels one by one rather than as a graph; `None` where it captures graphs, or everything is
+    /// Why the device launches kernels one by one rather than as a graph; `None` if it captures graphs, or everything is
     /// on the CPU.
     pub fn graph_failure(&self) -> Option<String> {
         Some(self.executor.device()?.graph_failure()?.to_string())

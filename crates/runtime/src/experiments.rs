@@ -23,7 +23,7 @@ impl<'a> Experiments<'a> {
     fn assert_on_host(&self) {
         assert!(!self.engine.uses_device(), "everything is on the CPU");
     }
-    /// Sets the policy of `layer`, and its threshold where one is given.
+    /// Sets the policy of `layer`, and its threshold if one is given.
     ///
     /// # Errors
     ///
@@ -127,7 +127,7 @@ impl<'a> Experiments<'a> {
     }
 
     /// Sizes of the trained predictor of `layer`: bytes that every token reads, number of hidden units, and bytes of the row of
-    /// each, which are read where it is active. `None` where the policy does not use it.
+    /// each, which are read if it is active. `None` if the policy does not use it.
     ///
     /// # Panics
     ///

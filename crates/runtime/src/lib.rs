@@ -2,6 +2,8 @@
 //!
 //! Start with `forward.rs`, the forward pass on a page, and `generate.rs`, the token loop. `executor.rs` computes layers on
 //! the CPU and `hybrid/executor.rs` on a GPU and the CPU; `load.rs` builds a [`Engine`].
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod attention;
 mod audit;

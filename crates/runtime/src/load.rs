@@ -42,7 +42,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Fails as [`Self::new`], and where the device lacks the memory.
+    /// As [`Self::new`], or the device lacks the memory.
     pub fn with_device(
         bundle: Bundle,
         options: Options,

@@ -170,7 +170,7 @@ impl Observers {
         }
     }
 
-    /// Adds the output of `ffn` to `hidden`, and compares it with dense where an observer asks for it.
+    /// Adds the output of `ffn` to `hidden`, and compares it with dense if an observer asks for it.
     pub(crate) fn run_ffn(
         &mut self,
         threads: &Threads,

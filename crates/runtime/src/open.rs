@@ -61,7 +61,7 @@ enum Opened {
 }
 
 impl DeviceChoice {
-    /// Opens the GPU; none for the CPU, and for `Auto` without a GPU, where `missing` is called with the reason.
+    /// Opens the GPU; none for the CPU, and for `Auto` without a GPU; then `missing` is called with the reason.
     ///
     /// # Errors
     ///
@@ -97,13 +97,13 @@ impl DeviceChoice {
 }
 
 impl Engine {
-    /// Opens `bundle` to run it: reads it ahead where it fits into memory, starts the threads, and copies what the
+    /// Opens `bundle` to run it: reads it ahead if it fits into memory, starts the threads, and copies what the
     /// plan puts on a GPU to it.
     ///
     /// # Errors
     ///
-    /// Fails as [`Engine::new`] and [`Engine::with_device`] do, where a GPU is requested and missing or unused by
-    /// the plan, where the plan is for several, and where more of its memory is in use than the plan's budget.
+    /// As [`Engine::new`] and [`Engine::with_device`]; a GPU is requested and missing or unused by
+    /// the plan, the plan is for several, or more of its memory is in use than the plan's budget.
     pub fn open(
         mut bundle: Bundle,
         policy: Option<Policy>,
@@ -146,7 +146,7 @@ pub fn warn_of_too_many_threads(threads: usize, progress: &dyn Progress) {
     }
 }
 
-/// Whether a bundle fits into memory; notes where it does not.
+/// Whether a bundle fits into memory; notes if it does not.
 fn fits_memory(bundle: &Bundle, progress: &dyn Progress) -> bool {
     let bytes = bundle.bytes();
     let Some((_, free)) = system::memory() else {
@@ -163,7 +163,7 @@ fn fits_memory(bundle: &Bundle, progress: &dyn Progress) -> bool {
     bytes <= free
 }
 
-/// The device of the parts that `plan` puts on a GPU; none without such parts, and where they run on the CPU.
+/// The device of the parts that `plan` puts on a GPU; none without such parts, or if they run on the CPU.
 fn device(
     plan: &Plan,
     choice: &DeviceChoice,

@@ -210,7 +210,7 @@ impl Verification {
         }
     }
 
-    /// Adds the errors of `layer` for the tokens at `positions`; returns the layer's new policy where it exceeds its
+    /// Adds the errors of `layer` for the tokens at `positions`; returns the layer's new policy if it exceeds its
     /// bound.
     pub(crate) fn observe(
         &mut self,

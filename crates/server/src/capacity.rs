@@ -9,7 +9,7 @@ use crate::ServerError;
 /// Requests that can run at the same time, at most.
 pub const MAX_PARALLEL: usize = PREFILL_BATCH;
 
-/// Requests that run at the same time where memory permits and nothing else is given.
+/// Requests that run at the same time if memory permits and nothing else is given.
 pub const DEFAULT_PARALLEL: usize = 4;
 
 /// Sequences that a server may use.

@@ -8,6 +8,8 @@
 //!
 //! Start with `scheduler`, which decides what runs next; `generation.rs` turns tokens into text, and `api` has a file for
 //! each group of routes.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod api;
 mod capacity;
@@ -65,7 +67,7 @@ const COMPILERS: usize = 2;
 pub struct ServerSettings {
     /// The model's name in responses; none for that of the bundle.
     pub alias: Option<String>,
-    /// Requests that run at the same time, 1 to [`MAX_PARALLEL`]; none for [`DEFAULT_PARALLEL`], or fewer where memory
+    /// Requests that run at the same time, 1 to [`MAX_PARALLEL`]; none for [`DEFAULT_PARALLEL`], or fewer if memory
     /// has no room for their KV caches.
     pub parallel: Option<usize>,
     /// Texts that may wait; a request beyond them is refused.

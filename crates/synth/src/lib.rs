@@ -5,6 +5,8 @@
 //! constant that no layer changes, and every neuron's gate weighs it by an offset: with normalised `x`,
 //! `gate_i·x` is normally distributed around that offset, which is chosen to give the neuron its activation
 //! frequency. Frequencies follow a power law.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod error;
 mod noise;

@@ -4,6 +4,8 @@
 //! [`pack`] makes one from `f32`. A [`SignMatrix`] keeps the signs alone. A [`CachePlane`] holds the
 //! keys or the values of one head in a [`CacheFormat`]. [`NormKind`], [`FfnKind`] and [`Activation`] name the
 //! functions of a layer, for configurations and kernels alike.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod cache;
 mod error;

@@ -6,6 +6,8 @@
 //!                                      text ◀─Tokenizer::decode─── ids
 //!                     text, in pieces ◀──StreamDecoder── ids, one at a time
 //! ```
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 mod chat;
 mod conversation;

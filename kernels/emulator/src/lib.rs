@@ -5,6 +5,8 @@
 //! masks, and reads of asynchronous copies that were not waited for. The [order](Order) of threads and blocks is a parameter,
 //! so that races change results; with [checks](Checks), races are reported even where they do not. Tensor cores truncate
 //! as real ones do. Loads that return old values, and the accuracy of `exp2`, `erf` and `tanh`, need a GPU.
+//!
+//! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 
 #[cfg(emulated)]
 mod device;

@@ -87,7 +87,7 @@ impl ListedRows {
         lists.then_some(dense_bytes)
     }
 
-    /// Rows of active hidden units, where trained predictors read `bytes` per token: random ones, as many as were read. Also the
+    /// Rows of active hidden units, if trained predictors read `bytes` per token: random ones, as many as were read. Also the
     /// bytes of these predictors that every token reads. `None` without such predictors, if there are others too, or on another device.
     pub(super) fn of_hidden_units(
         model: &mut SingleSession,
@@ -136,7 +136,7 @@ impl ListedRows {
         }
     }
 
-    /// Bytes per second that memory allows `stage`, which reads `bytes` per token, where it has `stream` for a stream and
+    /// Bytes per second that memory allows `stage`, which reads `bytes` per token, if it has `stream` for a stream and
     /// `rows` for these rows.
     pub(super) fn limit(&self, stage: Stage, bytes: f64, stream: f64, rows: f64) -> f64 {
         let dense = match stage {

@@ -13,10 +13,10 @@ use crate::EvalError;
 const BATCH: usize = 9;
 /// Tokens run one by one after them.
 const SINGLE: usize = 3;
-/// Largest difference of logits, relative to the largest logit, where equality is promised: on the CPU the runtime
+/// Largest difference of logits, relative to the largest logit, if equality is promised: on the CPU the runtime
 /// promises the same bits.
 const TOLERANCE: f32 = 0.0;
-/// The same on a device, which sums in another order and rounds a prompt's activations to 16 bits where the CPU rounds
+/// The same on a device, which sums in another order and rounds a prompt's activations to 16 bits, while the CPU rounds
 /// to 8.
 const DEVICE_TOLERANCE: f32 = 0.05;
 
@@ -106,7 +106,7 @@ fn logits(
     Ok(logits)
 }
 
-/// Whether the result should equal dense's. `exact` computes every neuron where no activation is exactly zero.
+/// Whether the result should equal dense's. `exact` computes every neuron if no activation is exactly zero.
 fn is_lossless(model: &SingleSession) -> bool {
     model.policies().iter().all(|policy| policy.is_lossless()) && !model.skips_inputs()
 }

@@ -41,7 +41,7 @@ pub struct Results {
 /// # Errors
 ///
 /// Fails if the model does, if `file` cannot be written, or if the user asks to stop. A prompt longer than the context is
-/// no error: its verdict is `unjudged`.
+/// not an error: its verdict is `unjudged`.
 pub fn solve<Model: LanguageModel + ?Sized>(
     model: &mut Model,
     tokenizer: &Tokenizer,
@@ -144,7 +144,7 @@ impl Results {
     }
 
     /// Mean pass@k with its 95% interval and the number of its problems; none if no problem has `k` completions that
-    /// could be judged. Wilson's interval where every problem has 0 or 1, else the bootstrap's, resampled with `seed`.
+    /// could be judged. Wilson's interval if every problem has 0 or 1, else the bootstrap's, resampled with `seed`.
     pub fn mean_pass_at(&self, k: u64, seed: u64) -> Option<(Interval, usize)> {
         let values = self.pass_at(k);
         let is_binary = values.iter().all(|value| *value == 0.0 || *value == 1.0);

@@ -91,7 +91,7 @@ impl Sweep<'_> {
     /// # Errors
     ///
     /// Fails if a model does, if `file` cannot be written, or if the user asks to stop. A placement that does not fit is
-    /// no error but a field of its row.
+    /// not an error but a field of its row.
     pub fn measure<Planner: SweepPlanner>(
         &self,
         missing: &[(usize, Point)],

@@ -248,7 +248,7 @@ pub(super) fn audit(
     Ok(model.experiments().end_audit())
 }
 
-/// Relative rise of perplexity where each layer alone follows `setting`, one value per layer.
+/// Relative rise of perplexity if each layer alone follows `setting`, one value per layer.
 ///
 /// `alone` is opened with the setting and ends with every layer `dense`.
 pub(super) fn layer_by_layer(

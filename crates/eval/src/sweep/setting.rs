@@ -114,7 +114,7 @@ impl PolicySetting {
         }
     }
 
-    /// Name and value of the parameter, where the policy has one.
+    /// Name and value of the parameter, if the policy has one.
     pub fn parameter(self) -> Option<(&'static str, f64)> {
         match self {
             Self::Predicted(by) => Some(("raised logit", f64::from(by))),
@@ -166,7 +166,7 @@ impl PolicySetting {
         }
     }
 
-    /// Sets the parameter in `model`, which runs on the CPU and follows the policy, or `dense` where `thresholds` has one
+    /// Sets the parameter in `model`, which runs on the CPU and follows the policy, or `dense` if `thresholds` has one
     /// per layer.
     ///
     /// # Errors
