@@ -4,13 +4,14 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::str::FromStr;
 
+use powerinfer_pool::environment;
+
 use crate::KernelError;
 use crate::cpu::Operation;
 #[cfg(target_arch = "aarch64")]
 use crate::cpu::neon::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::{avx2::Avx2, avx512::Avx512};
-use crate::environment;
 
 /// All names, on every architecture.
 const NAMES: [&str; 5] = ["scalar", "avx2", "avx512", "avx512-vnni", "neon"];

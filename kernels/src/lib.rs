@@ -14,7 +14,6 @@ mod activations;
 mod attention;
 mod cpu;
 pub mod cuda;
-pub mod environment;
 mod error;
 mod isa;
 mod operations;

@@ -148,7 +148,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
         if path.is_dir() {
             copy(&path, &target)?
         } else {
-            drop(fs::copy(&path, &target)?)
+            fs::copy(&path, &target)?;
         }
     }
     Ok(())

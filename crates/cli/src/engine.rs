@@ -5,12 +5,9 @@ use std::sync::Arc;
 use anyhow::Result;
 use clap::ValueEnum;
 use powerinfer_artifact::{mapped_file::Residence, plan::Policy};
-use powerinfer_kernels::{
-    cuda::{CudaUnavailable, Device},
-    environment,
-};
+use powerinfer_kernels::cuda::{CudaUnavailable, Device};
 use powerinfer_planner::for_this_machine;
-use powerinfer_pool::usable_cores;
+use powerinfer_pool::{environment, usable_cores};
 use powerinfer_runtime::{ActivationFormat, DeviceChoice, Engine, Execution, Verification};
 
 pub(crate) mod evaluated;

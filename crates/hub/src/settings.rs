@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use powerinfer_pool::environment;
+
 use crate::{HubError, proxies::Proxies};
 
 /// Address of the hub without `HF_ENDPOINT`.
@@ -78,7 +80,7 @@ impl Settings {
     ///
     /// As [`Self::from_lookup`].
     pub fn from_environment() -> Result<Self, HubError> {
-        Self::from_lookup(|variable| std::env::var_os(variable))
+        Self::from_lookup(environment::variable)
     }
 
     /// Settings from the variables in `lookup`:

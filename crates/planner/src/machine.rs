@@ -10,8 +10,8 @@ use powerinfer_artifact::{
 };
 use powerinfer_eval::{Contention, CpuTimes, format::percent};
 use powerinfer_gpu::{MeasuredGpu, gpu_instances, installed_gpus};
-use powerinfer_kernels::{Isa, environment};
-use powerinfer_pool::{system, usable_cores};
+use powerinfer_kernels::Isa;
+use powerinfer_pool::{environment, system, usable_cores};
 use powerinfer_runtime::{SpeedTest, Threads, WEIGHT_BYTE};
 use powerinfer_tensor::Format;
 use serde::{Deserialize, Serialize};
@@ -62,7 +62,12 @@ impl Fingerprint {
             gpu_instances: gpu_instances(),
             visible_gpus: GPU_VARIABLES
                 .into_iter()
-                .filter_map(|name| Some((name.to_owned(), std::env::var(name).ok()?)))
+                .filter_map(|name| {
+                    Some((
+                        name.to_owned(),
+                        environment::value(name)?.into_string().ok()?,
+                    ))
+                })
                 .collect(),
         })
     }

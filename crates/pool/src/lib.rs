@@ -20,6 +20,7 @@
 mod chunks;
 mod cores;
 mod credit;
+pub mod environment;
 mod shared;
 pub mod system;
 

@@ -22,8 +22,8 @@ use powerinfer_emulator::{Emulator, Order};
 use powerinfer_kernels::{
     Arithmetic,
     cuda::{Buffer, CudaDevice, Device, Gpu},
-    environment,
 };
+use powerinfer_pool::environment;
 
 /// The device, the shapes, and the state of the benchmark.
 struct Bench {

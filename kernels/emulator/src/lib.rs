@@ -26,10 +26,8 @@ use std::{
     time::Duration,
 };
 
-use powerinfer_kernels::{
-    cuda::{CaptureLock, CudaDevice, Device, DeviceError, DeviceInfo},
-    environment,
-};
+use powerinfer_kernels::cuda::{CaptureLock, CudaDevice, Device, DeviceError, DeviceInfo};
+use powerinfer_pool::environment;
 
 use self::{
     events::Events,

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use powerinfer_emulator::{Checks, Order, test_device, test_emulator};
-use powerinfer_kernels::{cuda::Device, environment};
+use powerinfer_kernels::cuda::Device;
+use powerinfer_pool::environment;
 
 /// Multiprocessors of an H100.
 const MANY: usize = 132;

@@ -10,9 +10,9 @@ use cudarc::driver::{
     DriverError,
     sys::{self, CUjit_option, CUmodule},
 };
+use powerinfer_pool::environment;
 
 use super::{CudaDevice, CudaUnavailable};
-use crate::environment;
 
 /// Driver functions that are called, by this module and by cudarc.
 const FUNCTIONS: [&str; 55] = [

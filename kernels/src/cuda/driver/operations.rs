@@ -9,6 +9,8 @@ use std::{
 use cudarc::driver::{CudaStream, DriverError, result, sys};
 
 use super::{COPYING, CudaDevice, graph::CudaGraph, lock};
+use powerinfer_pool::environment;
+
 use crate::cuda::{Device, DeviceError, DeviceInfo, Graph, Launch};
 
 const ALLOCATING: &str = "allocating memory";
@@ -154,7 +156,7 @@ unsafe impl Device for CudaDevice {
     }
 
     fn begin_capture(&self) -> Result<bool, DeviceError> {
-        if launches_block(std::env::var_os("CUDA_LAUNCH_BLOCKING")) {
+        if launches_block(environment::value("CUDA_LAUNCH_BLOCKING")) {
             return Ok(false);
         }
         self.capture.begin();

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{counted, write::write_file};
-use powerinfer_kernels::environment;
+use powerinfer_pool::environment;
 use powerinfer_text::{GenerationPrompt, Message, SpecialTokens};
 use rustyline::{
     Editor, Helper,

@@ -1,5 +1,5 @@
-//! All `POWERINFER_*` environment variables. Variables of the Hugging Face Hub, such as `HF_HOME`, are read by
-//! `powerinfer-hub`.
+//! Environment variables: the only module that reads them. `powerinfer-hub` and the planner ask for those of the Hugging Face
+//! Hub and of CUDA by name.
 
 use std::{
     env,
@@ -10,18 +10,18 @@ use std::{
 /// `POWERINFER_ISA`: the instruction set to use instead of the fastest one (`scalar`, `avx2`, `avx512`,
 /// `avx512-vnni` or `neon`).
 pub fn isa() -> Option<OsString> {
-    set("POWERINFER_ISA")
+    variable("POWERINFER_ISA")
 }
 
 /// `POWERINFER_PTX_DIR`: a folder whose `NAME.cubin` or `NAME.ptx` replace the embedded CUDA kernels.
 pub fn ptx_folder() -> Option<PathBuf> {
-    set("POWERINFER_PTX_DIR").map(PathBuf::from)
+    variable("POWERINFER_PTX_DIR").map(PathBuf::from)
 }
 
 /// `POWERINFER_CACHE`: the folder of what is measured once per machine, instead of `powerinfer` in `XDG_CACHE_HOME` or
 /// `~/.cache`; `None` if there is no home folder either.
 pub fn cache_folder() -> Option<PathBuf> {
-    cache_folder_in(set)
+    cache_folder_in(variable)
 }
 
 /// The cache folder in an environment whose variables have the values that `set` returns. Relative paths in `XDG_CACHE_HOME` and
@@ -41,22 +41,27 @@ fn cache_folder_in(set: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
 
 /// `POWERINFER_REQUIRE_GPU`: whether a missing GPU is an error instead of a fallback to the CPU.
 pub fn requires_gpu() -> bool {
-    set("POWERINFER_REQUIRE_GPU").is_some()
+    variable("POWERINFER_REQUIRE_GPU").is_some()
 }
 
 /// `POWERINFER_TEST_DEVICE=gpu`: whether tests of CUDA kernels run on a GPU instead of the emulator.
 pub fn tests_on_gpu() -> bool {
-    set("POWERINFER_TEST_DEVICE").is_some_and(|device| device == OsStr::new("gpu"))
+    variable("POWERINFER_TEST_DEVICE").is_some_and(|device| device == OsStr::new("gpu"))
 }
 
 /// `POWERINFER_SKIP_EMULATOR`: whether tests that need the emulator are skipped if it was not built.
 pub fn skips_emulator() -> bool {
-    set("POWERINFER_SKIP_EMULATOR").is_some()
+    variable("POWERINFER_SKIP_EMULATOR").is_some()
 }
 
-/// Value of a variable; `None` if it is empty.
-fn set(variable: &str) -> Option<OsString> {
-    env::var_os(variable).filter(|value| !value.is_empty())
+/// Value of a variable; `None` if it is not set or empty.
+pub fn variable(variable: &str) -> Option<OsString> {
+    value(variable).filter(|value| !value.is_empty())
+}
+
+/// Value of a variable, which may be empty; `None` if it is not set.
+pub fn value(variable: &str) -> Option<OsString> {
+    env::var_os(variable)
 }
 
 #[cfg(test)]
