@@ -5,6 +5,11 @@
 //! ```
 //!
 //! Without arguments, it packs the demo model into a temporary folder first.
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program that prints"
+)]
 
 use std::{
     error::Error,

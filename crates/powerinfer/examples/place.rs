@@ -5,6 +5,7 @@
 //! ```
 //!
 //! Without arguments, it places the demo model with 1 MiB of GPU memory on a machine with an RTX 4090.
+#![expect(clippy::print_stdout, reason = "a program that prints")]
 
 use std::{error::Error, path::PathBuf};
 

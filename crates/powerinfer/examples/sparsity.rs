@@ -5,6 +5,7 @@
 //! ```
 //!
 //! Without arguments, it measures the demo model on its own tasks.
+#![expect(clippy::print_stdout, reason = "a program that prints")]
 
 use std::{error::Error, path::PathBuf};
 

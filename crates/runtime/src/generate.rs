@@ -340,7 +340,6 @@ impl Ran {
 }
 
 /// Samples the token after row `row` of the last pass; the session had `position` tokens then. Returns the row, too.
-#[expect(clippy::type_complexity, reason = "two kinds of errors")]
 fn accept_row<'a, P: Passes>(
     passes: &'a mut P,
     session: &P::Session,
