@@ -1,7 +1,7 @@
 //! Generates text from a bundle:
 //!
 //! ```sh
-//! cargo run -p powerinfer --example generate -- demo.powerinfer/bundle "def add(a, b):"
+//! cargo run -p powerinfer --example generate -- demo.powerinfer/bundle "def odd(numbers):"
 //! ```
 //!
 //! Without arguments, it packs the demo model into a temporary folder first.
@@ -20,6 +20,10 @@ use powerinfer::{
     Engine, Execution, Generation, Sampler, Silent, SpecialText, SpecialTokens, Text,
 };
 
+/// Prompt if none is given: a task of the kind that the demo was trained for.
+const TASK: &str = r#"def odd(numbers):
+    """Return numbers after selecting the odd numbers of numbers.""""#;
+
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let scratch = tempfile::tempdir()?;
@@ -28,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         None => powerinfer::pack_plain(&powerinfer::demo()?, 256, &scratch.path().join("bundle"))?,
     };
     let prompt = arguments.next();
-    let prompt = prompt.unwrap_or_else(|| "def count_even(numbers):\n".to_owned());
+    let prompt = prompt.unwrap_or_else(|| TASK.to_owned());
 
     let tokenizer = powerinfer::tokenizer(&bundle)?;
     let mut engine = Engine::open(bundle, None, &Execution::on_cpu(2), &Silent)?;

@@ -4,7 +4,7 @@
 //! cargo run -p powerinfer --example place -- path/to/model text.txt 8G
 //! ```
 //!
-//! Without arguments, it places the demo model with 1 MiB of GPU memory on a machine with an RTX 4090.
+//! Without arguments, it places the demo model with 1 GiB of GPU memory on a machine with an RTX 4090.
 #![expect(clippy::print_stdout, reason = "a program that prints")]
 
 use std::{error::Error, path::PathBuf};
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let read = |name: &str| Some(files.read(name).ok()??.to_vec().into());
     let tokenizer = Tokenizer::from_files(read)?;
 
-    let budget = arguments.get(2).map_or("1M", String::as_str);
+    let budget = arguments.get(2).map_or("1G", String::as_str);
     let training = Training {
         steps: 50,
         ..Training::default()

@@ -284,9 +284,11 @@ impl Ran {
         self.proposed.len()
     }
 
-    /// Logits of the piece, `[tokens, vocabulary]`.
-    pub fn of_piece<'a, P: Passes>(&self, passes: &'a P) -> &'a [f32] {
-        &passes.logits()[self.tokens() * passes.vocabulary()..]
+    /// Logits of the piece, `[tokens, vocabulary]`; empty without a piece.
+    pub fn piece_logits<'a, P: Passes>(&self, passes: &'a P) -> &'a [f32] {
+        // Those of an only text may have stayed on a device.
+        let rows = passes.logits().get(self.tokens() * passes.vocabulary()..);
+        rows.unwrap_or_default()
     }
 
     /// Samples the next token of each of `texts`, those of the pass; of an only text, as many as were proposed correctly,

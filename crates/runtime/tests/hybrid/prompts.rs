@@ -8,6 +8,7 @@ use powerinfer_emulator::{Order, test_device, test_emulator};
 use powerinfer_model::{LanguageModel, greedy_token};
 use powerinfer_runtime::{
     Engine, Generation, Passes, Sampler, SamplingSettings, SingleSession, StopConditions, Text,
+    Wanted, run_pass,
 };
 use powerinfer_tensor::CacheFormat;
 
@@ -180,6 +181,7 @@ fn the_device_chooses_the_token_that_the_host_would() {
         };
         Text::new(Sampler::new(settings).unwrap(), stop)
     };
+    let text_after = |token, temperature, known| text(temperature, known).with_pending(token);
     for head in [Device::Gpu, Device::Cpu] {
         let placement = Placement { head, ..ALL };
         let Some(mut model) = case.on_device(Order::Reverse, &[placement]) else {
@@ -193,6 +195,19 @@ fn the_device_chooses_the_token_that_the_host_would() {
                 model.reset();
                 let SingleSession { engine, session } = &mut model;
                 let mut text = text(temperature, known);
+                // Decoding, without a piece of a prompt.
+                let (last, before) = case.prompt.split_last().unwrap();
+                engine.prefill(session, before, Wanted::None).unwrap();
+                let mut pending = text_after(*last, temperature, known);
+                let mut running = [(&mut *session, &mut pending)];
+                let ran = run_pass(engine, &mut running, None).unwrap();
+                assert!(ran.piece_logits(engine).is_empty());
+                let mut tokens = Vec::new();
+                let sampled = ran.accept(engine, &mut running, |sampled| {
+                    tokens.push(sampled.token.unwrap().id);
+                });
+                assert_eq!((sampled.unwrap(), tokens), (0, vec![largest]));
+                session.truncate(0);
                 let started = Generation::start(engine, session, &mut text, &case.prompt, || false);
                 let (mut generation, _) = started.unwrap();
                 let on_device = head == Device::Gpu && temperature == 0.0;

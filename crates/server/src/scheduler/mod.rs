@@ -389,7 +389,7 @@ impl Scheduler {
             at: Instant::now(),
         };
         let accepted = ran.and_then(|ran| {
-            let of_prompt = ran.of_piece(&self.engine).to_vec();
+            let of_prompt = ran.piece_logits(&self.engine).to_vec();
             self.accept(ran, &report)?;
             Ok(of_prompt)
         });
