@@ -320,7 +320,7 @@ fn unreadable_text_is_refused() {
         .bad(1, &["missing.txt", "does not exist"]);
     sandbox
         .run(&["profile", "demo", "--data", "folder"])
-        .bad(1, &["no text in `folder`", "`--data`"]);
+        .bad(1, &["no text in `folder`", "`--data FILE`"]);
     sandbox
         .run(&["profile", "demo", "--tokens", "3"])
         .bad(1, &["--tokens"]);

@@ -88,7 +88,7 @@ fn data_of_another_shape_is_refused_with_line_and_field() {
     let [good, _] = problems();
     let write = |text: &str| fs::write(sandbox.path("data.jsonl"), text).unwrap();
     for (measure, text, parts) in [
-        ("humaneval", "", ["line 1", "not a row"]),
+        ("humaneval", "", ["line 1", "no row in the file"]),
         ("humaneval", "\n\n{\n", ["line 3", "not JSON"]),
         ("humaneval", "[1]\n", ["line 1", "a list, not an object"]),
         (

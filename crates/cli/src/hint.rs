@@ -204,7 +204,7 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
         }
         Hint::Profile => "make one with `powerinfer profile`",
         Hint::ProfileAgain => "remove the profile and run `powerinfer profile` again",
-        Hint::GiveText => "give files with text with `--data FILE`",
+        Hint::GiveText => "give text with `--data FILE`",
         Hint::GivePath => "`--data` takes files, folders, or `-` for stdin",
         Hint::ListAll => "`-v` lists all",
         Hint::MoreText => "give more text with `--data` or a larger `--tokens`",
