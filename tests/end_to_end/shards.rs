@@ -371,7 +371,7 @@ fn shards_of_a_certificate_make_the_bytes_of_one_run() {
     other(&["--certify-shard", "1/99"]).bad(1, &["shard 1/99 has no text", "use fewer shards"]);
     sandbox
         .run(&["place", "demo.powerinfer/bundle", "--certify-later"])
-        .bad(1, &["`--certify-later` takes the model"]);
+        .bad(1, &["`--certify-later` requires the model"]);
 }
 
 #[test]

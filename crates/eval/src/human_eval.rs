@@ -142,7 +142,10 @@ mod tests {
             judge("    import hashlib\n    return eval('2 * x')"),
             Verdict::Passed
         );
-        assert_eq!(judge("    return x\n"), Verdict::Failed("three".to_owned()));
+        // Without a body, the function returns nothing.
+        for wrong in ["    return x\n", "\n"] {
+            assert_eq!(judge(wrong), Verdict::Failed("three".to_owned()));
+        }
         assert_eq!(judge("    while True: pass\n"), Verdict::Timeout);
         for wrong in [
             "    return )",
@@ -151,7 +154,6 @@ mod tests {
             "    raise NotImplementedError\n",
             "    return [0] * 10 ** 12",
             "    raise SystemExit(0)\n",
-            "\n",
         ] {
             let verdict = judge(wrong);
             assert!(matches!(verdict, Verdict::Error(_)), "{wrong}: {verdict:?}");
