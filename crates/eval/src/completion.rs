@@ -51,10 +51,11 @@ pub fn complete<Model: LanguageModel + ?Sized>(
             room: ends.context,
         });
     }
-    let stop_tokens = [tokenizer.stop_ids(), &model.config().end_of_text].concat();
     let stop = StopConditions {
         max_tokens: ends.max_tokens.min(ends.context - ids.len()),
-        stop_tokens: stop_tokens.as_slice().into(),
+        stop_tokens: [tokenizer.stop_ids(), &model.config().end_of_text]
+            .concat()
+            .into(),
         vocabulary: tokenizer.vocabulary_size(),
     };
     let mut passes = OneText::new(model, ends.context);
@@ -66,10 +67,11 @@ pub fn complete<Model: LanguageModel + ?Sized>(
     let (mut tokens, mut text) = (Vec::new(), String::new());
     let mut stream = tokenizer.decode_stream(SpecialText::Skip);
     for token in &mut generation {
-        let token = token?.id;
-        if stop_tokens.contains(&token) {
+        let token = token?;
+        if token.is_stop {
             break;
         }
+        let token = token.id;
         tokens.push(token);
         if !ends.texts.is_empty()
             && let Some(piece) = stream.push(token)?

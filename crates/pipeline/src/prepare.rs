@@ -34,7 +34,7 @@ pub struct Prepare<'a> {
 /// A stage that has ended, with what it has made or found up to date.
 #[derive(Debug)]
 pub enum Work<'a> {
-    /// A profile is used although it may be of other text, as none was given.
+    /// No text was given, so the existing profile is used, whatever text it was made from.
     ProfileKept(&'a Profile),
     /// The profile.
     Profile(&'a Stage<Profile>),
@@ -42,7 +42,7 @@ pub enum Work<'a> {
     Predictors(&'a Stage<PredictorFile>, &'a Recipe),
     /// A plan that is about to be packed.
     Plan(&'a Plan, &'a SolveReport),
-    /// The bundle, before it is certified, and whether it is new.
+    /// The bundle, before it is certified; true if it was just packed, false if it was up to date.
     Bundle(&'a Bundle, bool),
 }
 
@@ -125,7 +125,8 @@ pub fn place(
 }
 
 impl Prepare<'_> {
-    /// The profile in `out`: up to date with the text given, or as it is if no text is given.
+    /// The profile in `out`, made again if the given text has changed. Without text, an existing profile of this model is used
+    /// as it is.
     fn profile(
         &self,
         checkpoint: &Checkpoint,

@@ -25,17 +25,32 @@
 //! let mut text = Text::new(Sampler::greedy(), powerinfer::stop_conditions(&tokenizer, 64));
 //! let prompt = "def odd(numbers):\n    \"\"\"Return numbers after selecting the odd numbers of numbers.\"\"\"";
 //! let prompt = tokenizer.encode(prompt, SpecialTokens::Add)?;
-//! let (generation, _reused) =
+//! let (generation, _) =
 //!     Generation::start(&mut engine, &mut session, &mut text, &prompt, || false)?;
-//! let tokens = generation.map(|token| Ok(token?.id)).collect::<Result<Vec<u32>, powerinfer::RuntimeError>>()?;
-//! let completion = tokenizer.decode(&tokens, SpecialText::Skip)?;
+//! let mut tokens = prompt.clone();
+//! for token in generation {
+//!     let token = token?;
+//!     if !token.is_stop {
+//!         tokens.push(token.id);
+//!     }
+//! }
+//! let completion = tokenizer.decode(&tokens[prompt.len()..], SpecialText::Skip)?;
 //! assert!(completion.contains("return"));
+//!
+//! // Continue the session with more text: tokens that it has already are not run again.
+//! tokens.extend(tokenizer.encode("\n\n", SpecialTokens::Omit)?);
+//! let (_, reused) = Generation::start(&mut engine, &mut session, &mut text, &tokens, || false)?;
+//! assert!(reused >= prompt.len());
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! [`Generation`] is an iterator over tokens. A [`Session`] keeps the tokens and their KV cache: call
-//! [`Generation::start`] again with a longer prompt, and the common prefix is not computed twice.
+//! [`Generation`] is an iterator over tokens, stop tokens included. A [`Session`] keeps its tokens and their KV cache.
+//! [`Text`] has what chooses the next token: a [`Sampler`] ([`SamplingSettings`] sets temperature and the like), the stop
+//! conditions, and optionally a [`Constraint`] or a [`Speculation`]. For text as it comes, push each token into
+//! [`Tokenizer::decode_stream`]; the example `generate` does so.
+//!
+//! To run what the plan puts on a GPU, set [`Execution::device`] to [`DeviceChoice::Auto`].
 //!
 //! # Logits
 //!
@@ -63,14 +78,15 @@
 //!
 //! # Make a bundle
 //!
-//! [`prepare`] runs all stages; [`profile`], [`train`] and [`place`] are the single ones. Each reuses an artifact that is up
-//! to date, resumes after an interruption, and reports to a [`Progress`]. The examples `sparsity` and `place` of this crate
+//! [`prepare`] runs all stages; [`profile`], [`train`] and [`place`] run one each. Every stage reuses its output if it is up to
+//! date, resumes after an interruption, and reports to a [`Progress`]. The examples `sparsity` and `place` of this crate
 //! show them.
 
 use std::path::Path;
 
 pub use powerinfer_artifact::{
     ByteSize, Progress, Shard,
+    mapped_file::Residence,
     plan::{Plan, Policy},
     predictor_file::PredictorFile,
     progress::{Interrupted, Silent},
@@ -86,20 +102,26 @@ pub use powerinfer_planner::{PlanOptions, Vram, read_hardware as hardware};
 pub use powerinfer_predictor::Recipe;
 pub use powerinfer_profile::{Amount, Calibration, Profile, Settings as ProfileSettings};
 pub use powerinfer_runtime::{
-    Constraint, DeviceChoice, Engine, Execution, Generation, Logits, Observers, RuntimeError,
-    Sampler, SamplingSettings, Session, SingleSession, Speculation, StopConditions, StopReason,
-    Text, Token, Wanted,
+    ActivationFormat, Constraint, DeviceChoice, Engine, Execution, Generation, Logits, Observers,
+    Passes, Running, RuntimeError, Sampler, SamplingSettings, Session, SingleSession, Speculation,
+    StopConditions, StopReason, Text, Token, Wanted,
 };
 pub use powerinfer_tensor::{CacheFormat, Format};
 pub use powerinfer_text::{SpecialText, SpecialTokens, TextError, Tokenizer};
 
-/// Opens the bundle in `folder`.
+/// Opens the bundle in `folder`, or in its subfolder `bundle`, as `powerinfer prepare` makes it.
 ///
 /// # Errors
 ///
 /// There is no bundle, or it is damaged.
 pub fn open_bundle(folder: impl AsRef<Path>) -> Result<Bundle, BundleError> {
-    Bundle::open(folder.as_ref(), IntegrityCheck::Quick)
+    let folder = folder.as_ref();
+    let inner = folder.join("bundle");
+    let is_outer = !Bundle::is_bundle(folder) && Bundle::is_bundle(&inner);
+    Bundle::open(
+        if is_outer { &inner } else { folder },
+        IntegrityCheck::Quick,
+    )
 }
 
 /// The tokenizer of `bundle`.

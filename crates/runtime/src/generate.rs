@@ -14,7 +14,7 @@ use powerinfer_model::LanguageModel;
 
 use crate::{Engine, Logits, RuntimeError, Session, Stage, Text, Token, Wanted};
 
-/// Runs the passes of texts: an [`Engine`], or another model by [`OneText`].
+/// A model that runs passes of texts: an [`Engine`], or any [`LanguageModel`] in a [`OneText`].
 pub trait Passes {
     /// The tokens of a text so far.
     type Session;
@@ -28,14 +28,15 @@ pub trait Passes {
     /// Removes all tokens from index `tokens` on.
     fn truncate(&mut self, session: &mut Self::Session, tokens: usize);
 
-    /// Keeps the longest common prefix with `tokens`, except their last token; returns its length.
+    /// Keeps the longest prefix that `session` shares with `tokens`, but never all of `tokens`, so that at least the last
+    /// one is run. Returns the number of kept tokens.
     fn keep_prefix(&mut self, session: &mut Self::Session, tokens: &[u32]) -> usize;
 
-    /// Tokens of a session that run together with the results that each has alone.
+    /// How many tokens of a session can run in one pass and still give exactly the results that each gives alone.
     fn verified_together(&self) -> usize;
 
-    /// Runs one token of each of `sessions` but the last, and the remaining `tokens` of the last. The logits of the former
-    /// and those that are `wanted` of the latter can then be read.
+    /// Runs one token of every session except the last, which gets all remaining `tokens`. [`Self::logits`] then has a row
+    /// for each of the other sessions, and the rows that are `wanted` for the last one.
     ///
     /// # Errors
     ///
@@ -50,7 +51,7 @@ pub trait Passes {
     /// Logits of the last pass, `[tokens, vocabulary]`; empty if they stayed on a device.
     fn logits(&self) -> &[f32];
 
-    /// Numbers of a row of the logits.
+    /// Length of a row of logits.
     fn vocabulary(&self) -> usize;
 
     /// The token with the largest of the first `vocabulary` logits, which stayed on a device.
@@ -220,7 +221,8 @@ pub struct Ran {
     proposed: Vec<u32>,
 }
 
-/// Runs the pending tokens of `texts`, those that an only text proposes after its own, and `piece`.
+/// Runs the pending token of each of `texts`, and `piece`. If there is one text and no piece, the tokens that it proposes
+/// run in the same pass.
 ///
 /// # Errors
 ///
@@ -286,13 +288,13 @@ impl Ran {
 
     /// Logits of the piece, `[tokens, vocabulary]`; empty without a piece.
     pub fn piece_logits<'a, P: Passes>(&self, passes: &'a P) -> &'a [f32] {
-        // Those of an only text may have stayed on a device.
+        // The logits of a single text can stay on the device.
         let rows = passes.logits().get(self.tokens() * passes.vocabulary()..);
         rows.unwrap_or_default()
     }
 
-    /// Samples the next token of each of `texts`, those of the pass; of an only text, as many as were proposed correctly,
-    /// and one more. Calls `each` with every token. Returns the number of accepted proposals.
+    /// Samples the next token of each of `texts`, which must be those of the pass; a single text also gets every correctly
+    /// proposed token before it. Calls `each` with every token. Returns the number of accepted proposals.
     ///
     /// # Errors
     ///
@@ -360,7 +362,8 @@ fn accept_row<'a, P: Passes>(
 
 /// Generation of texts: an iterator over their tokens, stop tokens included.
 ///
-/// Each token of a text but the last has been run when its next one is returned; the sessions can be continued.
+/// A token is run only when the next one is asked for, so a session never has the token that was returned last;
+/// [`Generation::finish`] runs it. The sessions can be continued.
 #[derive(Debug)]
 pub struct Generation<'a, P: Passes, C> {
     passes: &'a mut P,
@@ -431,7 +434,8 @@ impl<'a, P: Passes, C: FnMut() -> bool> Generation<'a, P, C> {
         self.texts[index].1
     }
 
-    /// Runs the last token of each text that it did not end, so that the sessions have all of them.
+    /// Runs the pending token of each text, so that its session has every token. Texts that ended with a stop token have
+    /// none.
     ///
     /// # Errors
     ///

@@ -97,7 +97,7 @@ impl DeviceChoice {
 }
 
 impl Engine {
-    /// Opens `bundle` to run it: reads it ahead if it fits into memory, starts the threads, and copies what the
+    /// Opens `bundle` to run it with `policy` in all layers, or with the policies of its plan: reads it ahead if it fits into memory, starts the threads, and copies what the
     /// plan puts on a GPU to it.
     ///
     /// # Errors

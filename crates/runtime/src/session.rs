@@ -67,8 +67,8 @@ impl Session {
         self.context
     }
 
-    /// Keeps the longest common prefix with `tokens`, except their last token; returns its length. The remaining
-    /// tokens can be run then.
+    /// Keeps the longest prefix that the session shares with `tokens`, but never all of `tokens`, so that at least the last
+    /// one is run. Returns the number of kept tokens.
     pub fn keep_prefix(&mut self, tokens: &[u32]) -> usize {
         let common = self.common_prefix(tokens);
         let kept = common.min(tokens.len().saturating_sub(1));

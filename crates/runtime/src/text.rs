@@ -13,8 +13,7 @@ pub struct StopConditions {
     pub max_tokens: usize,
     /// Tokens that end the text.
     pub stop_tokens: Arc<[u32]>,
-    /// Tokens to sample from, the first of the vocabulary. Rows of the head beyond the tokenizer's vocabulary are
-    /// padding.
+    /// Only ids below this number are sampled; rows of the head beyond the tokenizer's vocabulary are padding.
     pub vocabulary: usize,
 }
 
@@ -53,7 +52,7 @@ pub struct Text {
     given: Vec<u32>,
     has_log_probabilities: bool,
     speculation: Option<Speculation>,
-    /// The last token, which has not been run; none before the first one and at the end of the text.
+    /// The last token, not run yet; none before the first token, and after a stop token or a full context.
     pending: Option<u32>,
     generated: usize,
     reason: Option<StopReason>,
@@ -75,8 +74,10 @@ pub struct Token {
     pub text: usize,
     /// The token.
     pub id: u32,
-    /// The token that was sampled; another one only if the text is given.
+    /// The token that the sampler chose; it differs from `id` only in a given text ([`Text::with_given`]).
     pub sampled: u32,
+    /// Whether it is a stop token, which ends the text and is not part of it.
+    pub is_stop: bool,
     /// Natural logarithm of the token's probability before sampling settings are applied; none unless asked for.
     pub log_probability: Option<f64>,
 }
@@ -104,8 +105,8 @@ impl Text {
         self
     }
 
-    /// Continues with the tokens of `given`, whichever are sampled, so that any model decodes a known text as if it had
-    /// written it.
+    /// Continues with the tokens of `given`, regardless of what is sampled: the model decodes a known text as if it had
+    /// generated it.
     #[must_use]
     pub fn with_given(mut self, given: Vec<u32>) -> Self {
         self.given = given;
@@ -126,7 +127,8 @@ impl Text {
         self
     }
 
-    /// Proposes tokens that are verified together, if the text is alone in a pass; the text stays the same.
+    /// Enables speculative decoding: while the text is alone in a pass, proposed tokens are verified together. The text
+    /// stays the same.
     pub fn speculate(&mut self, speculation: Speculation) {
         self.speculation = Some(speculation);
     }
@@ -136,7 +138,7 @@ impl Text {
         self.speculation.as_ref()
     }
 
-    /// Starts to generate after `prompt`, as if nothing had been generated before.
+    /// Starts again after `prompt`: no tokens generated, none pending. The sampler keeps its random state and its penalties.
     pub fn begin(&mut self, prompt: &[u32]) {
         prompt
             .iter()
@@ -150,7 +152,7 @@ impl Text {
         self.generated
     }
 
-    /// The last token, which has not been run; none before the first one, and at the end of the text.
+    /// The last token, not run yet; none before the first token, and after a stop token or a full context.
     pub fn pending(&self) -> Option<u32> {
         self.pending
     }
@@ -165,12 +167,12 @@ impl Text {
         self.reason.get_or_insert(StopReason::Cancelled);
     }
 
-    /// Runs the pending token of a text that has stopped, so that its session has all of them.
+    /// Removes and returns the pending token.
     pub(crate) fn take_pending(&mut self) -> Option<u32> {
         self.pending.take()
     }
 
-    /// Whether nothing but the token with the largest logit is needed of the next pass.
+    /// Whether the next pass only has to find the token with the largest logit.
     pub(crate) fn needs_largest_only(&self) -> bool {
         self.sampler.is_greedy() && self.constraint.is_none() && !self.has_log_probabilities
     }
@@ -231,7 +233,8 @@ impl Text {
             .constraint
             .as_ref()
             .is_some_and(|constraint| constraint.is_complete());
-        if is_complete || self.stop.stop_tokens.contains(&id) {
+        let is_stop = self.stop.stop_tokens.contains(&id);
+        if is_complete || is_stop {
             (self.pending, self.reason) = (None, Some(StopReason::StopToken));
         } else if position >= context {
             (self.pending, self.reason) = (None, Some(StopReason::ContextFull));
@@ -243,6 +246,7 @@ impl Text {
             text: 0,
             id,
             sampled,
+            is_stop,
             log_probability: logit.map(|logit| f64::from(*logit) - log_sum_exp(all)),
         })
     }

@@ -6,7 +6,6 @@ mod verification;
 
 use std::{
     io::{IsTerminal, Read},
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -267,7 +266,6 @@ struct Writer<'a> {
     engine: Engine,
     session: Session,
     text: Text,
-    stop_tokens: Arc<[u32]>,
     tokenizer: &'a Tokenizer,
     output: Output,
 }
@@ -281,10 +279,9 @@ impl<'a> Writer<'a> {
         output: Output,
     ) -> Result<Self> {
         let end_of_text = &engine.bundle().config().end_of_text;
-        let stop_tokens: Arc<[u32]> = [tokenizer.stop_ids(), end_of_text].concat().into();
         let stop = StopConditions {
             max_tokens: arguments.max_tokens,
-            stop_tokens: Arc::clone(&stop_tokens),
+            stop_tokens: [tokenizer.stop_ids(), end_of_text].concat().into(),
             vocabulary: tokenizer.vocabulary_size(),
         };
         Ok(Self {
@@ -292,7 +289,6 @@ impl<'a> Writer<'a> {
             session: engine.new_session(engine.context_limit())?,
             engine,
             text: Text::new(sampler, stop),
-            stop_tokens,
             tokenizer,
             output,
         })
@@ -333,10 +329,10 @@ impl<'a> Writer<'a> {
         let mut decoder = self.tokenizer.decode_stream(SpecialText::Skip);
         let started = Instant::now();
         while let Some(token) = generation.next() {
-            let token = token?.id;
+            let token = token?;
             timing.generated_tokens += 1;
-            if !self.stop_tokens.contains(&token)
-                && let Some(piece) = decoder.push(token)?
+            if !token.is_stop
+                && let Some(piece) = decoder.push(token.id)?
             {
                 write(&piece)?;
             }
