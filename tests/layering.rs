@@ -189,7 +189,7 @@ fn profiling_needs_nothing_that_runs_bundles() {
     let dependencies = dependencies();
     let reached = reached(&dependencies, "powerinfer-profile");
     assert!(reached.contains("powerinfer-gpu"));
-    for package in ["runtime", "bundle", "pool"] {
+    for package in ["runtime", "bundle"] {
         let package = format!("powerinfer-{package}");
         assert!(dependencies.contains_key(&package));
         assert!(!reached.contains(&package), "profile pulls in {package}");
