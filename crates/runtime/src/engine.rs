@@ -104,7 +104,7 @@ impl Engine {
         self.executor.device().is_some()
     }
 
-    /// Tokens that run together with the results which each has alone: the sessions that [`Self::decode_batch`] has in a pass.
+    /// Tokens that run together with the results that each has alone: the sessions that [`Self::decode`] runs in one pass.
     /// Fewer than a [`Self::prompt_batch`] on a device, and one if it has no room for more.
     pub fn decode_batch_size(&self) -> usize {
         match &self.executor {
