@@ -69,7 +69,7 @@ pub fn pack(
 ///
 /// # Errors
 ///
-/// As [`pack`].
+/// The errors of [`pack`].
 pub fn pack_plain(
     checkpoint: &Checkpoint,
     context: usize,

@@ -1,11 +1,11 @@
-//! Arguments that name a model or a bundle, and the folder where its artifacts live.
+//! Arguments that name a model or a bundle, and the folder of its artifacts.
 
 use std::{
     error::Error,
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use powerinfer_artifact::{ByteSize, shell_quoted};
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_hub::{Hub, ModelName, Snapshot};
@@ -39,7 +39,7 @@ pub(crate) fn open_checkpoint(model: &str, output: Output) -> Result<Checkpoint>
 pub(crate) fn open_model(model: &str, output: Output) -> Result<(Checkpoint, Tokenizer)> {
     let checkpoint = open_checkpoint(model, output)?;
     SamplingSettings::of_model(checkpoint.files())?;
-    let tokenizer = tokenizer(checkpoint.files())?;
+    let tokenizer = powerinfer_pipeline::tokenizer(checkpoint.files())?;
     Ok((checkpoint, tokenizer))
 }
 
@@ -236,27 +236,4 @@ pub(crate) fn check_model_or_bundle(argument: &str) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// The tokenizer among `files`.
-pub(crate) fn tokenizer(files: &Files) -> Result<Tokenizer> {
-    if let Some(folder) = files.as_folder() {
-        // Git LFS pointers and the error pages of failed downloads are refused here.
-        for name in Tokenizer::FILES {
-            files.read(name)?;
-        }
-        return Ok(Tokenizer::from_directory(folder)?);
-    }
-    let read = |name: &str| {
-        files
-            .read(name)
-            .ok()
-            .flatten()
-            .map(|bytes| bytes.to_vec().into())
-    };
-    let context = || format!("the tokenizer of `{}`", files.name());
-    match files {
-        Files::Opened { folder, .. } => Ok(Tokenizer::from_files_in(folder, read)?),
-        _ => Tokenizer::from_files(read).with_context(context),
-    }
 }

@@ -3,7 +3,7 @@
 //!
 //! Linux's tools set it up (`unshare`, `mount`, `pivot_root`, `prlimit`, `setpriv`). If they cannot, no program is run.
 //! A sandbox is set up once and runs one program after the other, each in separate processes: `python_supervisor.py`. The
-//! program's process has neither the tests nor the place where the verdict is written.
+//! program's process has neither the tests nor the file of the verdict.
 
 use std::{
     io,

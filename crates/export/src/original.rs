@@ -170,7 +170,7 @@ pub fn to_original(
     })
 }
 
-/// Path of the index next to a model file, where the original looks for it.
+/// Path of the index next to a model file, as the original expects it.
 pub fn index_path(model: &Path) -> PathBuf {
     let mut path = model.as_os_str().to_owned();
     path.push(".generated.gpuidx");

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{Hint, progress::Interrupted};
+use powerinfer_artifact::{ArtifactError, Hint, progress::Interrupted};
 use powerinfer_corpus::{CorpusError, Skipped};
 use powerinfer_kernels::KernelError;
 use powerinfer_planner::PlannerError;
 use powerinfer_predictor::PredictorError;
 use powerinfer_profile::ProfileError;
+use powerinfer_text::TextError;
 
 /// Number of skipped files that an error lists.
 const LISTED: usize = 5;
@@ -60,6 +61,14 @@ pub enum PipelineError {
     #[error(transparent)]
     Corpus(#[from] CorpusError),
 
+    /// A file of the model cannot be read.
+    #[error(transparent)]
+    Artifact(#[from] ArtifactError),
+
+    /// The tokenizer cannot be read.
+    #[error(transparent)]
+    Text(#[from] TextError),
+
     /// This CPU is not supported.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -86,7 +95,8 @@ impl PipelineError {
             }
             Self::Missing { .. } => Some(Hint::GivePath),
             Self::OtherModel { .. } => Some(Hint::OtherFolder),
-            Self::Interrupted(_) | Self::Corpus(_) | Self::Kernel(_) => None,
+            Self::Interrupted(_) | Self::Corpus(_) | Self::Text(_) | Self::Kernel(_) => None,
+            Self::Artifact(error) => error.hint(),
             Self::Profile(error) => error.hint(),
             Self::Predictor(error) => error.hint(),
             Self::Planner(error) => error.hint(),

@@ -13,10 +13,12 @@ mod calibration;
 mod error;
 mod prepare;
 mod stages;
+mod tokenizer;
 mod training;
 
 pub use calibration::{CalibrationText, Tokens, check_paths, texts};
 pub use error::PipelineError;
 pub use prepare::{Prepare, Report, Work, place, prepare};
 pub use stages::{Stage, profile, train};
+pub use tokenizer::tokenizer;
 pub use training::{ByteBudget, DEFAULT_TARGETS, Training};

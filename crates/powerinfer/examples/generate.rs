@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let prompt = arguments.next();
     let prompt = prompt.unwrap_or_else(|| TASK.to_owned());
 
-    let tokenizer = powerinfer::tokenizer(&bundle)?;
+    let tokenizer = powerinfer::tokenizer(&bundle.files())?;
     let mut engine = Engine::open(bundle, None, &Execution::on_cpu(2), &Silent)?;
     let mut session = engine.new_session(engine.context_limit())?;
     let stop = powerinfer::stop_conditions(&tokenizer, 100);

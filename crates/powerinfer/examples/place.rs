@@ -10,8 +10,7 @@
 use std::{error::Error, path::PathBuf};
 
 use powerinfer::{
-    CalibrationText, Files, Format, PlanOptions, Prepare, Recipe, Silent, Tokenizer, Tokens,
-    Training, Work,
+    CalibrationText, Files, Format, PlanOptions, Prepare, Recipe, Silent, Tokens, Training, Work,
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -20,9 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(folder) => powerinfer::open_checkpoint(Files::open(folder.as_ref())?)?,
         None => powerinfer::demo()?,
     };
-    let files = checkpoint.files();
-    let read = |name: &str| Some(files.read(name).ok()??.to_vec().into());
-    let tokenizer = Tokenizer::from_files(read)?;
+    let tokenizer = powerinfer::tokenizer(checkpoint.files())?;
 
     let budget = arguments.get(2).map_or("1G", String::as_str);
     let training = Training {

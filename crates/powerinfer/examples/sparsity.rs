@@ -9,9 +9,7 @@
 
 use std::{error::Error, path::PathBuf};
 
-use powerinfer::{
-    Amount, CalibrationText, Files, ProfileSettings, Shard, Silent, Tokenizer, Tokens,
-};
+use powerinfer::{Amount, CalibrationText, Files, ProfileSettings, Shard, Silent, Tokens};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -25,8 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         settled: 0.9,
     };
     let files = checkpoint.files();
-    let read = |name: &str| Some(files.read(name).ok()??.to_vec().into());
-    let tokenizer = Tokenizer::from_files(read)?;
+    let tokenizer = powerinfer::tokenizer(files)?;
     let calibration = text.read(files, checkpoint.config(), &tokenizer, 0, &Silent)?;
 
     let scratch = tempfile::tempdir()?;

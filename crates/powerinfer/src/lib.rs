@@ -18,7 +18,7 @@
 //! # let folder = tempfile::tempdir()?;
 //! # powerinfer::pack_plain(&powerinfer::demo()?, 256, &folder.path().join("bundle"))?;
 //! let bundle = powerinfer::open_bundle(folder.path().join("bundle"))?; // `powerinfer prepare` makes one
-//! let tokenizer = powerinfer::tokenizer(&bundle)?;
+//! let tokenizer = powerinfer::tokenizer(&bundle.files())?;
 //! let mut engine = Engine::open(bundle, None, &Execution::on_cpu(2), &Silent)?;
 //! let mut session = engine.new_session(256)?;
 //!
@@ -96,7 +96,7 @@ pub use powerinfer_import::{ImportError, open_checkpoint};
 pub use powerinfer_model::{Checkpoint, Files, LanguageModel, ModelConfig, ModelError};
 pub use powerinfer_pipeline::{
     CalibrationText, PipelineError, Prepare, Stage, Tokens, Training, Work, place, prepare,
-    profile, train,
+    profile, tokenizer, train,
 };
 pub use powerinfer_planner::{PlanOptions, Vram, read_hardware as hardware};
 pub use powerinfer_predictor::Recipe;
@@ -122,15 +122,6 @@ pub fn open_bundle(folder: impl AsRef<Path>) -> Result<Bundle, BundleError> {
         if is_outer { &inner } else { folder },
         IntegrityCheck::Quick,
     )
-}
-
-/// The tokenizer of `bundle`.
-///
-/// # Errors
-///
-/// A file of the tokenizer is missing or not supported.
-pub fn tokenizer(bundle: &Bundle) -> Result<Tokenizer, TextError> {
-    Tokenizer::from_directory(bundle.folder())
 }
 
 /// Stops after `max_tokens` tokens, or at a token that ends the text.

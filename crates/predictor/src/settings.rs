@@ -10,7 +10,7 @@ pub enum Sizing {
     /// Minimises the bytes read per token, of the predictor and the predicted neurons.
     #[default]
     Evidence,
-    /// As in the paper: starts from the layer's sparsity, adjusts by its skewness, until the target recall is reached.
+    /// The paper's rule: starts from the layer's sparsity, adjusts by its skewness, until the target recall is reached.
     Paper,
 }
 

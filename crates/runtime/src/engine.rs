@@ -71,7 +71,7 @@ impl Executor {
         }
     }
 
-    /// As [`Self::device`], mutably.
+    /// The parts on a device, mutably; none if everything is on the CPU.
     pub(crate) fn device_mut(&mut self) -> Option<&mut DeviceModel> {
         match self {
             Self::Cpu(_) => None,
@@ -104,7 +104,7 @@ impl Engine {
         self.executor.device().is_some()
     }
 
-    /// Tokens that run together with the results that each has alone: the sessions that [`Self::decode`] runs in one pass.
+    /// Tokens of one pass whose results match running each alone: the sessions that [`Self::decode`] runs together.
     /// Fewer than a [`Self::prompt_batch`] on a device, and one if it has no room for more.
     pub fn decode_batch_size(&self) -> usize {
         match &self.executor {
@@ -236,7 +236,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// As [`Self::prefill`], of any session; all sessions are as before.
+    /// The errors of [`Self::prefill`] for any session; all sessions are as before.
     pub fn decode(&mut self, batch: &mut [(&mut Session, u32)]) -> Result<&[f32], RuntimeError> {
         let tokens: Vec<u32> = batch.iter().map(|(_, token)| *token).collect();
         let sessions = batch.iter_mut().map(|(session, _)| &mut **session);
@@ -249,7 +249,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// As [`Self::decode`].
+    /// The errors of [`Self::decode`].
     pub(crate) fn run(
         &mut self,
         sessions: &mut [&mut Session],
@@ -293,7 +293,7 @@ impl Engine {
         result
     }
 
-    /// As [`Self::run`]; after a failure, some sessions keep new tokens.
+    /// Runs tokens that were checked. After a failure, some sessions keep new tokens.
     fn run_checked(
         &mut self,
         sessions: &mut [&mut Session],

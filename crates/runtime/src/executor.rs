@@ -19,7 +19,7 @@ pub(crate) trait LayerExecutor: std::fmt::Debug + Send {
     /// Largest number of tokens of a session in a pass.
     fn max_batch_tokens(&self) -> usize;
 
-    /// Largest number of tokens in a pass, of any sessions, that have the results which each has alone.
+    /// Largest number of tokens in a pass, of any sessions, whose results match running each alone.
     fn max_exact_tokens(&self) -> usize;
 
     /// Starts a pass, whose hidden states are the embeddings.

@@ -51,7 +51,7 @@ impl<'a> Experiments<'a> {
     ///
     /// # Panics
     ///
-    /// Panics if there is no such layer, or a part of the model is on a device, where inputs cannot be skipped.
+    /// Panics if there is no such layer, or a part of the model is on a device, which cannot skip inputs.
     pub fn set_input_thresholds(&mut self, layer: usize, thresholds: Option<InputThresholds>) {
         self.assert_on_host();
         self.engine.model.input_thresholds[layer] = thresholds;

@@ -419,11 +419,6 @@ impl<'a, P: Passes, C: FnMut() -> bool> Generation<'a, P, C> {
         self.passes
     }
 
-    /// The session of text `index`.
-    pub fn session(&self, index: usize) -> &P::Session {
-        self.texts[index].0
-    }
-
     /// The model, and the session of the first text.
     pub fn parts(&self) -> (&P, &P::Session) {
         (&*self.passes, &*self.texts[0].0)

@@ -19,7 +19,7 @@ use powerinfer_text::SpecialTokens;
 
 use crate::{
     engine::{EngineArguments, open_engine},
-    model_argument::{self, DEMO, open_bundle},
+    model_argument::{DEMO, open_bundle},
     output::{Output, print, print_json},
     progress::Bar,
 };
@@ -249,7 +249,7 @@ fn completions(arguments: &BenchArguments, model: &SingleSession) -> Result<Vec<
     let Some(path) = &arguments.completions else {
         return Ok(Vec::new());
     };
-    let tokenizer = model_argument::tokenizer(&model.bundle().files())?;
+    let tokenizer = powerinfer_pipeline::tokenizer(&model.bundle().files())?;
     Ok(Completion::read(path, &tokenizer, model.context_limit())?)
 }
 
@@ -281,7 +281,7 @@ fn batch_tokens(
             .collect());
     };
     let text = read_text(path)?;
-    let tokenizer = model_argument::tokenizer(&model.bundle().files())?;
+    let tokenizer = powerinfer_pipeline::tokenizer(&model.bundle().files())?;
     Ok(tokenizer.encode(&text, SpecialTokens::Add)?)
 }
 

@@ -23,7 +23,7 @@ use serde_json::json;
 use self::prompt_cache::{PromptCache, PromptCacheArguments};
 use crate::{
     engine::{EngineArguments, open_engine},
-    model_argument::{self, DEMO},
+    model_argument::DEMO,
     output::{Output, percent, print_data, print_json},
     progress::{interrupted, while_waiting},
     special_token_arguments::SpecialTokenArguments,
@@ -142,7 +142,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
         engine.verify(verification);
     }
     let files = engine.bundle().files();
-    let tokenizer = model_argument::tokenizer(&files)?;
+    let tokenizer = powerinfer_pipeline::tokenizer(&files)?;
     let sampler = || Ok::<_, anyhow::Error>(Sampler::new(arguments.sampling.settings(&files)?)?);
     sampler()?; // reports invalid settings before any work
     let is_demo = engine.bundle().header().model.name == DEMO;

@@ -8,7 +8,7 @@ use powerinfer_server::{MAX_PARALLEL, Server, ServerSettings};
 
 use crate::{
     engine::{EngineArguments, open_engine},
-    model_argument::{self, DEMO},
+    model_argument::DEMO,
     output::{Output, print},
     progress::interrupted,
     special_token_arguments::SpecialTokenArguments,
@@ -110,7 +110,7 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
     };
     let uses_device = engine.uses_device();
     let files = engine.bundle().large_files();
-    let tokenizer = model_argument::tokenizer(&engine.bundle().files())?;
+    let tokenizer = powerinfer_pipeline::tokenizer(&engine.bundle().files())?;
     let address = SocketAddr::new(arguments.host, arguments.port);
     let server = Server::bind(engine, tokenizer, settings, address)?;
     let address = server.address()?;

@@ -37,7 +37,7 @@ use serde_json::json;
 use self::arguments::{GridArguments, MeasureArguments};
 use crate::{
     engine::DeviceArgument,
-    model_argument::{self, DEMO, open_bundle},
+    model_argument::{DEMO, open_bundle},
     output::{Output, print, print_json},
     progress::Bar,
 };
@@ -74,7 +74,7 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
     let measures = &arguments.measures;
     let bundle = open_bundle(&arguments.model)?;
     let folder = bundle.folder().to_owned();
-    let tokenizer = model_argument::tokenizer(&bundle.files())?;
+    let tokenizer = powerinfer_pipeline::tokenizer(&bundle.files())?;
     let items = items(measures, &bundle, &tokenizer, output)?;
     let grid = &arguments.grid;
     let plans_gpu = grid.hot_threshold.is_empty() && grid.vram.iter().any(|size| size.0 > 0);

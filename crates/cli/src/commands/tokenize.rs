@@ -29,7 +29,8 @@ pub(crate) struct TokenizeArguments {
 }
 
 pub(crate) fn run(arguments: &TokenizeArguments, output: Output) -> Result<()> {
-    let tokenizer = model_argument::tokenizer(&model_argument::files(&arguments.model, output)?)?;
+    let tokenizer =
+        powerinfer_pipeline::tokenizer(&model_argument::files(&arguments.model, output)?)?;
     let mut input = Vec::new();
     while_waiting(|| std::io::stdin().read_to_end(&mut input)).context("cannot read stdin")?;
     let Ok(text) = String::from_utf8(input) else {

@@ -127,7 +127,7 @@ impl Evaluated {
         }
         Ok(Self {
             source,
-            tokenizer: model_argument::tokenizer(files)?,
+            tokenizer: powerinfer_pipeline::tokenizer(files)?,
             tokenizer_files: Digest::from_content(json!(digests).to_string().as_bytes()),
             device,
             threads,

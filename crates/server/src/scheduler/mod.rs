@@ -11,6 +11,7 @@
 
 mod job;
 mod pool;
+mod running;
 
 use std::{
     collections::VecDeque,
@@ -20,25 +21,25 @@ use std::{
         atomic::{AtomicUsize, Ordering},
         mpsc::{Receiver, Sender, TryRecvError, channel},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use powerinfer_runtime::{
-    Engine, Logits, Piece, Ran, RuntimeError, Session, Speculation, Statistics, StopConditions,
-    StopReason, Text, Wanted, run_pass,
+    Engine, Logits, Ran, RuntimeError, Session, Speculation, Statistics, StopConditions, Text,
+    run_pass,
 };
 
 pub(crate) use self::job::{
     ACTIVITY_BINS, Activity, Cancel, Event, Events, Finish, Job, JobSettings, Score,
 };
-use self::pool::SessionPool;
+use self::{
+    pool::SessionPool,
+    running::{Decoding, PassReport, Prompt, finish_of},
+};
 use crate::{capacity::Capacity, constraint::Grammar, metrics::Metrics};
 
 /// Tokens of a prefix that another prompt is about to run and that a prompt waits for.
 const WORTH_WAITING: usize = 32;
-
-/// Time between two reports of active neurons to a client.
-const ACTIVITY_INTERVAL: Duration = Duration::from_millis(40);
 
 /// Limits of the scheduler.
 #[derive(Debug, Clone, Copy)]
@@ -102,60 +103,6 @@ pub(crate) struct Scheduler {
     idle: SessionPool,
     /// Number of layers that verification has changed to another policy: earlier prefixes are not reused.
     fallbacks: usize,
-}
-
-/// A request whose prompt is being run.
-struct Prompt {
-    job: Job,
-    /// The scheduler's `fallbacks` when its session was started.
-    fallbacks: usize,
-    /// None before its first piece.
-    session: Option<Session>,
-    cached: usize,
-    scores: Vec<Score>,
-}
-
-/// A request that is being decoded.
-struct Decoding {
-    job: Job,
-    /// As in [`Prompt`].
-    fallbacks: usize,
-    /// When the last token was generated.
-    at: Instant,
-    /// When active neurons are to be reported again.
-    activity_due: Instant,
-}
-
-/// Measurements of a pass.
-struct PassReport {
-    /// Requests that were decoded.
-    batch: usize,
-    /// Active neurons by layer and token, if they are observed.
-    active: Option<Vec<Vec<Vec<u32>>>>,
-    counts: Statistics,
-    at: Instant,
-}
-
-impl Prompt {
-    /// Tokens `range`, which run next; none before the prompt has a session.
-    fn piece(&mut self, range: Range<usize>) -> Option<Piece<'_, Session>> {
-        let wanted = match self.job.settings.prompt_logprobs {
-            Some(_) => Wanted::All,
-            None if range.end == self.job.prompt.len() => Wanted::Last,
-            None => Wanted::None,
-        };
-        Some(Piece {
-            session: self.session.as_mut()?,
-            tokens: &self.job.prompt[range],
-            wanted,
-        })
-    }
-
-    /// Tokens that have not been run.
-    fn tokens_left(&self) -> usize {
-        let position = self.session.as_ref().map_or(0, Session::position);
-        self.job.prompt.len() - position
-    }
 }
 
 impl Scheduler {
@@ -421,7 +368,6 @@ impl Scheduler {
             texts,
             sessions,
             metrics,
-            stop_tokens,
             vocabulary,
             ..
         } = self;
@@ -437,7 +383,7 @@ impl Scheduler {
             let activity = decoding.activity(sampled.row, report, config.ffn_size);
             match sampled.token {
                 Ok(token) => {
-                    decoding.report(token.id, sampled.logits, activity, stop_tokens, *vocabulary);
+                    decoding.report(&token, sampled.logits, activity, *vocabulary);
                 }
                 Err(error) => refused[sampled.text] = Some(error.to_string()),
             }
@@ -550,7 +496,7 @@ impl Scheduler {
         let token = text.accept(Logits::Host(logits), session.position(), session.context());
         let finish = match token {
             Ok(token) => {
-                decoding.report(token.id, logits, None, &self.stop_tokens, self.vocabulary);
+                decoding.report(&token, logits, None, self.vocabulary);
                 text.stop_reason().map(|reason| Ok(finish_of(reason)))
             }
             Err(error) => Some(Err(Event::Refused(error.to_string()))),
@@ -595,59 +541,4 @@ impl Scheduler {
         );
         counts
     }
-}
-
-impl Decoding {
-    /// Reports a token, which was sampled from `logits`.
-    fn report(
-        &mut self,
-        id: u32,
-        logits: &[f32],
-        activity: Option<Activity>,
-        stop_tokens: &[u32],
-        vocabulary: usize,
-    ) {
-        let settings = &self.job.settings;
-        let score = settings.top_logprobs;
-        let score = score.map(|count| Score::new(id, logits, count, vocabulary));
-        let is_stop = !settings.ignores_stop_tokens && stop_tokens.contains(&id);
-        self.job.events.send(Event::Token {
-            id,
-            is_stop,
-            score,
-            activity,
-        });
-    }
-
-    /// The active neurons of token `row` of a pass, if they are to be reported.
-    fn activity(&mut self, row: usize, pass: &PassReport, neurons: usize) -> Option<Activity> {
-        let is_due = self.job.settings.activity && self.activity_due <= pass.at;
-        let layers = pass.active.as_ref().filter(|_| is_due)?;
-        self.activity_due = pass.at + ACTIVITY_INTERVAL;
-        let bins = |tokens: &Vec<Vec<u32>>| bins(&tokens[row], neurons);
-        Some(Activity {
-            bins: layers.iter().map(bins).collect(),
-            computed_share: pass.counts.computed_share(),
-            bytes_per_token: pass.counts.bytes_per_token(),
-            batch: pass.batch,
-        })
-    }
-}
-
-/// The reason that a client gets for the end of a text.
-fn finish_of(reason: StopReason) -> Finish {
-    match reason {
-        StopReason::StopToken => Finish::Stop,
-        StopReason::MaxTokens | StopReason::ContextFull | StopReason::Cancelled => Finish::Length,
-    }
-}
-
-/// Counts the active neurons of each of [`ACTIVITY_BINS`] ranges of `neurons`.
-fn bins(active: &[u32], neurons: usize) -> Vec<u32> {
-    let mut bins = vec![0; ACTIVITY_BINS.min(neurons)];
-    let count = bins.len();
-    for neuron in active {
-        bins[*neuron as usize * count / neurons] += 1;
-    }
-    bins
 }

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::{divergence_json, paired_json};
 use crate::{
-    model_argument::{self, DEMO, open_bundle},
+    model_argument::{DEMO, open_bundle},
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
 };
@@ -107,7 +107,7 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
     let sandbox = has_tasks.then(PythonSandbox::find).transpose()?;
     let open = || open_bundle(&arguments.bundle);
     let bundle = open()?;
-    let tokenizer = model_argument::tokenizer(&bundle.files())?;
+    let tokenizer = powerinfer_pipeline::tokenizer(&bundle.files())?;
     let is_demo = bundle.header().model.name == DEMO;
     let texts = match bundle.certificate() {
         Some(_) if arguments.data.is_empty() && !is_demo => bundle.certificate_texts()?,
