@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains the demo model from the stored tasks, in about half an hour on two CPU cores.
+"""Trains the demo model from the stored tasks, in an estimated half hour on two CPU cores.
 
 Install first: pip install torch tokenizers safetensors numpy
 (the smallest PyTorch is enough: pip install torch --index-url https://download.pytorch.org/whl/cpu)

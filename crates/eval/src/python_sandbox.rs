@@ -72,7 +72,7 @@ prlimit --as="$memory" --fsize=0 --nofile=32 --nproc=6 --core=0 \
   "$python" -s -S -B -X utf8 -c "$supervisor" || exit $?
 "#;
 
-/// Where Python is looked for: on `PATH`, and, if that one cannot be run as another user, where systems install it.
+/// Names of the interpreters to try: on `PATH`, and, if that one cannot be run as another user, the one of the system.
 const PYTHONS: [&str; 2] = ["python3", "/usr/bin/python3"];
 
 /// Python program that prints its own folders, and its name with its version.
