@@ -1,7 +1,18 @@
 //! Vectors prepared for kernels: quantised to int8 for integer arithmetic, or packed for float GEMMs.
 
-use crate::cpu::{Line, NIBBLE_GROUP, SPAN, SPAN_COLUMNS};
 use powerinfer_tensor::BLOCK;
+
+/// Blocks per span, the unit of work within a row: their scales fill the widest register.
+pub(crate) const SPAN: usize = 16;
+/// Columns of a span.
+pub(crate) const SPAN_COLUMNS: usize = SPAN * BLOCK;
+/// Blocks of nibbles that fill the widest register.
+pub(crate) const NIBBLE_GROUP: usize = 4;
+
+/// A cache line; aligned, so that no register load crosses one.
+#[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+pub(crate) struct Line(pub(crate) [f32; 16]);
 
 /// Vectors quantised to int8 in blocks of 32: a value is approximately `quant * scale`, with quants from -127 to 127.
 ///

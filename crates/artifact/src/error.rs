@@ -118,9 +118,7 @@ pub enum ArtifactError {
         found: String,
     },
     /// The predictors are those of some layers.
-    #[error(
-        "`{path}` has the predictors of shard {shard} alone; put all shards together with `powerinfer merge`"
-    )]
+    #[error("`{path}` has the predictors of shard {shard} alone")]
     UnmergedShard {
         /// The file.
         path: PathBuf,
@@ -232,6 +230,7 @@ impl ArtifactError {
     /// Remedy that takes a command or a flag.
     pub fn hint(&self) -> Option<Hint> {
         match self {
+            Self::UnmergedShard { .. } => Some(Hint::MergeShards),
             Self::KeepInMemory { .. } => Some(Hint::NoMemoryLock),
             Self::NotAnArtifact { .. } | Self::NotAFolder { .. } => Some(Hint::OtherFolder),
             Self::Foreign { .. } => Some(Hint::MoveForeign),

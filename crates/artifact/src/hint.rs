@@ -5,7 +5,7 @@
 ///
 /// An error enum has `fn hint(&self) -> Option<Hint>`, which also asks the errors it wraps. The command
 /// line prints the sentence of the first hint in the chain of causes. Advice that names neither command
-/// nor flag stays in the message, after its last `; `.
+/// nor flag is part of the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Hint {
     /// Write to another folder, or remove the one in the way.
@@ -128,4 +128,30 @@ pub enum Hint {
     LatencyObjective,
     /// Leave the rank of the synthetic predictors out.
     NoPredictorRank,
+    /// Export the weights without the tokenizer.
+    NoTokenizer,
+    /// Export to the original engine, or for measurements of speed.
+    OtherActivation,
+    /// Use another format of weights.
+    OtherFormat,
+    /// Export a GGUF file for llama.cpp.
+    ExportGguf,
+    /// Place with policies that need no predictors.
+    PlaceWithoutPredictors,
+    /// Place with predictors in every layer.
+    PlaceWithPredictors,
+    /// Place for one GPU.
+    PlaceOnOneGpu,
+    /// Put the shards together.
+    MergeShards,
+    /// Measure the bandwidth with less memory.
+    SmallerProbe,
+    /// Serve at another port.
+    OtherPort,
+    /// Serve fewer requests at a time, or shorter ones.
+    FewerRequests,
+    /// Check the connection and the address of the hub.
+    CheckConnection,
+    /// Try again later.
+    TryLater,
 }

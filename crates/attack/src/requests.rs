@@ -11,10 +11,11 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
+use powerinfer_artifact::progress::Silent;
+use powerinfer_bundle::{Bundle, IntegrityCheck};
+use powerinfer_runtime::{Execution, SingleSession};
 use powerinfer_server::{Server, ServerSettings};
 use powerinfer_text::{MessageTokens, Tokenizer};
-
-use crate::target::open_model;
 
 /// Valid requests: file name, in which `-` stands for `/`, and body.
 const REQUESTS: [(&str, &str); 12] = [
@@ -150,4 +151,14 @@ fn server() -> SocketAddr {
         thread::spawn(move || server.run(|| false).expect("the server runs"));
         address
     })
+}
+
+pub(crate) fn open_model(folder: &Path) -> Result<SingleSession> {
+    let bundle = Bundle::open(folder, IntegrityCheck::Full)?;
+    Ok(SingleSession::open(
+        bundle,
+        None,
+        &Execution::on_cpu(1),
+        &Silent,
+    )?)
 }

@@ -270,7 +270,7 @@ pub const TARGETS: &[Target] = &[
             MODEL.with_borrow_mut(|runtime| {
                 let runtime = match runtime {
                     Some(runtime) => runtime,
-                    None => runtime.insert(open_model(requests::bundle())?),
+                    None => runtime.insert(requests::open_model(requests::bundle())?),
                 };
                 let prompt = [file.tokens(), &[1]].concat();
                 let SingleSession { engine, session } = &mut *runtime;
@@ -441,16 +441,6 @@ fn read_profile(folder: &Path) -> Result<()> {
     profile.cumulative_curves(10);
     profile.verify()?;
     Ok(())
-}
-
-pub(crate) fn open_model(folder: &Path) -> Result<SingleSession> {
-    let bundle = Bundle::open(folder, IntegrityCheck::Full)?;
-    Ok(SingleSession::open(
-        bundle,
-        None,
-        &Execution::on_cpu(1),
-        &Silent,
-    )?)
 }
 
 fn run_bundle(folder: &Path) -> Result<()> {

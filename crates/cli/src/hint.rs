@@ -13,17 +13,38 @@ use powerinfer_eval::EvalError;
 use powerinfer_export::ExportError;
 use powerinfer_hub::HubError;
 use powerinfer_import::ImportError;
+use powerinfer_model::ModelError;
 use powerinfer_pipeline::PipelineError;
 use powerinfer_planner::PlannerError;
 use powerinfer_predictor::PredictorError;
 use powerinfer_profile::ProfileError;
 use powerinfer_runtime::RuntimeError;
+use powerinfer_server::ServerError;
 use powerinfer_solver::SolveError;
 use powerinfer_synth::SynthError;
 
+/// An error of a command, and what its user can do.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub(crate) struct Advised {
+    what: String,
+    hint: String,
+}
+
+impl Advised {
+    /// The error `what`, with the sentence `hint`.
+    pub(crate) fn new(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        let (what, hint) = (what.into(), hint.into());
+        Self { what, hint }
+    }
+}
+
 /// The hint of the first error in the chain of causes that has one.
-pub(crate) fn of(error: &anyhow::Error) -> Option<&'static str> {
-    error.chain().find_map(of_cause).map(sentence)
+pub(crate) fn of(error: &anyhow::Error) -> Option<&str> {
+    error.chain().find_map(|cause| match cause.downcast_ref() {
+        Some(Advised { hint, .. }) => Some(hint.as_str()),
+        None => of_cause(cause).map(sentence),
+    })
 }
 
 fn of_cause(cause: &(dyn Error + 'static)) -> Option<Hint> {
@@ -45,6 +66,8 @@ fn of_cause(cause: &(dyn Error + 'static)) -> Option<Hint> {
         .or_else(|| hint(cause, PredictorError::hint))
         .or_else(|| hint(cause, ProfileError::hint))
         .or_else(|| hint(cause, RuntimeError::hint))
+        .or_else(|| hint(cause, ServerError::hint))
+        .or_else(|| hint(cause, ModelError::hint))
         .or_else(|| hint(cause, SolveError::hint))
         .or_else(|| hint(cause, SynthError::hint))
         .or_else(|| hint(cause, PlannerError::hint))
@@ -217,5 +240,26 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
         Hint::AllowVramOrUnpin => "allow VRAM, or omit `--pin`",
         Hint::LatencyObjective => "use `--objective latency`",
         Hint::NoPredictorRank => "omit `--predictor-rank`",
+        Hint::NoTokenizer => "`--no-tokenizer` exports the weights without it",
+        Hint::OtherActivation => {
+            "export the bundle of a ReLU model with `--to powerinfer`; `--any-activation` exports a file that measures only speed"
+        }
+        Hint::OtherFormat => "choose another format with `--quant`",
+        Hint::ExportGguf => "`--to gguf` writes a file for llama.cpp",
+        Hint::PlaceWithoutPredictors => {
+            "run `powerinfer place` with `--policy exact` or `--policy dense` to export without predictors"
+        }
+        Hint::PlaceWithPredictors => "place the model with `--policy predicted`",
+        Hint::PlaceOnOneGpu => {
+            "run `powerinfer place` on the bundle with the `--vram` of one GPU, or run it with `--device cpu`"
+        }
+        Hint::MergeShards => "put all shards together with `powerinfer merge`",
+        Hint::SmallerProbe => "give a smaller `--probe`",
+        Hint::OtherPort => "choose another with `--port`",
+        Hint::FewerRequests => "use a smaller `--parallel`, or a shorter `--context`",
+        Hint::CheckConnection => {
+            "check the connection and `HF_ENDPOINT`, or give a folder on this machine"
+        }
+        Hint::TryLater => "try again later",
     }
 }

@@ -40,6 +40,7 @@ use crate::commands::{
     bench, cluster, completions, doctor, eval, export, inspect, logits, merge, place, prepare,
     profile, pull, run, serve, simulate, sweep, synth, tokenize, train_predictors,
 };
+use crate::hint::Advised;
 
 /// Runs large language models on ordinary PCs, by computing only the active neurons.
 ///
@@ -125,7 +126,10 @@ fn help(path: &[String]) -> Result<()> {
     for name in path {
         command = match command.find_subcommand_mut(name) {
             Some(found) => found,
-            None => bail!("there is no command `{name}`; `powerinfer help` lists them"),
+            None => bail!(Advised::new(
+                format!("there is no command `{name}`"),
+                "`powerinfer help` lists them"
+            )),
         };
     }
     Ok(write!(
@@ -230,13 +234,7 @@ fn fail(error: &anyhow::Error) -> ExitCode {
             lines.push(cause);
         }
     }
-    let last = lines.pop().unwrap_or_default();
-    let (last, hint) = match (hint::of(error), last.rsplit_once("; ")) {
-        (Some(hint), _) => (last, Some(hint.to_owned())),
-        (None, Some((what, hint))) => (what.to_owned(), Some(hint.to_owned())),
-        (None, None) => (last, None),
-    };
-    lines.push(last);
+    let hint = hint::of(error);
     let (style, reset) = ("\u{1b}[1;31m", "\u{1b}[0m");
     let mut stderr = anstream::stderr();
     let lines = lines.join("\n  ");

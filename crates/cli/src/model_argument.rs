@@ -13,7 +13,7 @@ use powerinfer_model::{Checkpoint, Files, ModelConfig, gguf_model, gguf_name};
 use powerinfer_runtime::SamplingSettings;
 use powerinfer_text::Tokenizer;
 
-use crate::{output::Output, progress::Bar};
+use crate::{hint::Advised, output::Output, progress::Bar};
 
 /// The word for the model that is embedded in the program.
 pub(crate) const DEMO: &str = "demo";
@@ -156,17 +156,21 @@ pub(crate) fn open_bundle(argument: &str) -> Result<Bundle> {
     let folder = bundle_folder(argument);
     if !Bundle::is_bundle(&folder) {
         if argument == DEMO || is_model(Path::new(argument)) {
-            bail!(
-                "`{argument}` is a model, and there is no bundle of it in `{}`; make one with `powerinfer prepare {}`",
-                folder.display(),
-                shell_quoted(argument)
-            );
+            bail!(Advised::new(
+                format!(
+                    "`{argument}` is a model, and there is no bundle of it in `{}`",
+                    folder.display()
+                ),
+                format!(
+                    "make one with `powerinfer prepare {}`",
+                    shell_quoted(argument)
+                )
+            ));
         }
-        bail!(
-            "there is no bundle in `{}`; {}",
-            folder.display(),
+        bail!(Advised::new(
+            format!("there is no bundle in `{}`", folder.display()),
             bundles_here()
-        );
+        ));
     }
     Ok(Bundle::open(&folder, IntegrityCheck::Quick)?)
 }
@@ -213,12 +217,14 @@ pub(crate) fn artifact(path: &Path) -> Result<PathBuf> {
     match (path.exists(), folder.is_dir()) {
         (true, _) => Ok(path.to_owned()),
         (false, true) => Ok(folder),
-        (false, false) => bail!(
-            "there is no artifact at `{}`, and no work folder `{}`; {}",
-            path.display(),
-            folder.display(),
+        (false, false) => bail!(Advised::new(
+            format!(
+                "there is no artifact at `{}`, and no work folder `{}`",
+                path.display(),
+                folder.display()
+            ),
             bundles_here()
-        ),
+        )),
     }
 }
 
@@ -230,10 +236,10 @@ pub(crate) fn artifact(path: &Path) -> Result<PathBuf> {
 pub(crate) fn check_model_or_bundle(argument: &str) -> Result<()> {
     let path = Path::new(argument);
     if !path.exists() && model_elsewhere(path).is_none() {
-        bail!(
-            "there is neither a model nor a bundle called `{argument}`; {}",
+        bail!(Advised::new(
+            format!("there is neither a model nor a bundle called `{argument}`"),
             bundles_here()
-        );
+        ));
     }
     Ok(())
 }

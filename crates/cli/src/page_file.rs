@@ -2,6 +2,7 @@
 
 use std::{fs::File, io::Read, path::Path};
 
+use crate::hint::Advised;
 use anyhow::{Result, bail};
 use powerinfer_report::BEGINNING;
 
@@ -15,20 +16,29 @@ pub(crate) fn refuse_inside(page: Option<&Path>, folder: &Path) -> Result<()> {
         return Ok(());
     };
     if is_inside(page, folder) {
-        bail!(
-            "`{}` would be among the files of `{}`; write the page elsewhere",
-            page.display(),
-            folder.display()
-        );
+        bail!(Advised::new(
+            format!(
+                "`{}` would be among the files of `{}`",
+                page.display(),
+                folder.display()
+            ),
+            "write the page elsewhere"
+        ));
     }
     if page.is_dir() {
-        bail!("`{}` is a folder; name a file for the page", page.display());
+        bail!(Advised::new(
+            format!("`{}` is a folder", page.display()),
+            "name a file for the page"
+        ));
     }
     if page.is_file() && !begins_with(page, BEGINNING.as_bytes()) {
-        bail!(
-            "`{}` exists and is not a page of powerinfer; remove it, or name another file",
-            page.display()
-        );
+        bail!(Advised::new(
+            format!(
+                "`{}` exists and is not a page of powerinfer",
+                page.display()
+            ),
+            "remove it, or name another file"
+        ));
     }
     Ok(())
 }

@@ -9,10 +9,9 @@ use std::{
 use crate::{
     CorpusError, Document, Encoder, Format, Skipped, Unusable, csv,
     files::Files,
-    format::ending,
     json, parquet,
     sink::{Sink, Stop},
-    unpack::Content,
+    unpack::{Content, ending},
 };
 
 /// Path that means standard input.

@@ -51,7 +51,7 @@ pub enum Unusable {
     #[error("is a Git LFS pointer, not the file itself; fetch that with `git lfs pull`")]
     LfsPointer,
     /// A file in a folder has an unknown extension.
-    #[error("has an unknown extension; pass its path to `--data` if it is text")]
+    #[error("has an unknown extension; give its own path if it is text")]
     UnknownKind,
     /// None of the known keys is present.
     #[error("has the keys {}, but none of {}", record::listed(.0), record::known_keys())]

@@ -1,10 +1,11 @@
 //! [`Format`]: recognised by the file's content if possible, otherwise by its extension.
 
-use std::path::Path;
-
 use serde_json::Value;
 
-use crate::{Unusable, unpack::Content};
+use crate::{
+    Unusable,
+    unpack::{Content, ending},
+};
 
 /// Format of a file, after decompression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -115,12 +116,6 @@ impl Format {
             Self::Text
         }
     }
-}
-
-/// Returns the last extension of `name`, in lower case.
-pub(crate) fn ending(name: &Path) -> Option<String> {
-    let ending = name.extension()?;
-    Some(ending.to_string_lossy().to_ascii_lowercase())
 }
 
 /// Returns whether every line in the head of `content` is a JSON object. If the head is one incomplete line, its

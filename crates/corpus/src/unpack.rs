@@ -24,6 +24,12 @@ const MAX_LAYERS: usize = 2;
 
 const UTF8_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
 
+/// Returns the last extension of `name`, in lower case.
+pub(crate) fn ending(name: &Path) -> Option<String> {
+    let ending = name.extension()?;
+    Some(ending.to_string_lossy().to_ascii_lowercase())
+}
+
 /// Content of a file.
 pub(crate) struct Content {
     /// The first [`HEAD`] bytes, or all of a shorter file.
@@ -60,7 +66,7 @@ impl Content {
         }
         // Some downloads are decompressed on the way but keep their names.
         while matches!(
-            crate::format::ending(&content.name).as_deref(),
+            ending(&content.name).as_deref(),
             Some("gz" | "zst" | "zstd")
         ) {
             content.name.set_extension("");

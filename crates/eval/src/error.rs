@@ -28,7 +28,7 @@ pub enum EvalError {
         room: usize,
     },
     /// Memory for the read bandwidth that cannot be had.
-    #[error("cannot allocate memory to measure the read bandwidth: {0}; give a smaller `--probe`")]
+    #[error("cannot allocate memory to measure the read bandwidth: {0}")]
     Probe(std::io::Error),
     /// A data file that cannot be read.
     #[error("cannot read `{path}`: {source}")]
@@ -158,6 +158,7 @@ impl EvalError {
     /// Remedy that takes a command or a flag.
     pub fn hint(&self) -> Option<Hint> {
         match self {
+            Self::Probe(_) => Some(Hint::SmallerProbe),
             Self::Busy { .. } => Some(Hint::WaitOrOtherFile),
             Self::OtherContent { .. } => Some(Hint::OtherFile),
             Self::NoSandbox { .. } => Some(Hint::InstallPython),

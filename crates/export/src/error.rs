@@ -11,7 +11,7 @@ use powerinfer_tensor::Format;
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     /// A format that the target does not have.
-    #[error("{target} has no weights in {format}; `--quant` takes {supported}")]
+    #[error("{target} has weights in {supported}, not in {format}")]
     Format {
         /// The target.
         target: &'static str,
@@ -21,9 +21,7 @@ pub enum ExportError {
         supported: &'static str,
     },
     /// A weight is beyond the numbers of the format.
-    #[error(
-        "tensor `{tensor}` has the value {value}, beyond the range of {format}; choose another `--quant`"
-    )]
+    #[error("tensor `{tensor}` has the value {value}, beyond the range of {format}")]
     Beyond {
         /// The tensor.
         tensor: String,
@@ -37,7 +35,7 @@ pub enum ExportError {
     NotForOriginal {
         /// The bundle.
         path: PathBuf,
-        /// Unsupported feature, and the remedy.
+        /// Unsupported feature.
         reason: String,
     },
     /// The predictor of a layer has no counterpart.
@@ -47,8 +45,10 @@ pub enum ExportError {
     Predictor {
         /// The layer.
         layer: usize,
-        /// Unsupported feature, and the remedy.
+        /// Unsupported feature.
         reason: String,
+        /// The remedy, if it takes a command.
+        hint: Option<Hint>,
     },
     /// A file is not an index of neurons on the GPU.
     #[error("`{path}` is not an index of neurons on the GPU: {reason}")]
@@ -76,6 +76,9 @@ impl ExportError {
     /// Returns the remedy, if it is a command or flag.
     pub fn hint(&self) -> Option<Hint> {
         match self {
+            Self::Format { .. } | Self::Beyond { .. } => Some(Hint::OtherFormat),
+            Self::NotForOriginal { .. } => Some(Hint::ExportGguf),
+            Self::Predictor { hint, .. } => *hint,
             Self::Model(error) => error.hint(),
             Self::Bundle(error) => error.hint(),
             Self::Artifact(error) => error.hint(),

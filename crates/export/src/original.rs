@@ -230,6 +230,6 @@ fn check(bundle: &Bundle) -> Result<(), ExportError> {
 fn refuse(bundle: &Bundle, reason: &str) -> ExportError {
     ExportError::NotForOriginal {
         path: bundle.folder().to_owned(),
-        reason: format!("{reason}; `--to gguf` writes a file for llama.cpp"),
+        reason: reason.to_owned(),
     }
 }

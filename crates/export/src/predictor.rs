@@ -12,7 +12,7 @@
 use std::f32::consts::FRAC_2_PI;
 
 use powerinfer_artifact::{
-    Progress,
+    Hint, Progress,
     plan::Policy,
     predictor_file::{PredictorFile, PredictorInput},
     random::Random,
@@ -81,9 +81,8 @@ impl<'a> Predictors<'a> {
             };
             let refuse = |reason: &str| ExportError::Predictor {
                 layer,
-                reason: format!(
-                    "{reason}; run `powerinfer place` with `--policy exact` or `--policy dense` to export without predictors"
-                ),
+                reason: reason.to_owned(),
+                hint: Some(Hint::PlaceWithoutPredictors),
             };
             let (bias, threshold) = own;
             forms[layer] = match file.input() {
@@ -121,6 +120,7 @@ impl<'a> Predictors<'a> {
                     reason: format!(
                         "its threshold is {own} and that of another layer {threshold}, the original has one for all; train or import the predictors with thresholds of one sign"
                     ),
+                    hint: None,
                 });
             }
             forms[layer] = Form::Residual { factor };
@@ -131,8 +131,9 @@ impl<'a> Predictors<'a> {
             return Err(ExportError::Predictor {
                 layer,
                 reason: format!(
-                    "the layer computes all neurons, which the common threshold {threshold} > 0 does not allow; place the model with `--policy predicted`"
+                    "the layer computes all neurons, which the common threshold {threshold} > 0 does not allow"
                 ),
+                hint: Some(Hint::PlaceWithPredictors),
             });
         }
         Ok(Self {

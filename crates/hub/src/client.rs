@@ -337,8 +337,7 @@ fn printable(message: &str) -> String {
         .map(|c| if c.is_control() { ' ' } else { c })
         .take(MESSAGE_LENGTH)
         .collect();
-    // The command line prints the text after the last `; ` as a hint.
-    message.trim().replace("; ", ", ")
+    message.trim().to_owned()
 }
 
 /// The body of a response, at most `limit` bytes.

@@ -96,7 +96,7 @@ pub enum HubError {
         reason: String,
     },
     /// Another error status.
-    #[error("`{address}` answers HTTP {status}: {reason}; try again later")]
+    #[error("`{address}` answers HTTP {status}: {reason}")]
     Status {
         /// The requested address.
         address: String,
@@ -106,9 +106,7 @@ pub enum HubError {
         reason: String,
     },
     /// The hub cannot be reached.
-    #[error(
-        "cannot reach `{address}`: {reason}; check the connection and `HF_ENDPOINT`, or give a folder on this machine"
-    )]
+    #[error("cannot reach `{address}`: {reason}")]
     Unreachable {
         /// The requested address.
         address: String,
@@ -224,6 +222,8 @@ impl HubError {
     pub fn hint(&self) -> Option<Hint> {
         match self {
             Self::SeveralGguf { .. } => Some(Hint::PullOneFile),
+            Self::Status { .. } => Some(Hint::TryLater),
+            Self::Unreachable { .. } => Some(Hint::CheckConnection),
             Self::Artifact(error) => error.hint(),
             _ => None,
         }

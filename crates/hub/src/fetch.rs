@@ -10,9 +10,9 @@ use crate::{
     client::Client,
     download::fetch_blob,
     file_name::FileName,
-    hub::Selection,
     remote_file::RemoteFile,
     selection::{SelectedFiles, Weights, gguf_parts, shards},
+    snapshot::Selection,
 };
 
 /// Most names that an error lists.

@@ -22,8 +22,10 @@ mod proxies;
 mod remote_file;
 mod selection;
 mod settings;
+mod snapshot;
 
 pub use error::HubError;
-pub use hub::{Check, Hub, Snapshot, SnapshotFile};
+pub use hub::Hub;
 pub use model_name::ModelName;
 pub use settings::{Settings, Token};
+pub use snapshot::{Check, Snapshot, SnapshotFile};

@@ -6,8 +6,8 @@ use crate::{
     ModelName, Snapshot, SnapshotFile,
     cache::ModelCache,
     file_name::FileName,
-    hub::Selection,
     selection::{SelectedFiles, Weights, gguf_parts, shards},
+    snapshot::Selection,
 };
 
 /// Greatest depth of folders in a snapshot.

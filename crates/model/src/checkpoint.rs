@@ -74,7 +74,7 @@ impl Checkpoint {
     ) -> Result<Self, E> {
         if let Some(gguf) = files.gguf() {
             let gguf = Arc::clone(gguf);
-            foreign::check_has_tensors(&gguf)?;
+            gguf.check_has_tensors()?;
             let naming = Naming::Gguf(gguf.layout());
             return Ok(Self::from_container(files, Box::new(gguf), Some(naming))?);
         }

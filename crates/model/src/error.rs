@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, listed};
+use powerinfer_artifact::{ArtifactError, Hint, listed};
 
 /// Error of opening a checkpoint or running a model.
 #[derive(Debug, thiserror::Error)]
@@ -212,13 +212,13 @@ pub enum ModelError {
         path: PathBuf,
         /// Architecture and variant of the format.
         architecture: String,
-        /// Feature that the format cannot state, and the remedy.
+        /// Feature that the format cannot state.
         reason: String,
+        /// The remedy, if it takes an option.
+        hint: Option<Hint>,
     },
     /// A GGUF file cannot represent the tokenizer.
-    #[error(
-        "`{path}` cannot be exported to GGUF: {reason}; `--no-tokenizer` exports the weights without it"
-    )]
+    #[error("`{path}` cannot be exported to GGUF: {reason}")]
     TokenizerNotInGguf {
         /// The tokenizer.
         path: PathBuf,
@@ -284,9 +284,11 @@ fn pronoun(names: &[String]) -> &'static str {
 
 impl ModelError {
     /// Returns the remedy, if it is a command or flag.
-    pub fn hint(&self) -> Option<powerinfer_artifact::Hint> {
+    pub fn hint(&self) -> Option<Hint> {
         match self {
             Self::Artifact(error) => error.hint(),
+            Self::TokenizerNotInGguf { .. } => Some(Hint::NoTokenizer),
+            Self::NotInGguf { hint, .. } => *hint,
             _ => None,
         }
     }

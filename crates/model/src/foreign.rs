@@ -1,15 +1,10 @@
 //! Recognises files and folders that are mistaken for a model: adapters, weights in other formats, and files that
 //! accompany a model.
 
-use crate::{
-    Files, ModelError,
-    container::Container,
-    gguf::{Gguf, GgufFile, Value},
-    kinds::mixture,
-};
+use crate::{Files, ModelError};
 
 /// Advice about a LoRA adapter.
-const MERGE_ADAPTER: &str =
+pub(crate) const MERGE_ADAPTER: &str =
     "merge it into its base model with the program that made it, and give the merged model";
 
 /// Returns the error for `files` that lack the file called `missing`.
@@ -95,69 +90,3 @@ fn format_of(name: &str) -> Option<&'static str> {
         _ => return None,
     })
 }
-
-/// Recognises the kind of the file that starts with `head`, unless it is GGUF or unknown.
-pub(crate) fn kind_of_file(head: &[u8]) -> Option<&'static str> {
-    let starts = |start: &[u8]| head.starts_with(start);
-    if head.get(8) == Some(&b'{') {
-        return Some("a safetensors file; give the folder that contains it");
-    }
-    Some(match head {
-        _ if starts(b"PK\x03\x04") => {
-            "a zip file, as PyTorch writes: give the folder that contains it, or unpack an archive"
-        }
-        _ if starts(b"\x80\x02") => "a Python pickle; give the folder that contains it",
-        _ if starts(b"\x1f\x8b") || starts(b"\x28\xb5\x2f\xfd") || starts(b"7z\xbc\xaf") => {
-            "a compressed file; unpack it"
-        }
-        _ if starts(b"{") => "a JSON file; give the folder that contains it",
-        _ if starts(b"\x89HDF") => "a file of TensorFlow or Keras",
-        _ if starts(b"\x7fELF") || starts(b"MZ") => "a program",
-        _ => return None,
-    })
-}
-
-/// Checks that a GGUF file of the architecture `name` is a dense model, not an adapter or a component of a model.
-pub(crate) fn check_gguf(file: &GgufFile, name: &str) -> Result<(), ModelError> {
-    let path = file.path();
-    let not_a_model = |what: &str, remedy| {
-        Err(ModelError::NotAModel {
-            path: path.to_owned(),
-            what: what.to_owned(),
-            remedy,
-        })
-    };
-    match file.value("general.type").and_then(Value::as_text) {
-        Some("adapter") => return not_a_model("a LoRA adapter", MERGE_ADAPTER),
-        Some("imatrix") => {
-            return not_a_model("statistics for quantising (`imatrix`)", GIVE_MODEL);
-        }
-        Some("mmproj") => return not_a_model(PROJECTOR, GIVE_MODEL),
-        _ => {}
-    }
-    if name == "clip" {
-        return not_a_model(PROJECTOR, GIVE_MODEL);
-    }
-    let key = format!("{name}.expert_count");
-    match file.value(&key).and_then(Value::as_u64) {
-        None | Some(0) => {}
-        Some(experts) => return Err(mixture(path, format!("`{key}` is {experts}"))),
-    }
-    Ok(())
-}
-
-/// Checks that a GGUF file has tensors; one without them is a tokenizer.
-pub(crate) fn check_has_tensors(gguf: &Gguf) -> Result<(), ModelError> {
-    if gguf.names().is_empty() {
-        Err(ModelError::NotAModel {
-            path: gguf.path().to_owned(),
-            what: "a vocabulary without weights".to_owned(),
-            remedy: GIVE_MODEL,
-        })
-    } else {
-        Ok(())
-    }
-}
-
-const PROJECTOR: &str = "the part of a model that encodes images or sound (`mmproj`)";
-const GIVE_MODEL: &str = "give the GGUF file of the model that it belongs to";

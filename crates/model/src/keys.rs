@@ -8,7 +8,7 @@ use std::{cell::RefCell, collections::BTreeSet, path::Path};
 
 use serde_json::{Map, Value};
 
-use crate::{ModelError, kinds};
+use crate::ModelError;
 
 /// Keys that do not affect the forward pass: provenance, training, and generation settings of older files.
 const HARMLESS: &[&str] = &[
@@ -121,7 +121,7 @@ fn is_neutral(value: &Value) -> bool {
 /// JSON object of a configuration, and the keys read so far.
 #[derive(Debug)]
 pub(crate) struct Keys<'a> {
-    path: &'a Path,
+    pub(crate) path: &'a Path,
     map: &'a Map<String, Value>,
     used: RefCell<BTreeSet<String>>,
 }
@@ -297,12 +297,6 @@ impl<'a> Keys<'a> {
             path: self.path.to_owned(),
             reason,
         }
-    }
-
-    /// Creates the error for a model whose class in `architectures` is known not to be a text decoder.
-    pub(crate) fn other_kind(&self, architectures: &[&str]) -> Option<ModelError> {
-        let mut names = architectures.iter();
-        names.find_map(|name| kinds::class(name, self.path))
     }
 
     /// Creates the error of an unsupported value.

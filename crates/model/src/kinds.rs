@@ -36,9 +36,10 @@ pub(crate) fn mixture(path: &Path, cause: String) -> ModelError {
     }
 }
 
-/// Returns an error if the class `name` in `architectures` is known to be another kind of model.
-pub(crate) fn class(name: &str, path: &Path) -> Option<ModelError> {
-    let kind = kind_of_class(name)?;
+/// Returns an error if a class in `architectures` is known to be another kind of model.
+pub(crate) fn classes(architectures: &[&str], path: &Path) -> Option<ModelError> {
+    let (name, kind) =
+        (architectures.iter()).find_map(|name| Some((name, kind_of_class(name)?)))?;
     Some(ModelError::UnsupportedKind {
         path: path.to_owned(),
         cause: format!("`architectures` is `{name}`"),

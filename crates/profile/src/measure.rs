@@ -62,12 +62,21 @@ impl Settings {
     }
 }
 
+impl Profile {
+    /// Whether `folder` contains a profile of exactly these inputs and settings.
+    pub fn is_current(
+        folder: &Path,
+        checkpoint: &Checkpoint,
+        calibration: &Calibration,
+        settings: Settings,
+    ) -> bool {
+        Self::open(folder)
+            .is_ok_and(|profile| *profile.header() == header(checkpoint, calibration, settings))
+    }
+}
+
 /// Header of a profile of `checkpoint` over `calibration`.
-pub(crate) fn header(
-    checkpoint: &Checkpoint,
-    calibration: &Calibration,
-    settings: Settings,
-) -> Header {
+fn header(checkpoint: &Checkpoint, calibration: &Calibration, settings: Settings) -> Header {
     // Without `..`, because a profile depends on all fields.
     let Settings {
         trace_tokens,

@@ -12,13 +12,12 @@ use powerinfer_artifact::{
     token_texts,
     write::Contents,
 };
-use powerinfer_model::Checkpoint;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Calibration, LayerActivity, ProfileError, Settings, Skew, Traces,
+    LayerActivity, ProfileError, Skew, Traces,
     activity::Reuse,
-    measure, resume,
+    resume,
     table::{read_table, write_table},
 };
 
@@ -270,18 +269,6 @@ impl Profile {
             folder: folder.to_owned(),
             document,
             activities,
-        })
-    }
-
-    /// Whether `folder` contains a profile of exactly these inputs and settings.
-    pub fn is_current(
-        folder: &Path,
-        checkpoint: &Checkpoint,
-        calibration: &Calibration,
-        settings: Settings,
-    ) -> bool {
-        Self::open(folder).is_ok_and(|profile| {
-            *profile.header() == measure::header(checkpoint, calibration, settings)
         })
     }
 

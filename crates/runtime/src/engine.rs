@@ -11,7 +11,6 @@ use crate::{
     ffn::FfnBuffers,
     forward::{HeadBuffers, cap_logits, forward, head},
     hybrid::{HybridExecutor, PassTimes},
-    load::new_session,
     memory::kv_bytes,
     memory_use::{self, MemoryUse},
     model::Model,
@@ -206,7 +205,7 @@ impl Engine {
         match self.reserved.take() {
             Some(session) if session.context() == context => Ok(session),
             // Its memory is freed first.
-            _ => new_session(&self.model.bundle, self.executor.device(), context),
+            _ => Session::new(&self.model.bundle, self.executor.device(), context),
         }
     }
 

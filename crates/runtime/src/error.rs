@@ -161,9 +161,7 @@ pub enum RuntimeError {
     #[error("no GPU can be used: {0}")]
     NoGpu(CudaUnavailable),
     /// The plan is for several GPUs.
-    #[error(
-        "the plan is for {gpus} GPUs, and a bundle runs on one; re-plan it with the `--vram` of one"
-    )]
+    #[error("the plan is for {gpus} GPUs, and a bundle runs on one")]
     SeveralGpus {
         /// Number of GPUs of the plan.
         gpus: usize,
@@ -208,7 +206,8 @@ impl RuntimeError {
             Self::NoRoom { .. } => Some(Hint::ShorterContext),
             Self::OtherPromptCache { .. } => Some(Hint::OtherPromptCache),
             Self::OverBudget { .. } => Some(Hint::MoreVramOrShorterContext),
-            Self::NoGpu(_) | Self::SeveralGpus { .. } => Some(Hint::RunOnCpu),
+            Self::NoGpu(_) => Some(Hint::RunOnCpu),
+            Self::SeveralGpus { .. } => Some(Hint::PlaceOnOneGpu),
             Self::NothingOnGpu => Some(Hint::PlaceOnGpu),
             Self::TakesMore { .. } => Some(Hint::SmallerVram),
             Self::InBatch { source, .. } => source.hint(),

@@ -5,14 +5,12 @@ use std::sync::Arc;
 
 use powerinfer_artifact::plan::Policy;
 use powerinfer_bundle::{Bundle, StoredWeights};
-use powerinfer_gpu::DeviceModel;
 use powerinfer_kernels::cuda::{Device, GpuCache};
 
 use crate::{
     Engine, RuntimeError, Session, Threads,
     engine::Executor,
     hybrid::{self, HybridExecutor},
-    memory::kv_bytes,
     memory_use,
     model::Model,
     selector::LayerSelectors,
@@ -87,7 +85,7 @@ fn load(
         _ => None,
     };
     let context = model.context_limit();
-    let session = new_session(&model.bundle, on_device.as_ref(), context)?;
+    let session = Session::new(&model.bundle, on_device.as_ref(), context)?;
     if let Some(device) = &mut on_device {
         let caches = session.on_device.iter().flatten().map(GpuCache::bytes);
         let caches = caches.sum();
@@ -103,26 +101,4 @@ fn load(
         Some(device) => Executor::Hybrid(Box::new(HybridExecutor::new(device))),
     };
     Ok(Engine::from_parts(model, executor, session))
-}
-
-/// An empty session of `bundle` for up to `context` tokens, with the KV caches that are on `device`.
-///
-/// # Errors
-///
-/// Host or device lack the memory.
-pub(crate) fn new_session(
-    bundle: &Bundle,
-    device: Option<&DeviceModel>,
-    context: usize,
-) -> Result<Session, RuntimeError> {
-    let config = bundle.config();
-    let format = bundle.plan().budget.kv_cache;
-    let on_device = match device {
-        Some(device) => device.new_caches(context)?,
-        None => Vec::new(),
-    };
-    Session::new(config, format, context, on_device).ok_or_else(|| RuntimeError::NoRoom {
-        tokens: context,
-        bytes: kv_bytes(config, context as u64, format).saturating_mul(config.layer_count as u64),
-    })
 }

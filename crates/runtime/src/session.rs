@@ -1,11 +1,12 @@
 //! A sequence of tokens with its KV cache.
 
+use powerinfer_bundle::Bundle;
 use powerinfer_gpu::DeviceModel;
 use powerinfer_kernels::cuda::GpuCache;
 use powerinfer_model::{ModelConfig, ModelError};
 use powerinfer_tensor::{BLOCK, CacheFormat, CacheLayout, CachePlane};
 
-use crate::RuntimeError;
+use crate::{RuntimeError, memory::kv_bytes};
 
 /// A sequence: its tokens so far, with their keys and values in every layer.
 ///
@@ -23,9 +24,32 @@ pub struct Session {
 }
 
 impl Session {
+    /// An empty session of `bundle` for up to `context` tokens, with the KV caches that are on `device`.
+    ///
+    /// # Errors
+    ///
+    /// Host or device lack the memory.
+    pub(crate) fn new(
+        bundle: &Bundle,
+        device: Option<&DeviceModel>,
+        context: usize,
+    ) -> Result<Self, RuntimeError> {
+        let config = bundle.config();
+        let format = bundle.plan().budget.kv_cache;
+        let on_device = match device {
+            Some(device) => device.new_caches(context)?,
+            None => Vec::new(),
+        };
+        Self::with_caches(config, format, context, on_device).ok_or_else(|| RuntimeError::NoRoom {
+            tokens: context,
+            bytes: kv_bytes(config, context as u64, format)
+                .saturating_mul(config.layer_count as u64),
+        })
+    }
+
     /// An empty session for up to `context` tokens, with the caches `on_device`; none if memory is missing.
     /// Unused memory is reserved but not touched.
-    pub(crate) fn new(
+    fn with_caches(
         config: &ModelConfig,
         format: CacheFormat,
         context: usize,

@@ -14,11 +14,14 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::{
     Service,
-    api::{MAX_TEXTS, error::ApiError},
+    api::error::ApiError,
     choice::{Choice, Piece},
     scheduler::{Activity, Cancel, Event, Events, Finish, Job, JobSettings, Score},
     stops::StopStrings,
 };
+
+/// Maximum number of texts of a request, for all prompts together.
+pub(crate) const MAX_TEXTS: usize = 2048;
 
 /// Maximum number of log probabilities of a request: one for each token, plus those of the likeliest alternatives requested for
 /// it.

@@ -31,7 +31,7 @@ use std::{
 };
 
 use axum::http::HeaderValue;
-use powerinfer_artifact::ByteSize;
+use powerinfer_artifact::{ByteSize, Hint};
 use powerinfer_runtime::{Engine, RuntimeError, SamplingSettings};
 use powerinfer_text::{MessageTokens, Tokenizer};
 use serde_json::{Value, json};
@@ -88,7 +88,7 @@ pub struct ServerSettings {
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The address cannot be used.
-    #[error("cannot listen on {address}: {source}; choose another with `--port`")]
+    #[error("cannot listen on {address}: {source}")]
     Listen {
         /// The address.
         address: SocketAddr,
@@ -110,8 +110,8 @@ pub enum ServerError {
     },
     /// The KV caches of the requests do not fit memory.
     #[error(
-        "the KV caches of {parallel} requests need up to {needed}, and {free} of memory are free beside the weights; use \
-         `--parallel {room}`, or a shorter `--context`"
+        "the KV caches of {parallel} requests need up to {needed}, and {free} of memory are free beside the weights, \
+         enough for {room}"
     )]
     Memory {
         /// Requests that run at the same time.
@@ -132,6 +132,19 @@ pub enum ServerError {
     /// There is no memory for the KV cache.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
+}
+
+impl ServerError {
+    /// The remedy, if it takes a command or an option.
+    pub fn hint(&self) -> Option<Hint> {
+        match self {
+            Self::Listen { .. } => Some(Hint::OtherPort),
+            Self::Memory { .. } => Some(Hint::FewerRequests),
+            Self::Sampling(error) => error.hint(),
+            Self::Runtime(error) => error.hint(),
+            Self::System(_) | Self::Files { .. } | Self::Engine => None,
+        }
+    }
 }
 
 /// A model behind an address.

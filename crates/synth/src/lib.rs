@@ -10,6 +10,7 @@
 
 mod error;
 mod noise;
+mod plan;
 mod predictor;
 mod rates;
 mod recipe;

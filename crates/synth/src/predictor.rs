@@ -17,7 +17,7 @@ use powerinfer_model::FfnKind;
 use powerinfer_tensor::{BLOCK, Format, OwnedMatrix, pack};
 use rayon::prelude::*;
 
-use crate::{SynthError, write::Plan};
+use crate::{SynthError, plan::Plan};
 
 /// Target recall of the predictors.
 const RECALL: f64 = 0.99;

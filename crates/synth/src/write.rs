@@ -10,16 +10,17 @@ use powerinfer_artifact::{
     write::{Contents, PartialFolder, write_file},
 };
 use powerinfer_kernels::Isa;
-use powerinfer_model::{Checkpoint, LayerWeight, ModelConfig, StoredTensor, Weight};
+use powerinfer_model::{Checkpoint, LayerWeight, StoredTensor, Weight};
 use rayon::prelude::*;
 use serde_json::json;
 
 use crate::{
     Shape, SynthError,
     noise::Noise,
+    plan::Plan,
     predictor::{LowRank, write_predictors},
     rates::rates,
-    recipe::{LayerRecipe, POSITIONS, head_deviation, projection_deviation, recipe},
+    recipe::{POSITIONS, head_deviation, projection_deviation, recipe},
     tokenizer::tokenizer,
 };
 
@@ -53,34 +54,6 @@ fn contents() -> Contents {
         "model.safetensors.index.json",
         &format!("predictors/{}", predictor_file::FILE),
     ])
-}
-
-/// Inputs that determine all weights.
-pub(crate) struct Plan<'a> {
-    pub(crate) config: &'a ModelConfig,
-    pub(crate) settings: Settings,
-    pub(crate) layers: &'a [LayerRecipe],
-    pub(crate) isa: Isa,
-}
-
-impl Plan<'_> {
-    /// Creates the random streams of the tensor called `name`.
-    pub(crate) fn noise(&self, name: &str) -> Noise {
-        Noise::new(self.settings.seed, name)
-    }
-
-    /// Returns the rank of each neuron of `layer` in the list of activation frequencies.
-    pub(crate) fn ranks(&self, layer: usize) -> Vec<u32> {
-        self.noise(&format!("layers.{layer}.ranks"))
-            .permutation(self.config.ffn_size)
-    }
-
-    /// Returns the weight of channel 0 in each neuron's gate.
-    pub(crate) fn gate_offsets(&self, layer: usize) -> Vec<f32> {
-        let offsets = &self.layers[layer].gate_offsets;
-        let ranks = self.ranks(layer).into_iter();
-        ranks.map(|rank| offsets[rank as usize] as f32).collect()
-    }
 }
 
 /// Writes a checkpoint of this `shape` into the folder `out` atomically and opens it; predictors, if

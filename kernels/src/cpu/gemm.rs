@@ -19,6 +19,7 @@ use std::ops::Range;
 use super::rows::{Row, Scales, Weights, with_weights};
 use super::{Gemv, Operation, SPAN, Simd, padded};
 use crate::PackedActivations;
+use crate::activations::Line;
 use powerinfer_tensor::BLOCK;
 use powerinfer_tensor::{Matrix, MatrixData};
 
@@ -115,11 +116,6 @@ impl Operation for Pack<'_> {
         }
     }
 }
-
-/// A cache line; aligned, so that no register load crosses one.
-#[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-pub(crate) struct Line([f32; 16]);
 
 /// The first `length` values of `lines`, which are undefined.
 fn floats(lines: &mut Vec<Line>, length: usize) -> &mut [f32] {

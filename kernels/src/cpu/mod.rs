@@ -31,12 +31,13 @@ mod simd;
 mod sum;
 mod unit_sums;
 
+pub(crate) use crate::activations::{SPAN, SPAN_COLUMNS};
 pub(crate) use agreements::SignAgreements;
 pub use attention::exp2;
 pub(crate) use attention::{Exp2MinusMax, PrefetchNextPosition, Scores, WeightedValues};
 pub(crate) use axpy::{Axpy, AxpyRows, AxpyRowsBatch};
 pub(crate) use dot::{Dot, Gemv};
-pub(crate) use gemm::{Gemm, Line, Pack};
+pub(crate) use gemm::{Gemm, Pack};
 pub(crate) use integer_axpy::{IntegerAxpy, IntegerAxpyBatch};
 pub(crate) use integer_dot::IntegerGemv;
 pub(crate) use integer_gemm::IntegerGemm;
@@ -61,14 +62,8 @@ pub const fn kernel_scratch_bytes(columns: usize) -> usize {
     if gemm > axpy { gemm } else { axpy }
 }
 
-/// Blocks per span, the unit of work within a row: their scales fill the widest register.
-pub(crate) const SPAN: usize = 16;
 /// Prefetch distance in rows. A distance of one row is a third slower if the weights are mapped in 4 KiB pages.
 const PREFETCH_ROWS: usize = 4;
-/// Columns of a span.
-pub(crate) const SPAN_COLUMNS: usize = SPAN * BLOCK;
-/// Blocks of nibbles that fill the widest register.
-pub(crate) const NIBBLE_GROUP: usize = 4;
 
 /// A kernel with its arguments.
 pub(crate) trait Operation {

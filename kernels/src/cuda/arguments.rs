@@ -265,6 +265,9 @@ pub(super) struct SignalHost {
     pub(super) step: u64,
 }
 
+/// Number of windows of preceding tokens over which reuse of active neurons is counted.
+pub const WINDOWS: usize = 3;
+
 /// `Observe` in `observe.cu`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -273,7 +276,7 @@ pub(super) struct Observe {
     pub(super) tokens: i32,
     pub(super) neurons: i32,
     pub(super) preceding: i32,
-    pub(super) windows: [i32; super::observe::WINDOWS],
+    pub(super) windows: [i32; WINDOWS],
     pub(super) active_tokens: u64,
     pub(super) magnitude: u64,
     pub(super) history: u64,

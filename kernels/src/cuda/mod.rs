@@ -24,6 +24,7 @@ mod staging;
 mod timing;
 mod weights;
 
+pub use arguments::WINDOWS;
 pub use attention::{Attention, HeadNorms};
 pub use capture::{CaptureLock, Operation};
 pub use device::{Device, DeviceError, DeviceInfo, Graph, Launch};
@@ -32,7 +33,7 @@ pub use feed_forward::{ColdSum, DownScratch, HostMirror, NeuronCounts};
 pub use ffn::{Ffn, NeuronFilter};
 pub use gpu::Gpu;
 pub use memory::{Buffer, HostBuffer};
-pub use observe::{ActivityCounts, Reuse, WINDOWS};
+pub use observe::{ActivityCounts, Reuse};
 pub use prediction::{PredictedMask, Predictor, SignBits};
 pub use projection::KeptInput;
 pub use prompt::{DownAddends, F16Buffer, TokenMasks};

@@ -2,12 +2,9 @@
 //! information table of PowerInfer, §6.1): the kernel of `observe.cu`.
 
 use super::{
-    Buffer, DeviceError, Gpu, arguments,
+    Buffer, DeviceError, Gpu, WINDOWS, arguments,
     gpu::{THREADS, WORD},
 };
-
-/// Number of windows of preceding tokens over which reuse of active neurons is counted.
-pub const WINDOWS: usize = 3;
 
 /// Reuse of active neurons within one window of preceding tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -4,13 +4,12 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io::Read,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use serde::{Deserialize, de::IgnoredAny};
 
-use super::{resolved, survey::Mark};
-use crate::{ArtifactError, tensor_file::HEADER_KEY};
+use crate::tensor_file::HEADER_KEY;
 
 /// Longest manifest that is read, in bytes.
 const MANIFEST_BYTES: u64 = 64 << 20;
@@ -75,19 +74,6 @@ impl Contents {
     /// Name of the file that identifies the kind.
     pub(super) fn manifest(&self) -> &'static str {
         self.manifest
-    }
-
-    /// Checks that a folder can be written in place: it has only files of this kind, is empty, or does not exist. Returns its
-    /// path with links resolved.
-    ///
-    /// # Errors
-    ///
-    /// [`ArtifactError::NotAnArtifact`] or [`ArtifactError::Foreign`], which list what else is in the folder, or
-    /// [`ArtifactError::NotAFolder`].
-    pub fn refuse_foreign(&self, folder: &Path) -> Result<PathBuf, ArtifactError> {
-        let folder = resolved(folder)?;
-        self.survey(&folder, Mark::Manifest)?.refuse_foreign()?;
-        Ok(folder)
     }
 
     /// Files that the manifest in `folder` names; `None` if there is no manifest of this format.

@@ -9,7 +9,7 @@ use super::{
     Contents,
     lock::{FileLock, FolderLock, is_at},
     resolved,
-    survey::{Mark, Role},
+    survey::{MARK, Mark, Role},
     unfollowed,
 };
 use crate::ArtifactError;
@@ -28,9 +28,6 @@ pub struct PartialFolder {
     /// Marks the partial folder as ours; locked while this run works in it.
     lock: FileLock,
 }
-
-/// Name of the file that marks a partial folder.
-pub(super) const MARK: &str = ".powerinfer-run";
 
 impl PartialFolder {
     /// Opens or creates the partial folder of `target`.

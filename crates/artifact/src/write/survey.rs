@@ -11,8 +11,7 @@ use serde::de::IgnoredAny;
 
 use super::{
     contents::{Contents, is_file, matches},
-    folder::MARK,
-    is_temporary,
+    is_temporary, resolved,
 };
 use crate::{ArtifactError, counted::listed};
 
@@ -38,7 +37,23 @@ pub(super) enum Role {
     Mark,
 }
 
+/// Name of the file that marks a partial folder.
+pub(super) const MARK: &str = ".powerinfer-run";
+
 impl Contents {
+    /// Checks that a folder can be written in place: it has only files of this kind, is empty, or does not exist. Returns its
+    /// path with links resolved.
+    ///
+    /// # Errors
+    ///
+    /// [`ArtifactError::NotAnArtifact`] or [`ArtifactError::Foreign`], which list what else is in the folder, or
+    /// [`ArtifactError::NotAFolder`].
+    pub fn refuse_foreign(&self, folder: &Path) -> Result<PathBuf, ArtifactError> {
+        let folder = resolved(folder)?;
+        self.survey(&folder, Mark::Manifest)?.refuse_foreign()?;
+        Ok(folder)
+    }
+
     /// Sorts the entries of `folder` into ours and others. A missing folder has none; links are not followed.
     pub(super) fn survey(&self, folder: &Path, mark: Mark) -> Result<Survey, ArtifactError> {
         let found = self.survey_once(folder, mark)?;

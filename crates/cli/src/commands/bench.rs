@@ -19,6 +19,7 @@ use powerinfer_text::SpecialTokens;
 
 use crate::{
     engine::{EngineArguments, open_engine},
+    hint::Advised,
     model_argument::{DEMO, open_bundle},
     output::{Output, print, print_json},
     progress::Bar,
@@ -76,7 +77,10 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     let probe_bytes = probe_bytes(arguments.probe)?;
     let mut model = SingleSession::new(open_engine(&arguments.bundle, &arguments.engine, output)?)?;
     if model.uses_device() && !arguments.ffn_densities.is_empty() {
-        bail!("`--ffn-densities` times the CPU alone; give `--device cpu` with it");
+        bail!(Advised::new(
+            "`--ffn-densities` times the CPU alone",
+            "give `--device cpu` with it"
+        ));
     }
     let mut works = works(arguments, model.context_limit())?;
     let longest = works.iter().map(|work| work.context()).max().unwrap_or(0);
@@ -229,17 +233,24 @@ fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
             ),
         };
         if asked > limit {
-            bail!(
-                "`{what}` take {asked} tokens and the bundle has room for {limit}; give fewer, or re-plan the bundle with a longer `--context`"
-            );
+            bail!(Advised::new(
+                format!("`{what}` take {asked} tokens and the bundle has room for {limit}"),
+                "give fewer, or re-plan the bundle with a longer `--context`"
+            ));
         }
     }
     let has_works = !works.is_empty() || arguments.completions.is_some();
     if !has_works && arguments.ffn_densities.is_empty() {
-        bail!("nothing to time; give `--prompt-tokens` or `--decode-tokens`");
+        bail!(Advised::new(
+            "nothing to time",
+            "give `--prompt-tokens` or `--decode-tokens`"
+        ));
     }
     if tokens == 0 && !arguments.batch.is_empty() {
-        bail!("`--batch` decodes, and `--decode-tokens` is 0; give more, or leave one out");
+        bail!(Advised::new(
+            "`--batch` decodes, and `--decode-tokens` is 0",
+            "give more, or leave one out"
+        ));
     }
     Ok(works)
 }
@@ -257,11 +268,14 @@ fn completions(arguments: &BenchArguments, model: &SingleSession) -> Result<Vec<
 fn tokens(arguments: &BenchArguments, model: &SingleSession, count: usize) -> Result<Vec<u32>> {
     let mut ids = batch_tokens(arguments, model, count)?;
     if let Some(path) = arguments.prompt.as_ref().filter(|_| ids.len() < count) {
-        bail!(
-            "`{}` has {} tokens and {count} are needed; give a longer text or ask for fewer tokens",
-            path.display(),
-            ids.len()
-        );
+        bail!(Advised::new(
+            format!(
+                "`{}` has {} tokens and {count} are needed",
+                path.display(),
+                ids.len()
+            ),
+            "give a longer text or ask for fewer tokens"
+        ));
     }
     ids.truncate(count);
     Ok(ids)
@@ -304,11 +318,14 @@ fn check_room(model: &SingleSession, batches: &[usize], tokens: usize) -> Result
     let sequences = batches.iter().max().copied().unwrap_or(0);
     let needed = kv_cache_bytes(model, sequences, tokens);
     if let Some((_, free)) = system::memory().filter(|(_, free)| needed > *free) {
-        bail!(
-            "`--batch {sequences}` takes {} for the KV caches of {sequences} sequences of {tokens} tokens, and {} of memory are free; ask for smaller batches or fewer tokens, or re-plan the bundle with a smaller `--kv-cache`",
-            ByteSize(needed),
-            ByteSize(free)
-        );
+        bail!(Advised::new(
+            format!(
+                "`--batch {sequences}` takes {} for the KV caches of {sequences} sequences of {tokens} tokens, and {} of memory are free",
+                ByteSize(needed),
+                ByteSize(free)
+            ),
+            "ask for smaller batches or fewer tokens, or re-plan the bundle with a smaller `--kv-cache`"
+        ));
     }
     Ok(())
 }
@@ -316,13 +333,19 @@ fn check_room(model: &SingleSession, batches: &[usize], tokens: usize) -> Result
 /// Bytes of the read probe, if they fit the free memory next to the model.
 fn probe_bytes(asked: ByteSize) -> Result<usize> {
     if asked.0 < 1 << 20 {
-        bail!("`--probe` is {asked}, too little to time; give at least 1MiB");
+        bail!(Advised::new(
+            format!("`--probe` is {asked}, too little to time"),
+            "give at least 1MiB"
+        ));
     }
     if let Some((_, free)) = system::memory().filter(|(_, free)| asked.0 > free / 2) {
-        bail!(
-            "`--probe` is {asked} and {} of memory are free; give less",
-            ByteSize(free)
-        );
+        bail!(Advised::new(
+            format!(
+                "`--probe` is {asked} and {} of memory are free",
+                ByteSize(free)
+            ),
+            "give less"
+        ));
     }
     Ok(asked.0 as usize)
 }

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use crate::{
     budget_arguments::BudgetArguments,
     calibration_arguments::CalibrationArguments,
+    hint::Advised,
     model_argument,
     output::{Output, Table, print, print_json},
     profile_stage::TraceArguments,
@@ -218,9 +219,10 @@ pub(crate) fn run<Arguments: CommandFactory>(
 
 fn estimate(arguments: &EstimateArguments, output: Output) -> Result<()> {
     let Some(like) = arguments.like.as_ref().filter(|_| arguments.estimate) else {
-        bail!(
-            "give a scheduler, `slurm` or `kubernetes`, or `--estimate --like SHAPE`; see `powerinfer cluster --help`"
-        );
+        bail!(Advised::new(
+            "give a scheduler, `slurm` or `kubernetes`, or `--estimate --like SHAPE`",
+            "see `powerinfer cluster --help`"
+        ));
     };
     let shape = Shape::find(like)?;
     let config = shape.describe()?;
@@ -399,7 +401,10 @@ impl StageArguments {
             .iter()
             .any(|path| path == Path::new(STDIN))
         {
-            bail!("jobs cannot read this command's stdin; pass files or folders with `--data`");
+            bail!(Advised::new(
+                "jobs cannot read this command's stdin",
+                "pass files or folders with `--data`"
+            ));
         }
         let (checkpoint, _) = model_argument::open_model(&self.model, output)?;
         let config = checkpoint.config();
@@ -408,9 +413,10 @@ impl StageArguments {
         let shards = self.nodes.shards(config.layer_count);
         let tokens = match self.calibration.tokens {
             Tokens::Count(tokens) => tokens as u64,
-            Tokens::Auto if shards.profile > 1 => bail!(
-                "a shard cannot see when all of them together have enough text; give `--tokens N`, such as `--tokens 1000000`"
-            ),
+            Tokens::Auto if shards.profile > 1 => bail!(Advised::new(
+                "a shard cannot see when all of them together have enough text",
+                "give `--tokens N`, such as `--tokens 1000000`"
+            )),
             Tokens::Auto => 131_072,
         };
         let hardware = this_machine(&Bar::new(output))?;

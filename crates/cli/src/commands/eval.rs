@@ -31,6 +31,7 @@ use self::{
 };
 use crate::{
     engine::{PolicyArgument, evaluated::SubjectArguments},
+    hint::Advised,
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
 };
@@ -77,10 +78,10 @@ impl ResultArguments {
     fn items(&self, all: usize) -> Result<Range<usize>> {
         let range = self.shard.range(all);
         if range.is_empty() {
-            bail!(
-                "shard {} has no items: there are {all}; use fewer shards",
-                self.shard
-            );
+            bail!(Advised::new(
+                format!("shard {} has no items: there are {all}", self.shard),
+                "use fewer shards"
+            ));
         }
         Ok(range)
     }
@@ -209,7 +210,7 @@ fn paired_json(paired: Paired) -> Value {
 
 fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
     if arguments.count == 0 {
-        bail!("`--count` is 0; give at least one task");
+        bail!(Advised::new("`--count` is 0", "give at least one task"));
     }
     let sandbox = PythonSandbox::find()?;
     let subject = arguments.subject.open(output)?;

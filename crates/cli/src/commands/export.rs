@@ -8,6 +8,7 @@ use powerinfer_export::{Exported, GgufOptions, Source, index_path, to_gguf, to_o
 use powerinfer_tensor::Format;
 
 use crate::{
+    hint::Advised,
     model_argument,
     output::Output,
     page_file::{begins_with, is_inside},
@@ -126,14 +127,20 @@ fn out_file(out: &Path, source: Source<'_>, ending: &str) -> Result<PathBuf> {
     let path = out.display();
     match source {
         Source::Bundle(bundle) if is_inside(&out, bundle.folder()) => {
-            bail!("`{path}` would be among the bundle's own files; write it elsewhere");
+            bail!(Advised::new(
+                format!("`{path}` would be among the bundle's own files"),
+                "write it elsewhere"
+            ));
         }
         Source::Checkpoint(checkpoint) => {
             let own = checkpoint.files().path("config.json").canonicalize();
             if let (Ok(own), Ok(out)) = (own, out.canonicalize())
                 && own == out
             {
-                bail!("`{path}` is the model itself; name another file");
+                bail!(Advised::new(
+                    format!("`{path}` is the model itself"),
+                    "name another file"
+                ));
             }
         }
         Source::Bundle(_) => {}
@@ -149,10 +156,10 @@ fn refuse_foreign(file: &Path) -> Result<()> {
             .iter()
             .any(|magic| begins_with(file, *magic))
     {
-        bail!(
-            "`{}` exists and is not a GGUF file; remove it, or name another file",
-            file.display()
-        );
+        bail!(Advised::new(
+            format!("`{}` exists and is not a GGUF file", file.display()),
+            "remove it, or name another file"
+        ));
     }
     Ok(())
 }

@@ -27,7 +27,9 @@ use powerinfer_report::profile_page;
 use serde_json::{Value, json};
 
 use crate::{
-    certificate_table, model_argument,
+    certificate_table,
+    hint::Advised,
+    model_argument,
     output::{Output, percent, print, print_json},
     page_file::refuse_inside,
     plan_table, predictor_table, profile_stage,
@@ -132,10 +134,10 @@ fn inspect(path: &Path, asked: Asked) -> Result<Report> {
             Some("gguf") => model(&open_checkpoint(Files::open(path)?)?, asked),
             Some("gpuidx") => gpu_index(path),
             _ if is_safetensors(path) => tensors(path, asked),
-            _ => bail!(
-                "`{}` is not a powerinfer artifact; known are profile, predictors, bundle, plan.json, prompt caches, models and `.gpuidx` files",
-                path.display()
-            ),
+            _ => bail!(Advised::new(
+                format!("`{}` is not a powerinfer artifact", path.display()),
+                "known are profile, predictors, bundle, plan.json, prompt caches, models and `.gpuidx` files"
+            )),
         }
     } else if inside("manifest.json") {
         bundle(path, asked)
@@ -162,10 +164,13 @@ fn work_folder(path: &Path, asked: Asked) -> Result<Report> {
         }
     }
     if json.is_empty() {
-        bail!(
-            "there is nothing made by powerinfer in `{}`; make something with `powerinfer prepare`",
-            path.display()
-        );
+        bail!(Advised::new(
+            format!(
+                "there is nothing made by powerinfer in `{}`",
+                path.display()
+            ),
+            "make something with `powerinfer prepare`"
+        ));
     }
     Ok(Report {
         has_digests: true,
@@ -298,10 +303,13 @@ fn bundle(path: &Path, asked: Asked) -> Result<Report> {
     }
     let certificate = bundle.certificate();
     if asked.verify && certificate.is_some() && !bundle.certificate_matches() {
-        bail!(
-            "the certificate in `{}` is for another plan or another text; run `powerinfer place` again",
-            path.display()
-        );
+        bail!(Advised::new(
+            format!(
+                "the certificate in `{}` is for another plan or another text",
+                path.display()
+            ),
+            "run `powerinfer place` again"
+        ));
     }
     if let Some(certificate) = certificate {
         text.push_str(&certificate_table::describe(certificate));

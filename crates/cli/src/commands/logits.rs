@@ -16,6 +16,7 @@ use powerinfer_runtime::SingleSession;
 
 use crate::{
     engine::{EngineArguments, PolicyArgument, evaluated::EngineKind, open_engine},
+    hint::Advised,
     model_argument::{self, bundle_folder},
     output::Output,
     progress::Bar,
@@ -63,9 +64,10 @@ pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
             let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
             let policy: Policy = policy.unwrap_or(PolicyArgument::Dense).into();
             if policy == Policy::Predicted {
-                bail!(
-                    "a model has no predictors; prepare it and give the bundle for `--policy predicted`"
-                );
+                bail!(Advised::new(
+                    "a model has no predictors",
+                    "prepare it and give the bundle for `--policy predicted`"
+                ));
             }
             let folder = tempfile::tempdir()
                 .context("cannot make a temporary folder for the packed weights")?;
@@ -82,17 +84,23 @@ pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
         }
         (EngineKind::Reference, false) => {
             if policy.is_some_and(|policy| policy != PolicyArgument::Dense) {
-                bail!("the reference engine is dense; use `--engine runtime` for a policy");
+                bail!(Advised::new(
+                    "the reference engine is dense",
+                    "use `--engine runtime` for a policy"
+                ));
             }
             forward(
                 ReferenceModel::load(&model_argument::open_checkpoint(&arguments.model, output)?)?,
                 &arguments.ids,
             )?
         }
-        (EngineKind::Reference, true) => bail!(
-            "`{}` is a bundle, which the reference engine cannot read; give the model it was made from",
-            bundle_folder(&arguments.model).display()
-        ),
+        (EngineKind::Reference, true) => bail!(Advised::new(
+            format!(
+                "`{}` is a bundle, which the reference engine cannot read",
+                bundle_folder(&arguments.model).display()
+            ),
+            "give the model it was made from"
+        )),
     };
     let bytes: Vec<u8> = logits
         .iter()

@@ -11,6 +11,7 @@ use powerinfer_profile::{Profile, ProfileError, merge};
 use serde_json::json;
 
 use crate::{
+    hint::Advised,
     output::{Output, print, print_json},
     predictor_table, profile_stage,
 };
@@ -38,10 +39,13 @@ pub(crate) fn run(arguments: &MergeArguments, output: Output) -> Result<()> {
     for part in &arguments.parts {
         let part = resolved(part);
         if out.starts_with(&part) || part.starts_with(&out) {
-            bail!(
-                "`{}` is one of the folders to be merged, or holds one, or is in one; give another folder with `--out`",
-                arguments.out.display()
-            );
+            bail!(Advised::new(
+                format!(
+                    "`{}` is one of the folders to be merged, or holds one, or is in one",
+                    arguments.out.display()
+                ),
+                "give another folder with `--out`"
+            ));
         }
     }
     if arguments.parts[0].join(predictor_file::FILE).exists() {

@@ -19,7 +19,9 @@ use serde_json::json;
 
 use crate::{
     budget_arguments::BudgetArguments,
-    certificate_table, model_argument,
+    certificate_table,
+    hint::Advised,
+    model_argument,
     output::{Output, print, print_json},
     page_file::refuse_inside,
     plan_table::{describe, draw, say_cost_of_skipping, say_result, summary},
@@ -112,10 +114,13 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
     let request = Request::new(&checkpoint, &profile, predictors.as_ref(), &options, &bar)?;
     if let Some(shard) = arguments.certify_shard {
         let Some(bundle) = request.packed(&checkpoint, options.quant(), &out) else {
-            bail!(
-                "`{}` is not the bundle that these options make; first run this command with `--certify-later` instead of `--certify-shard`",
-                out.display()
-            );
+            bail!(Advised::new(
+                format!(
+                    "`{}` is not the bundle that these options make",
+                    out.display()
+                ),
+                "first run this command with `--certify-later` instead of `--certify-shard`"
+            ));
         };
         let shard_of = certify_shard(
             &bundle,
@@ -275,10 +280,13 @@ fn refuse_decisions(arguments: &PlaceArguments) -> Result<()> {
     let given = given.into_iter().find(|(_, is_given)| *is_given);
     let option = given.map(|(option, _)| option);
     if let Some(option) = option.or_else(|| arguments.budget.deciding_option()) {
-        bail!(
-            "`{}` is a bundle, and re-planning does not change which neurons are computed; `{option}` requires the model, not the bundle",
-            arguments.model
-        );
+        bail!(Advised::new(
+            format!(
+                "`{}` is a bundle, and re-planning does not change which neurons are computed",
+                arguments.model
+            ),
+            format!("`{option}` requires the model, not the bundle")
+        ));
     }
     Ok(())
 }

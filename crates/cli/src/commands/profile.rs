@@ -10,6 +10,7 @@ use serde_json::json;
 
 use crate::{
     calibration_arguments::CalibrationArguments,
+    hint::Advised,
     model_argument,
     output::{Output, print, print_json},
     profile_stage::{TraceArguments, report},
@@ -52,7 +53,10 @@ pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
     let amount = text.amount();
     let shard = arguments.shard;
     if shard != Shard::WHOLE && amount != Amount::Everything {
-        bail!("a shard cannot see when all of them together have enough; give `--tokens N`");
+        bail!(Advised::new(
+            "a shard cannot see when all of them together have enough",
+            "give `--tokens N`"
+        ));
     }
     let (checkpoint, tokenizer) = model_argument::open_model(&arguments.model, output)?;
     let out = arguments.out.clone().unwrap_or_else(|| {

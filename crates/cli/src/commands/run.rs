@@ -23,6 +23,7 @@ use serde_json::json;
 use self::prompt_cache::{PromptCache, PromptCacheArguments};
 use crate::{
     engine::{EngineArguments, open_engine},
+    hint::Advised,
     model_argument::DEMO,
     output::{Output, percent, print_data, print_json},
     progress::{interrupted, while_waiting},
@@ -135,7 +136,10 @@ struct Timing {
 pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     let mut engine = open_engine(&arguments.bundle, &arguments.engine, output)?;
     if engine.uses_device() && arguments.verify_every.is_some() {
-        bail!("`--verify-every` works on the CPU alone; add `--device cpu`, or leave it out");
+        bail!(Advised::new(
+            "`--verify-every` works on the CPU alone",
+            "add `--device cpu`, or leave it out"
+        ));
     }
     if let Some(every) = arguments.verify_every {
         let verification = arguments.engine.verification(every, &engine);
@@ -150,7 +154,10 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
         Prompt::Text(text) => (text, false),
         Prompt::Example(text) => (text, true),
         Prompt::Interactive if arguments.prompt_cache.prompt_cache.is_some() => {
-            bail!("`--prompt-cache` takes a prompt; give one with `--prompt TEXT` or on stdin")
+            bail!(Advised::new(
+                "`--prompt-cache` takes a prompt",
+                "give one with `--prompt TEXT` or on stdin"
+            ))
         }
         Prompt::Interactive => {
             let mut writer = Writer::new(arguments, engine, &tokenizer, sampler()?, output)?;
@@ -243,7 +250,10 @@ fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
     if std::io::stdin().is_terminal() && !arguments.json {
         return Ok(Prompt::Interactive);
     }
-    bail!("there is no prompt; give one with `--prompt TEXT` or on stdin")
+    bail!(Advised::new(
+        "there is no prompt",
+        "give one with `--prompt TEXT` or on stdin"
+    ))
 }
 
 /// Reads the text on stdin, without a byte-order mark and the final line break.
@@ -252,7 +262,7 @@ fn piped_text() -> Result<String> {
     while_waiting(|| std::io::stdin().read_to_end(&mut bytes))
         .context("cannot read the prompt from stdin")?;
     let Ok(text) = String::from_utf8(bytes) else {
-        bail!("stdin is not UTF-8 text; convert it first");
+        bail!(Advised::new("stdin is not UTF-8 text", "convert it first"));
     };
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let line = text.strip_suffix('\n');
@@ -358,7 +368,10 @@ impl<'a> Writer<'a> {
         let bundle = self.engine.bundle();
         let (limit, longest) = (self.engine.context_limit(), bundle.config().context_length);
         if tokens == 0 {
-            bail!("the prompt has no tokens; give some text with `--prompt`");
+            bail!(Advised::new(
+                "the prompt has no tokens",
+                "give some text with `--prompt`"
+            ));
         }
         if tokens <= limit {
             return Ok(());
@@ -373,7 +386,10 @@ impl<'a> Writer<'a> {
         } else {
             format!("shorten it, the model supports a context of {longest} tokens at most")
         };
-        bail!("the prompt has {tokens} tokens, and the context holds {limit}; {instead}")
+        bail!(Advised::new(
+            format!("the prompt has {tokens} tokens, and the context holds {limit}"),
+            instead
+        ))
     }
 }
 

@@ -8,6 +8,7 @@ use powerinfer_server::{MAX_PARALLEL, Server, ServerSettings};
 
 use crate::{
     engine::{EngineArguments, open_engine},
+    hint::Advised,
     model_argument::DEMO,
     output::{Output, print},
     progress::interrupted,
@@ -84,7 +85,10 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
     };
     let mut engine = open_engine(&arguments.bundle, &arguments.engine, output)?;
     if engine.uses_device() && arguments.verify_every.is_some() {
-        bail!("`--verify-every` works only on the CPU; add `--device cpu`, or omit it");
+        bail!(Advised::new(
+            "`--verify-every` works only on the CPU",
+            "add `--device cpu`, or omit it"
+        ));
     }
     if let Some(every) = arguments.verify_every {
         let verification = arguments.engine.verification(every, &engine);
@@ -94,9 +98,10 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
     if let Some(context) = arguments.context
         && context as usize > limit
     {
-        bail!(
-            "`--context {context}` exceeds the plan's {limit}; re-plan the bundle with a longer `--context`, or omit the option"
-        );
+        bail!(Advised::new(
+            format!("`--context {context}` exceeds the plan's {limit}"),
+            "re-plan the bundle with a longer `--context`, or omit the option"
+        ));
     }
     let settings = ServerSettings {
         alias: arguments.alias.clone(),

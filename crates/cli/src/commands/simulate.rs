@@ -17,6 +17,7 @@ use powerinfer_tensor::{CacheFormat, Format};
 
 use crate::{
     engine::PolicyArgument,
+    hint::Advised,
     output::{Output, print, print_json},
     values::{FORMATS, Offered},
 };
@@ -124,11 +125,17 @@ impl SimulateArguments {
             ("--predictor-share", self.predictor_share),
         ] {
             if let Some(share) = given.filter(|share| !(0.0..1.0).contains(share)) {
-                bail!("`{option}` is {share}; give a share from 0 to below 1, such as 0.9");
+                bail!(Advised::new(
+                    format!("`{option}` is {share}"),
+                    "give a share from 0 to below 1, such as 0.9"
+                ));
             }
         }
         if let Some(hot) = self.hot.filter(|hot| !(0.0..=1.0).contains(hot)) {
-            bail!("`--hot` is {hot}; give a share from 0 to 1, such as 0.2");
+            bail!(Advised::new(
+                format!("`--hot` is {hot}"),
+                "give a share from 0 to 1, such as 0.2"
+            ));
         }
         Ok(Request {
             name: shape.name,
@@ -150,15 +157,21 @@ impl SimulateArguments {
         let usual = config.context_length.min(DEFAULT_CONTEXT.max(needed));
         let context = self.context.unwrap_or(usual);
         if context == 0 || context > config.context_length {
-            bail!(
-                "`--context` is {context}; this model was made for 1 to {} tokens",
-                config.context_length
-            );
+            bail!(Advised::new(
+                format!("`--context` is {context}"),
+                format!(
+                    "this model was made for 1 to {} tokens",
+                    config.context_length
+                )
+            ));
         }
         if needed > context {
-            bail!(
-                "`--prompt` and `--tokens` make {needed} tokens, the context has room for {context}; ask for fewer, or raise `--context`"
-            );
+            bail!(Advised::new(
+                format!(
+                    "`--prompt` and `--tokens` make {needed} tokens, the context has room for {context}"
+                ),
+                "ask for fewer, or raise `--context`"
+            ));
         }
         Ok(context)
     }

@@ -37,6 +37,7 @@ use serde_json::json;
 use self::arguments::{GridArguments, MeasureArguments};
 use crate::{
     engine::DeviceArgument,
+    hint::Advised,
     model_argument::{DEMO, open_bundle},
     output::{Output, print, print_json},
     progress::Bar,
@@ -115,11 +116,14 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
     let all = grid.points()?;
     let range = arguments.shard.range(all.len());
     if range.is_empty() {
-        bail!(
-            "shard {} has no points: the grid has {}; use fewer shards",
-            arguments.shard,
-            all.len()
-        );
+        bail!(Advised::new(
+            format!(
+                "shard {} has no points: the grid has {}",
+                arguments.shard,
+                all.len()
+            ),
+            "use fewer shards"
+        ));
     }
     let points = &all[range.clone()];
     let mut out = arguments.out.clone().unwrap_or_else(|| {
@@ -208,7 +212,10 @@ impl GridArguments {
         runs_on_device: bool,
     ) -> Result<Vec<BatchShape>> {
         if runs_on_device && self.batch.iter().any(|batch| *batch > 1) {
-            bail!("`--batch` decodes only on the CPU; add `--device cpu`");
+            bail!(Advised::new(
+                "`--batch` decodes only on the CPU",
+                "add `--device cpu`"
+            ));
         }
         let mut contexts = self.context.clone();
         if contexts.is_empty() {
@@ -265,7 +272,10 @@ fn items(
     };
     let texts = leading_tokens(&texts, measures.tokens);
     if scored_tokens(&texts) < 2 {
-        bail!("the text has no tokens to score; give more text with `--data`, or raise `--tokens`");
+        bail!(Advised::new(
+            "the text has no tokens to score",
+            "give more text with `--data`, or raise `--tokens`"
+        ));
     }
     Ok(SweepItems {
         audited: leading_tokens(&texts, measures.audit_tokens.max(2)),

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use powerinfer_artifact::json;
 use powerinfer_text::{SpecialText, SpecialTokens};
 
-use crate::{model_argument, output::Output, progress::while_waiting};
+use crate::{hint::Advised, model_argument, output::Output, progress::while_waiting};
 
 /// Model and text.
 #[derive(Debug, clap::Args)]
@@ -34,7 +34,7 @@ pub(crate) fn run(arguments: &TokenizeArguments, output: Output) -> Result<()> {
     let mut input = Vec::new();
     while_waiting(|| std::io::stdin().read_to_end(&mut input)).context("cannot read stdin")?;
     let Ok(text) = String::from_utf8(input) else {
-        bail!("stdin is not UTF-8 text; convert it first");
+        bail!(Advised::new("stdin is not UTF-8 text", "convert it first"));
     };
     if arguments.decode {
         let ids: Vec<u32> = json::from_slice(text.as_bytes())

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use super::DeviceArgument;
 use crate::{
+    hint::Advised,
     model_argument::{self, DEMO, bundle_folder, open_bundle},
     output::Output,
     progress::Bar,
@@ -79,10 +80,13 @@ impl SubjectArguments {
             Some(EngineKind::Reference) if is_model || self.model == DEMO => {
                 self.reference(output)?
             }
-            Some(EngineKind::Reference) => bail!(
-                "`{}` is not a model, and the reference engine reads only models; give the model that it was made from",
-                self.model
-            ),
+            Some(EngineKind::Reference) => bail!(Advised::new(
+                format!(
+                    "`{}` is not a model, and the reference engine reads only models",
+                    self.model
+                ),
+                "give the model that it was made from"
+            )),
             None if is_model && !is_bundle => self.reference(output)?,
             Some(EngineKind::Runtime) if is_model && !is_bundle => {
                 let checkpoint = model_argument::open_checkpoint(&self.model, output)?;
@@ -182,9 +186,10 @@ impl Evaluated {
             }
             Source::Reference(checkpoint) => {
                 if !matches!(policy, None | Some(Policy::Dense)) {
-                    bail!(
-                        "the reference engine is dense; use `--engine runtime`, or a bundle, for another `--policy`"
-                    );
+                    bail!(Advised::new(
+                        "the reference engine is dense",
+                        "use `--engine runtime`, or a bundle, for another `--policy`"
+                    ));
                 }
                 let model = ReferenceModel::load(checkpoint)?;
                 Ok(Subject::Reference(Box::new(model)))

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::tensors::Element;
+use super::element::Element;
 
 /// Index of an object.
 pub(super) type Id = usize;

@@ -3,6 +3,7 @@
 //! A pickle is a program, but nothing is executed here: it is parsed as data. A pickle that names anything but
 //! tensors is refused, and so are offsets outside the file.
 
+mod element;
 mod machine;
 mod tensors;
 
@@ -22,7 +23,8 @@ use powerinfer_model::{
 };
 
 use crate::ImportError;
-use tensors::{Element, PickledTensor};
+use element::Element;
+use tensors::PickledTensor;
 
 /// One or more files written by `torch.save`.
 #[derive(Debug)]

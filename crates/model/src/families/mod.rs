@@ -26,7 +26,7 @@ mod sparse_llama;
 mod stablelm;
 mod starcoder2;
 
-use crate::{ModelConfig, ModelError, Weight, keys::Keys, source::WeightSource};
+use crate::{ModelConfig, ModelError, Weight, keys::Keys, kinds, source::WeightSource};
 
 /// Family of decoders.
 pub(crate) struct Family {
@@ -118,7 +118,7 @@ pub(crate) fn of(keys: &Keys<'_>) -> Result<&'static Family, ModelError> {
             .any(|name| family.architectures.contains(name))
     });
     found.ok_or_else(|| {
-        if let Some(error) = keys.other_kind(&architectures) {
+        if let Some(error) = kinds::classes(&architectures, keys.path) {
             return error;
         }
         let supported: Vec<&str> = ALL

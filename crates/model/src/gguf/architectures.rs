@@ -2,8 +2,13 @@
 
 use serde_json::{Value as Json, json};
 
-use super::{GgufFile, Value, bad, writer::Dialect};
-use crate::{ModelError, foreign, kinds};
+use super::{
+    file::{GgufFile, bad},
+    foreign,
+    value::Value,
+    writer::Dialect,
+};
+use crate::{ModelError, kinds};
 
 /// GGUF architecture and its counterpart in `config.json`.
 pub(super) struct Architecture {
@@ -336,7 +341,7 @@ pub(super) fn architecture(file: &GgufFile) -> Result<&'static Architecture, Mod
         .value("general.architecture")
         .and_then(Value::as_text)
         .ok_or_else(|| bad(file, "the key `general.architecture` is missing".to_owned()))?;
-    foreign::check_gguf(file, name)?;
+    foreign::check(file, name)?;
     let known = ALL.iter().find(|architecture| architecture.name == name);
     known.ok_or_else(|| {
         kinds::architecture(name, file.path()).unwrap_or_else(|| ModelError::Unsupported {

@@ -6,10 +6,10 @@ use crate::{
     ModelConfig, ModelError,
     container::Container,
     gguf::{
-        GgufFile, Value,
         architectures::{Architecture, COMMON},
-        bad,
+        file::{GgufFile, bad},
         rope::Rope,
+        value::Value,
         writer::Metadata,
     },
     rotary,

@@ -11,7 +11,6 @@ use super::{
     dequantise::Encoding,
     value::{Cursor, Value, quoted},
 };
-use crate::foreign::kind_of_file;
 
 /// Parsed content of a file before the tensors' data.
 #[derive(Debug)]
@@ -288,4 +287,25 @@ fn check_disjoint(tensors: &BTreeMap<String, Tensor>) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Recognises the kind of the file that starts with `head`, unless it is GGUF or unknown.
+fn kind_of_file(head: &[u8]) -> Option<&'static str> {
+    let starts = |start: &[u8]| head.starts_with(start);
+    if head.get(8) == Some(&b'{') {
+        return Some("a safetensors file; give the folder that contains it");
+    }
+    Some(match head {
+        _ if starts(b"PK\x03\x04") => {
+            "a zip file, as PyTorch writes: give the folder that contains it, or unpack an archive"
+        }
+        _ if starts(b"\x80\x02") => "a Python pickle; give the folder that contains it",
+        _ if starts(b"\x1f\x8b") || starts(b"\x28\xb5\x2f\xfd") || starts(b"7z\xbc\xaf") => {
+            "a compressed file; unpack it"
+        }
+        _ if starts(b"{") => "a JSON file; give the folder that contains it",
+        _ if starts(b"\x89HDF") => "a file of TensorFlow or Keras",
+        _ if starts(b"\x7fELF") || starts(b"MZ") => "a program",
+        _ => return None,
+    })
 }

@@ -5,15 +5,17 @@
 
 use std::path::Path;
 
+use powerinfer_artifact::Hint;
 use powerinfer_tensor::{BLOCK, Format};
 use serde_json::Value as Json;
 
 use super::{
-    GgufFile, Layout,
     architectures::{architecture, architecture_of},
     configuration::{self, ROPE_DIVISORS},
+    file::GgufFile,
+    names::Layout,
     rope::{Rope, TOLERANCE},
-    tokenizer_metadata,
+    tokenizer, tokenizer_metadata,
     writer::{Dialect, Elements, Metadata, TensorEntry},
 };
 use crate::{Files, ModelConfig, ModelError, Positions, Rotary, Weight, source::WeightSource};
@@ -107,6 +109,7 @@ impl Export {
                     "llama.cpp has no architecture for the family {}",
                     config.family
                 ),
+                hint: None,
             })?;
         let mut notes = Vec::new();
         let windowless;
@@ -151,7 +154,7 @@ impl Export {
                 &mut metadata,
             )?)
         } else {
-            metadata.push("tokenizer.ggml.model", tokenizer_metadata::NONE)
+            metadata.push("tokenizer.ggml.model", tokenizer::NONE)
         }
         Ok(Self {
             dialect,
@@ -301,29 +304,27 @@ fn verify(
     let architecture = architecture(&file)?;
     let json = configuration::configuration(&file, architecture)?;
     let mut back = ModelConfig::parse(json.to_string().as_bytes(), path)?;
-    let cannot = |reason: String| ModelError::NotInGguf {
+    let cannot = |reason: String, hint| ModelError::NotInGguf {
         path: path.to_owned(),
         architecture: match options.dialect {
             Dialect::Ggml => format!("`{}` in GGUF", architecture.name),
             Dialect::PowerInfer => format!("`{}` in the original PowerInfer", architecture.name),
         },
         reason,
+        hint,
     };
     if back.activation != config.activation && !options.any_activation {
         let (theirs, ours) = (back.activation.name(), config.activation.name());
-        let remedy = match options.dialect {
-            Dialect::Ggml => {
-                "to measure speed alone there is `--any-activation`; the bundle of a ReLU model is exported with `--to powerinfer`"
-            }
-            Dialect::PowerInfer => "its engine runs ReLU models alone",
+        let (only, hint) = match options.dialect {
+            Dialect::Ggml => ("", Some(Hint::OtherActivation)),
+            Dialect::PowerInfer => (", and its engine runs only ReLU models", None),
         };
-        return Err(cannot(format!(
-            "it computes {theirs}, the model {ours}; {remedy}"
-        )));
+        let reason = format!("it computes {theirs}, the model {ours}{only}");
+        return Err(cannot(reason, hint));
     }
     if !same_positions(&back.positions, &config.positions) {
         let reason = "its position encoding cannot be stated; run it with `powerinfer` itself";
-        return Err(cannot(reason.to_owned()));
+        return Err(cannot(reason.to_owned(), None));
     }
     // What remains is compared as it is, whatever the settings are.
     back.tied_embeddings |= config.tied_embeddings && architecture.needs_head(options.dialect);
@@ -341,10 +342,13 @@ fn verify(
         .find(|(key, value)| theirs.get(*key) != Some(*value))
     {
         None => Ok(()),
-        Some((key, value)) => Err(cannot(format!(
-            "`{key}` would be {} instead of {value}; run it with `powerinfer` itself",
-            theirs.get(key).unwrap_or(&Json::Null)
-        ))),
+        Some((key, value)) => {
+            let theirs = theirs.get(key).unwrap_or(&Json::Null);
+            let reason = format!(
+                "`{key}` would be {theirs} instead of {value}; run it with `powerinfer` itself"
+            );
+            Err(cannot(reason, None))
+        }
     }
 }
 

@@ -10,7 +10,6 @@ use powerinfer_artifact::{Digest, mapped_file::FileBytes};
 use super::{
     contents::{Contents, Tensor},
     dequantise::Encoding,
-    split::join_parts,
     value::{Value, quoted},
     writer::{Dialect, Metadata},
 };
@@ -35,17 +34,6 @@ struct Part {
 }
 
 impl GgufFile {
-    /// Opens the file at `path`, or all parts if it belongs to a split file, and checks everything except the
-    /// tensors' data.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`ModelError::BadGguf`] if the file is damaged or of an unsupported version, and
-    /// [`ModelError::MissingParts`] if parts are missing.
-    pub fn open(path: &Path) -> Result<Self, ModelError> {
-        join_parts(Self::open_part(path)?)
-    }
-
     /// Opens the file at `path` alone.
     pub(super) fn open_part(path: &Path) -> Result<Self, ModelError> {
         Self::from_bytes(path, FileBytes::open(path)?)
@@ -248,6 +236,14 @@ impl Container for GgufFile {
         let digest = sampled_digest(&kind, self.bytes(tensor));
         self.release(tensor);
         Ok(digest)
+    }
+}
+
+/// Creates an error about `file`.
+pub(super) fn bad(file: &GgufFile, reason: String) -> ModelError {
+    ModelError::BadGguf {
+        path: file.path().to_owned(),
+        reason,
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use powerinfer_artifact::PartName;
 
-use super::{GgufFile, bad};
+use super::file::{GgufFile, bad};
 use crate::{ModelError, container::Container};
 
 /// Key of the number of parts (`u16` in llama.cpp).
@@ -15,12 +15,25 @@ const NUMBER: &str = "split.no";
 /// Key of the number of tensors in all parts.
 const TENSORS: &str = "split.tensors.count";
 
+impl GgufFile {
+    /// Opens the file at `path`, or all parts if it belongs to a split file, and checks everything except the
+    /// tensors' data.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ModelError::BadGguf`] if the file is damaged or of an unsupported version, and
+    /// [`ModelError::MissingParts`] if parts are missing.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        join_parts(Self::open_part(path)?)
+    }
+}
+
 /// Opens the other parts if `file` is part of a split file, and joins them all.
 ///
 /// # Errors
 ///
 /// A part is missing, damaged or does not belong to the others, or the file's name is not that of a part.
-pub(super) fn join_parts(file: GgufFile) -> Result<GgufFile, ModelError> {
+fn join_parts(file: GgufFile) -> Result<GgufFile, ModelError> {
     let count = match number(&file, COUNT)? {
         None | Some(0 | 1) => return Ok(file),
         Some(count) => count,

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::{
     tokenizer::{BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED},
-    tokenizer_metadata::types,
     value::Value,
 };
 use crate::tokenizer::{Algorithm, Piece, PieceKind, Pieces, SpacePrefix};
@@ -64,4 +63,9 @@ pub(super) fn describe(
         ("scores", scores.collect::<Vec<_>>().into()),
         ("token_type", types(kinds)),
     ])
+}
+
+/// Token types as 32-bit signed integers.
+pub(super) fn types(kinds: impl Iterator<Item = u64>) -> Value {
+    Value::Array(kinds.map(|kind| Value::Signed(kind as i64)).collect())
 }

@@ -6,13 +6,18 @@ use serde_json::{Value as Json, json};
 
 use crate::{
     ModelError,
-    gguf::{GgufFile, Value, bad, tokenizer_metadata::NONE},
+    gguf::{
+        file::{GgufFile, bad},
+        value::Value,
+    },
     tokenizer::{
         ByteLevelBpe, SPACE, Splitting, added_token, byte_level_bpe, post_processor,
         sentence_piece_decoder,
     },
 };
 
+/// `tokenizer.ggml.model` of a file without tokenizer.
+pub(super) const NONE: &str = "no_vocab";
 /// Token types of ggml.
 pub(super) const NORMAL: u64 = 1;
 pub(super) const UNKNOWN: u64 = 2;

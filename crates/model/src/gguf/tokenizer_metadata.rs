@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use serde_json::Value as Json;
 
 use super::{
-    stored_pieces,
+    stored_pieces::{self, types},
     tokenizer::{BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED},
     value::Value,
     writer::Metadata,
@@ -14,9 +14,6 @@ use crate::{
     Files, ModelConfig, ModelError,
     tokenizer::{self, NAMES, Pieces, SPACE, Splitting},
 };
-
-/// `tokenizer.ggml.model` of a file without tokenizer.
-pub(super) const NONE: &str = "no_vocab";
 
 /// Appends the tokenizer of `files` to `metadata`; `config` is the `config.json`, if there is one. Returns notes on
 /// differences that remain.
@@ -386,11 +383,6 @@ impl Tokenizer<'_> {
         }
         Ok(ends)
     }
-}
-
-/// Token types as 32-bit signed integers.
-pub(super) fn types(kinds: impl Iterator<Item = u64>) -> Value {
-    Value::Array(kinds.map(|kind| Value::Signed(kind as i64)).collect())
 }
 
 /// The steps of a pre-tokenizer that matter, in one form.

@@ -27,10 +27,7 @@ use axum::{
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 
 use self::error::ApiError;
-pub(crate) use self::{
-    body::BODY_BUDGET,
-    parameters::{MAX_PROMPT_TOKENS, MAX_TEXTS},
-};
+pub(crate) use self::{body::BODY_BUDGET, parameters::MAX_PROMPT_TOKENS};
 use crate::Service;
 
 /// The routes of the server.

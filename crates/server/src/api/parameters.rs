@@ -24,9 +24,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "parallel_tool_calls",
 ];
 
-/// Maximum number of texts of a request, for all prompts together.
-pub(crate) const MAX_TEXTS: usize = 2048;
-
 /// Maximum number of tokens of all prompts of a request.
 pub(crate) const MAX_PROMPT_TOKENS: usize = 1 << 20;
 

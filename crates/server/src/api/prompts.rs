@@ -8,11 +8,8 @@ use serde::{
     de::{self, SeqAccess, Visitor},
 };
 
-use super::{
-    error::ApiError,
-    parameters::{MAX_PROMPT_TOKENS, MAX_TEXTS},
-};
-use crate::Service;
+use super::{error::ApiError, parameters::MAX_PROMPT_TOKENS};
+use crate::{Service, generation::MAX_TEXTS};
 
 /// Prompts of a request; their number is within the limit.
 #[derive(Debug, PartialEq, Eq)]

@@ -16,6 +16,7 @@ use crate::{
         PolicyArgument,
         evaluated::{Evaluated, SubjectArguments},
     },
+    hint::Advised,
     output::{Output, Table, print, print_json},
     progress::Bar,
 };
@@ -90,13 +91,16 @@ pub(crate) fn run(arguments: &CodeArguments, output: Output) -> Result<()> {
         .iter_mut()
         .for_each(|found| found.truncate(count));
     if problems.is_empty() {
-        bail!("`--count` is 0; give at least one problem");
+        bail!(Advised::new("`--count` is 0", "give at least one problem"));
     }
     let all = problems.len();
     let items = arguments.results.items(all)?;
     let problems = &problems[items.clone()];
     if arguments.samples > 1 && arguments.temperature == 0.0 {
-        bail!("greedy completions are all the same; give `--temperature` with `--samples`");
+        bail!(Advised::new(
+            "greedy completions are all the same",
+            "give `--temperature` with `--samples`"
+        ));
     }
     let most = u64::from(arguments.samples);
     if let Some(k) = arguments
@@ -104,9 +108,10 @@ pub(crate) fn run(arguments: &CodeArguments, output: Output) -> Result<()> {
         .iter()
         .find(|k| **k == 0 || (**k > most && arguments.completions.is_none()))
     {
-        bail!(
-            "`-k {k}` cannot be estimated from {most} completions; give `--samples` of {k} or more"
-        );
+        bail!(Advised::new(
+            format!("`-k {k}` cannot be estimated from {most} completions"),
+            format!("give `--samples` of {k} or more")
+        ));
     }
     let sandbox = PythonSandbox::find()?;
     let rows = match (&arguments.completions, completions) {

@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 
 use super::{divergence_json, paired_json};
 use crate::{
+    hint::Advised,
     model_argument::{DEMO, open_bundle},
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
@@ -100,7 +101,10 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
         .iter()
         .find(|share| !(0.0..=1.0).contains(*share))
     {
-        bail!("`--keep` has {share}; a share lies between 0 and 1");
+        bail!(Advised::new(
+            format!("`--keep` has {share}"),
+            "a share lies between 0 and 1"
+        ));
     }
     let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.tasks)?;
     let has_tasks = !tasks.is_empty();
@@ -122,7 +126,10 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
     };
     let total: usize = texts.iter().map(|text| text.len().saturating_sub(1)).sum();
     if total < 2 {
-        bail!("the text has no tokens to score; give more text by `--data`");
+        bail!(Advised::new(
+            "the text has no tokens to score",
+            "give more text by `--data`"
+        ));
     }
     let placing = bundle.placement_inputs()?;
     let frequencies: Vec<&[f32]> = placing.iter().map(|layer| &layer.frequencies[..]).collect();

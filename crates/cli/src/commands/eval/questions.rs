@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use super::{ResultArguments, choices, paired_json};
 use crate::{
     engine::{PolicyArgument, evaluated::SubjectArguments},
+    hint::Advised,
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
 };
@@ -98,11 +99,14 @@ pub(crate) fn word_problems(arguments: &WordProblemArguments, output: Output) ->
     let common = &arguments.common;
     let problems = read_word_problems(&common.data)?;
     if arguments.shots >= problems.len() {
-        bail!(
-            "`--shots` is {}, and there are {} problems; take fewer for examples",
-            arguments.shots,
-            problems.len()
-        );
+        bail!(Advised::new(
+            format!(
+                "`--shots` is {}, and there are {} problems",
+                arguments.shots,
+                problems.len()
+            ),
+            "take fewer for examples"
+        ));
     }
     let (examples, asked) = problems.split_at(arguments.shots);
     let asked = &asked[..asked.len().min(common.count.unwrap_or(usize::MAX))];
@@ -140,7 +144,10 @@ fn evaluate(
     output: Output,
 ) -> Result<()> {
     if all == 0 {
-        bail!("there is no question to ask; give a larger `--count`");
+        bail!(Advised::new(
+            "there is no question to ask",
+            "give a larger `--count`"
+        ));
     }
     let items = arguments.results.items(all)?;
     let (questions, metrics) = (items.len(), kind.metrics);

@@ -24,6 +24,7 @@ use super::divergence_json;
 use crate::{
     certificate_table,
     engine::{PolicyArgument, evaluated::SubjectArguments},
+    hint::Advised,
     model_argument::{self, DEMO},
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
@@ -88,7 +89,10 @@ impl BosArgument {
         match (self, bos) {
             (Self::Auto, _) | (Self::Never, None) => {}
             (Self::Always, None) => {
-                bail!("the tokenizer has no BOS token; leave `--bos` out")
+                bail!(Advised::new(
+                    "the tokenizer has no BOS token",
+                    "leave `--bos` out"
+                ))
             }
             (Self::Always, Some(bos)) => texts
                 .iter_mut()
@@ -131,14 +135,18 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
     let bundle = subject.bundle()?;
     if arguments.certificate {
         let Some(bundle) = &bundle else {
-            bail!("a model has no certificate; give a bundle made from it");
+            bail!(Advised::new(
+                "a model has no certificate",
+                "give a bundle made from it"
+            ));
         };
         return measure_again(bundle, arguments.json, output);
     }
     if arguments.against.is_some() && bundle.is_none() {
-        bail!(
-            "`--against` compares a bundle with a model, and this is not a bundle; without it, `eval fidelity` compares the two engines"
-        );
+        bail!(Advised::new(
+            "`--against` compares a bundle with a model, and this is not a bundle",
+            "without it, `eval fidelity` compares the two engines"
+        ));
     }
     let tokenizer = subject.tokenizer();
     let (config, context, name) = match (&bundle, subject.checkpoint()) {
@@ -156,14 +164,20 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
     };
     let length = arguments.window.unwrap_or(context.min(512));
     if length < 2 || length > context {
-        bail!("`--window` is {length}; the bundle has room for 2 to {context} tokens");
+        bail!(Advised::new(
+            format!("`--window` is {length}"),
+            format!("the bundle has room for 2 to {context} tokens")
+        ));
     }
     let stride = arguments.stride.unwrap_or((length / 2).max(1));
     if stride == 0 || stride >= length {
-        bail!(
-            "`--stride` is {stride}; with windows of {length} tokens it can be 1 to {}",
-            length - 1
-        );
+        bail!(Advised::new(
+            format!("`--stride` is {stride}"),
+            format!(
+                "with windows of {length} tokens it can be 1 to {}",
+                length - 1
+            )
+        ));
     }
     let is_demo = name == DEMO;
     let certified = bundle
@@ -188,7 +202,10 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
     let windows = Windows { length, stride };
     let total: usize = texts.iter().map(|text| text.len().saturating_sub(1)).sum();
     if total < 2 {
-        bail!("the text has no tokens to score; give more text with `--data`");
+        bail!(Advised::new(
+            "the text has no tokens to score",
+            "give more text with `--data`"
+        ));
     }
     let bar = Bar::new(output);
     let mut advance = |tokens| bar.advance(tokens).map_err(anyhow::Error::from);
@@ -212,7 +229,10 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
         (None, None) => Vec::new(),
     };
     if bundle.is_none() && !arguments.policy.is_empty() {
-        bail!("an unpacked model runs dense; use `--engine runtime`, or a bundle, for `--policy`");
+        bail!(Advised::new(
+            "an unpacked model runs dense",
+            "use `--engine runtime`, or a bundle, for `--policy`"
+        ));
     }
     let (mut rows, mut of_dense) = (Vec::new(), Likelihood::default());
     for (policy, choice) in choices {
@@ -274,9 +294,10 @@ fn check_against(
     let (own, other) = (config.vocabulary_size, checkpoint.config().vocabulary_size);
     let name = &checkpoint.identity().name;
     if own != other {
-        bail!(
-            "`{name}` has {other} tokens, and what it is compared with has {own}; give the model that the bundle was made from"
-        );
+        bail!(Advised::new(
+            format!("`{name}` has {other} tokens, and what it is compared with has {own}"),
+            "give the model that the bundle was made from"
+        ));
     }
     let made_of = bundle.map(|bundle| bundle.header().model.fingerprint);
     if made_of.is_some_and(|made_of| made_of != checkpoint.identity().fingerprint) {
@@ -323,16 +344,22 @@ fn choices(
 /// Measures the certificate of `bundle` again and compares.
 fn measure_again(bundle: &Bundle, json: bool, output: Output) -> Result<()> {
     let Some(written) = bundle.certificate() else {
-        bail!(
-            "the bundle in `{}` has no certificate; `powerinfer place` makes one if the profile has held-out text",
-            bundle.folder().display()
-        );
+        bail!(Advised::new(
+            format!(
+                "the bundle in `{}` has no certificate",
+                bundle.folder().display()
+            ),
+            "`powerinfer place` makes one if the profile has held-out text"
+        ));
     };
     if !bundle.certificate_matches() {
-        bail!(
-            "the certificate of the bundle in `{}` is for another plan or another text; run `powerinfer place` again",
-            bundle.folder().display()
-        );
+        bail!(Advised::new(
+            format!(
+                "the certificate of the bundle in `{}` is for another plan or another text",
+                bundle.folder().display()
+            ),
+            "run `powerinfer place` again"
+        ));
     }
     let found = certify::measure_again(bundle, written, &Bar::new(output))?;
     if json {
@@ -341,7 +368,10 @@ fn measure_again(bundle: &Bundle, json: bool, output: Output) -> Result<()> {
         print(certificate_table::describe(&found) + &certificate_table::layers(&found))?;
     }
     if let Some(difference) = certify::difference(written, &found) {
-        bail!("measured again, {difference}; the bundle is not what was certified");
+        bail!(Advised::new(
+            format!("measured again, {difference}"),
+            "the bundle is not what was certified"
+        ));
     }
     output.say("measured again: equal to the certificate");
     Ok(())

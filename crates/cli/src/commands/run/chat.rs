@@ -22,6 +22,7 @@ use rustyline::{
 
 use super::{Timing, Writer, rate, verification};
 use crate::{
+    hint::Advised,
     output::{Output, print_data},
     progress::{interrupted, resume_after_interrupt, while_waiting},
     values::new_file,
@@ -190,12 +191,18 @@ impl Chat {
             Command::Save(file) => {
                 let file = new_file(file).map_err(anyhow::Error::msg)?;
                 if file.exists() {
-                    bail!("`{}` exists; name another file", file.display());
+                    bail!(Advised::new(
+                        format!("`{}` exists", file.display()),
+                        "name another file"
+                    ));
                 }
                 write_file(&file, &serde_json::to_vec_pretty(&self.messages)?)?;
                 output.say(format!("written to `{}`", file.display()));
             }
-            Command::Unknown(name) => bail!("there is no command `/{name}`; `/help` lists them"),
+            Command::Unknown(name) => bail!(Advised::new(
+                format!("there is no command `/{name}`"),
+                "`/help` lists them"
+            )),
         }
         Ok(())
     }

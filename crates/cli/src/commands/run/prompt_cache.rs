@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::hint::Advised;
 use anyhow::{Result, bail};
 use powerinfer_artifact::prompt_cache::PromptCacheFile;
 use powerinfer_runtime::{Engine, Session};
@@ -49,10 +50,10 @@ impl<'a> PromptCache<'a> {
                 cache.taken = engine.load_prompt_cache(session, path, &file, prompt)?;
                 cache.known = file.tokens().to_vec();
             }
-            Some(path) if arguments.prompt_cache_ro => bail!(
-                "there is no prompt cache `{}`; leave out `--prompt-cache-ro` once to make it",
-                path.display()
-            ),
+            Some(path) if arguments.prompt_cache_ro => bail!(Advised::new(
+                format!("there is no prompt cache `{}`", path.display()),
+                "leave out `--prompt-cache-ro` once to make it"
+            )),
             _ => cache.taken = session.keep_prefix(prompt),
         }
         Ok(cache)

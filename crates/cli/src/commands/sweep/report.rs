@@ -11,6 +11,7 @@ use powerinfer_eval::{
 use powerinfer_report::sweep_page;
 
 use crate::{
+    hint::Advised,
     output::{Output, Table, percent},
     page_file::{begins_with, refuse_inside},
 };
@@ -24,10 +25,10 @@ fn data_files(html: &Path) -> [PathBuf; 2] {
 /// no foreign file.
 pub(super) fn check_paths(html: Option<&Path>, out: &Path, folder: &Path) -> Result<()> {
     if resolved(out).starts_with(resolved(folder)) {
-        bail!(
-            "`{}` would be among the bundle's own files; name another with `--out`",
-            out.display()
-        );
+        bail!(Advised::new(
+            format!("`{}` would be among the bundle's own files", out.display()),
+            "name another with `--out`"
+        ));
     }
     let Some(html) = html else {
         return Ok(());
@@ -41,26 +42,32 @@ pub(super) fn check_paths(html: Option<&Path>, out: &Path, folder: &Path) -> Res
     ];
     for (file, others) in others {
         if others.iter().any(|other| resolved(other) == resolved(file)) {
-            bail!(
-                "`--html {}` would write `{}`, which is another output; name another file",
-                html.display(),
-                file.display()
-            );
+            bail!(Advised::new(
+                format!(
+                    "`--html {}` would write `{}`, which is another output",
+                    html.display(),
+                    file.display()
+                ),
+                "name another file"
+            ));
         }
     }
     let beginnings = [(&csv, csv::BEGINNING), (&json, "{\n  \"rows\":")];
     for (file, beginning) in beginnings {
         if file.is_dir() {
-            bail!(
-                "`{}` is a folder; name another file with `--html`",
-                file.display()
-            );
+            bail!(Advised::new(
+                format!("`{}` is a folder", file.display()),
+                "name another file with `--html`"
+            ));
         }
         if file.exists() && !begins_with(file, beginning.as_bytes()) {
-            bail!(
-                "`{}` would be written next to the page, but exists and is not a file of a sweep; remove it, or name another file with `--html`",
-                file.display()
-            );
+            bail!(Advised::new(
+                format!(
+                    "`{}` would be written next to the page, but exists and is not a file of a sweep",
+                    file.display()
+                ),
+                "remove it, or name another file with `--html`"
+            ));
         }
     }
     Ok(())
