@@ -163,7 +163,7 @@ fn a_server_ends_when_its_weights_change() {
         stderr.contains("weights.safetensors` changed while it was in use"),
         "{stderr}"
     );
-    assert!(stderr.contains("hint: run the command again"), "{stderr}");
+    assert!(stderr.contains("; run the command again"), "{stderr}");
 }
 
 #[cfg(target_os = "linux")]

@@ -121,7 +121,7 @@ fn a_bundle_is_exported_with_its_weights() {
     }
     sandbox
         .run(&["export", "llama-bpe.f16", "--to", "powerinfer", "out.gguf"])
-        .bad(1, &["hint: its engine runs ReLU models alone"]);
+        .bad(1, &["its engine runs only ReLU models"]);
     sandbox
         .run(&[
             "export",
@@ -163,7 +163,7 @@ fn files_of_another_kind_and_the_model_itself_are_kept() {
             1,
             &[
                 "computes SiLU, the model ReLU",
-                "hint: the bundle",
+                "hint: export the bundle",
                 "--to powerinfer",
             ],
         );

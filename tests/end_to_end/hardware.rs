@@ -123,7 +123,7 @@ fn an_invalid_hardware_file_is_refused_with_figure_and_line() {
             1,
             &[
                 "`here.yaml` ends in neither `.toml` nor `.json`",
-                "hint: name the file",
+                "; name the file",
             ],
         );
 }

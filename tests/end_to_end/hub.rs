@@ -143,15 +143,15 @@ fn a_failed_download_is_an_error_with_a_hint() {
     let sandbox = Sandbox::new();
     let server = HubServer::of_folder("tiny/llama", &golden_model("llama-silu"));
     let run = |arguments: &[&str]| run(&sandbox, &server.endpoint, arguments);
-    run(&["inspect", "tiny/lama"]).bad(1, &["no public model `tiny/lama`", "hint: check"]);
-    run(&["tokenize", "tiny/llama@v2"]).bad(1, &["no revision `v2`", "hint: leave out `@v2`"]);
-    run(&["pull", "demo"]).bad(1, &["`demo`", "hint: write `organization/name`"]);
+    run(&["inspect", "tiny/lama"]).bad(1, &["no public model `tiny/lama`", "; check"]);
+    run(&["tokenize", "tiny/llama@v2"]).bad(1, &["no revision `v2`", "; leave out `@v2`"]);
+    run(&["pull", "demo"]).bad(1, &["`demo`", "; write `organization/name`"]);
     run(&["pull", "tiny/llama", "--file", "../x"]).bad(1, &["../x", "refusing"]);
     run(&["run", "tiny/llama"]).bad(1, &["llama.powerinfer/bundle", "powerinfer prepare"]);
     // The sandbox is offline.
     sandbox
         .run(&["pull", "tiny/llama"])
-        .bad(1, &["tiny/llama", "hint: unset it"]);
+        .bad(1, &["tiny/llama", "; unset it"]);
     sandbox
         .run(&["profile", "tiny llama"])
         .bad(1, &["there is no model", "`org/name` on the hub"]);
@@ -159,7 +159,7 @@ fn a_failed_download_is_an_error_with_a_hint() {
         gated: true,
         ..Behaviour::default()
     });
-    run(&["pull", "tiny/llama"]).bad(1, &["restricted", "hint: accept its terms", "HF_TOKEN"]);
+    run(&["pull", "tiny/llama"]).bad(1, &["restricted", "; accept its terms", "HF_TOKEN"]);
     assert!(!sandbox.path("hub/models--tiny--llama/refs").exists());
 }
 
@@ -175,10 +175,8 @@ fn an_unsupported_model_is_refused_before_its_weights_are_downloaded() {
     );
     fs::write(model.join("config.json"), config).unwrap();
     let server = HubServer::of_folder("tiny/awq", &model);
-    run(&sandbox, &server.endpoint, &["profile", "tiny/awq"]).bad(
-        1,
-        &["quantised by AWQ", "hint: use the original checkpoint"],
-    );
+    run(&sandbox, &server.endpoint, &["profile", "tiny/awq"])
+        .bad(1, &["quantised by AWQ", "; use the original checkpoint"]);
     let blob = |file: &str| sha256(&fs::read(model.join(file)).unwrap());
     assert_eq!(server.bodies(&blob("tokenizer.json")).len(), 1);
     assert!(server.bodies(&blob("model.safetensors")).is_empty());

@@ -241,7 +241,7 @@ fn predictors_that_do_not_match_the_model_are_refused() {
             .run(&["train-predictors", &model, "--import", from])
             .bad(1, parts);
     };
-    refused("nowhere", &["nowhere", "does not exist", "hint: give a"]);
+    refused("nowhere", &["nowhere", "does not exist", "give a"]);
     fs::create_dir(sandbox.path("empty")).unwrap();
     refused("empty", &["empty", "`model_0.pt`", "hint"]);
     write_pickles(&sandbox.path("pickles"));

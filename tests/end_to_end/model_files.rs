@@ -95,7 +95,7 @@ fn any_part_of_a_split_gguf_file_is_the_whole_model() {
             &[
                 "`x-q4-00001-of-00003.gguf`",
                 "is missing",
-                "hint: download it too",
+                "; download it too",
             ],
         );
     }
@@ -127,7 +127,7 @@ fn shards_without_an_index_are_a_model_if_all_are_there() {
         &[
             "`model-00001-of-00002.safetensors`",
             "is missing",
-            "hint: download it too",
+            "; download it too",
         ],
     );
 }
@@ -296,7 +296,7 @@ fn types_that_cannot_be_read_are_found_when_a_model_is_opened() {
         &[
             "`model.layers.1.mlp.down_proj.weight`",
             "stored as U32",
-            "hint: use the original",
+            "; use the original",
         ],
     );
 }

@@ -28,11 +28,8 @@ fn golden_gguf(name: &str) -> PathBuf {
 fn pointers_and_pages_in_place_of_files_are_named() {
     let sandbox = Sandbox::new();
     let stand_ins = [
-        (
-            POINTER,
-            ["is a Git LFS pointer", "hint: run `git lfs pull`"],
-        ),
-        (PAGE, ["is a web page", "hint: download the file again"]),
+        (POINTER, ["is a Git LFS pointer", "; run `git lfs pull`"]),
+        (PAGE, ["is a web page", "; download the file again"]),
     ];
     for (content, words) in stand_ins {
         for (name, file) in [
@@ -102,7 +99,7 @@ fn folders_without_a_model_are_named() {
         }
         sandbox
             .run(&["profile", "x"])
-            .bad(1, &[parts, &["hint: "]].concat());
+            .bad(1, &[parts, &["; "]].concat());
         fs::remove_dir_all(folder).unwrap();
     }
 }
@@ -267,7 +264,7 @@ fn other_kinds_of_models_are_named() {
         let words = format!("{kind} are not supported");
         sandbox
             .run(&["profile", "llama-silu"])
-            .bad(1, &["config.json", &words, "hint: give a dense decoder"]);
+            .bad(1, &["config.json", &words, "; give a dense decoder"]);
     }
     let model = sandbox.copy_model("llama-silu");
     configure(
@@ -282,10 +279,9 @@ fn quantised_checkpoints_are_refused_by_the_name_of_the_method() {
     let sandbox = Sandbox::new();
     let refused = |method: &str| {
         let words = format!("quantised by {method}, which is not supported");
-        sandbox.run(&["profile", "llama-silu"]).bad(
-            1,
-            &[&words, "hint: use the original checkpoint", "a GGUF file"],
-        );
+        sandbox
+            .run(&["profile", "llama-silu"])
+            .bad(1, &[&words, "; use the original checkpoint", "a GGUF file"]);
     };
     let method = |name: &str| json!({ "quantization_config": { "quant_method": name } });
     for (keys, name) in [

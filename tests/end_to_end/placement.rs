@@ -54,7 +54,7 @@ fn solvers_agree_and_one_that_is_not_built_in_is_refused() {
     assert!((ours - objective("microlp")).abs() <= 1e-6 * ours);
     assert!((ours - objective("auto")).abs() <= 1e-6 * ours);
     if !cfg!(feature = "highs") {
-        solved("highs").bad(1, &["without the solver `highs`", "hint: build it with"]);
+        solved("highs").bad(1, &["without the solver `highs`", "; build it with"]);
     }
     solved("simplex").bad(2, &["simplex", "decomposition"]);
 }

@@ -99,8 +99,8 @@ fn profiles_that_cannot_be_merged_are_refused() {
     let merge = |profiles: &[&str], out: &str| {
         sandbox.run(&[&["merge", "--out", out][..], profiles].concat())
     };
-    merge(&["1-3", "2-3"], "all").bad(1, &["`1-3`", "missing: 3/3", "hint: profile"]);
-    merge(&["1-3", "1-3"], "all").bad(1, &["same text", "hint: name each one once"]);
+    merge(&["1-3", "2-3"], "all").bad(1, &["`1-3`", "missing: 3/3", "; profile"]);
+    merge(&["1-3", "1-3"], "all").bad(1, &["same text", "; name each one once"]);
     merge(&["1-3", "nowhere"], "all").bad(1, &["no profile in `nowhere`"]);
     merge(&["1-3", "2-3"], "2-3").bad(1, &["`2-3` is one of the folders", "hint: "]);
     merge(&[], "all").bad(2, &["PROFILE"]);
@@ -122,7 +122,7 @@ fn profiles_that_cannot_be_merged_are_refused() {
         .bad(2, &["i/n"]);
     sandbox
         .run(&["profile", "demo", "--tokens", "100", "--shard", "1/900"])
-        .bad(1, &["shard 1/900 has no text", "hint: "]);
+        .bad(1, &["shard 1/900 has no text", "; "]);
 }
 
 /// The demo with a profile, and training of its predictors.
@@ -179,8 +179,8 @@ fn predictors_that_cannot_be_merged_are_refused() {
         let arguments = ["merge", "--out", "all", &first, &second];
         sandbox.run(&[&arguments[..], third].concat())
     };
-    merge(&[]).bad(1, &["missing: 3/3", "hint: train"]);
-    merge(&[&second]).bad(1, &["same layers", "predictors-2-of-3", "hint: "]);
+    merge(&[]).bad(1, &["missing: 3/3", "; train"]);
+    merge(&[&second]).bad(1, &["same layers", "predictors-2-of-3", "; "]);
     merge(&["nowhere"]).bad(1, &["nowhere"]);
     merge(&["demo.powerinfer/profile"]).bad(1, &["demo.powerinfer/profile"]);
     for (settings, difference) in [
@@ -196,7 +196,7 @@ fn predictors_that_cannot_be_merged_are_refused() {
             "other",
         ];
         sandbox.run(&[&usual[..], &settings].concat()).good();
-        merge(&["other"]).bad(1, &["`other/", difference, "hint: merge shards of one run"]);
+        merge(&["other"]).bad(1, &["`other/", difference, "; merge shards of one run"]);
     }
     other(&["--shard", "3/4"]);
     merge(&["other"]).bad(1, &["different number of shards"]);
@@ -209,7 +209,7 @@ fn predictors_that_cannot_be_merged_are_refused() {
     assert!(!sandbox.path("all").exists());
     merge(&["other"]).good();
 
-    train(&sandbox, &["--shard", "7/7"]).bad(1, &["shard 7/7 has no layers", "hint: "]);
+    train(&sandbox, &["--shard", "7/7"]).bad(1, &["shard 7/7 has no layers", "; "]);
     train(&sandbox, &["--shard", "0/7"]).bad(2, &["i/n"]);
     sandbox
         .run(&["place", "demo", "--predictors", &first])
@@ -488,10 +488,7 @@ fn a_merge_keeps_its_inputs_and_counts_no_text_twice() {
     for again in ["whole", "other"] {
         sandbox
             .run(&["merge", "both", again, "--out", "twice"])
-            .bad(
-                1,
-                &["shares a text with `both`", "hint: merge each text once"],
-            );
+            .bad(1, &["shares a text with `both`", "; merge each text once"]);
     }
 }
 

@@ -175,19 +175,19 @@ fn impossible_synthetic_models_are_refused() {
     };
     sandbox
         .run(&["synth", "--like", "gpt-5", "--out", "model"])
-        .bad(1, &["`gpt-5`", "hint: known are llama-1b"]);
-    synth(&["--sparsity", "0.5", "--skew", "0.1"]).bad(1, &["50.0% zeros", "hint: "]);
+        .bad(1, &["`gpt-5`", "; known are llama-1b"]);
+    synth(&["--sparsity", "0.5", "--skew", "0.1"]).bad(1, &["50.0% zeros", "; "]);
     synth(&["--sparsity", "1.5"]).bad(1, &["150.0% zeros"]);
     synth(&["--predictor-rank", "40"]).bad(1, &["rank 40", "multiple of 32"]);
     synth(&["--layers", "0"]).bad(2, &["--layers"]);
     fs::create_dir(sandbox.path("there")).unwrap();
     sandbox
         .run(&["synth", "--like", "llama-shape", "--out", "there"])
-        .bad(1, &["`there` exists already", "hint: "]);
+        .bad(1, &["`there` exists already", "; "]);
     let path = sandbox.path("llama-shape/config.json");
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("relu", "silu")).unwrap();
-    synth(&[]).bad(1, &["never exactly zero", "hint: change it to `relu`"]);
+    synth(&[]).bad(1, &["never exactly zero", "; change it to `relu`"]);
     for (from, to) in [
         (
             "\"num_hidden_layers\":3",
@@ -201,6 +201,6 @@ fn impossible_synthetic_models_are_refused() {
         synth(&[]).bad(1, &["1000000000, which is larger than supported"]);
     }
     fs::write(&path, text.replace("4000", "100")).unwrap();
-    synth(&[]).bad(1, &["100 tokens", "hint: "]);
+    synth(&[]).bad(1, &["100 tokens", "; "]);
     assert!(!sandbox.path("model").exists());
 }

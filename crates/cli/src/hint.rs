@@ -124,7 +124,25 @@ const OPTIONS_OF_LLAMA_CPP: [(&[&str], &str); 8] = [
     ),
 ];
 
-/// The option to use instead if `error` is about one of llama.cpp's among `arguments`.
+/// Commands of Ollama that have another name here, or none, and what to do instead.
+const COMMANDS_OF_OLLAMA: [(&str, &str); 5] = [
+    ("chat", "a chat is `powerinfer run MODEL -i`"),
+    (
+        "create",
+        "`powerinfer prepare MODEL` makes what `powerinfer run` runs",
+    ),
+    (
+        "ps",
+        "`powerinfer list` lists the prepared models of this folder",
+    ),
+    (
+        "rm",
+        "everything about a prepared model is in the folder `NAME.powerinfer`: delete that; `powerinfer list` lists the models of this folder",
+    ),
+    ("stop", "a server ends with Ctrl-C"),
+];
+
+/// What to use instead if `error` is about an option of llama.cpp among `arguments`, or about a command of Ollama.
 pub(crate) fn of_usage(
     error: &clap::Error,
     arguments: impl Iterator<Item = String>,
@@ -133,6 +151,11 @@ pub(crate) fn of_usage(
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
     };
+    if let Some(command) = context(ContextKind::InvalidSubcommand) {
+        let mut known = COMMANDS_OF_OLLAMA.iter();
+        let found = known.find(|(name, _)| *name == command);
+        return found.map(|(_, hint)| *hint);
+    }
     let unknown = context(ContextKind::InvalidArg);
     let value = context(ContextKind::InvalidValue);
     for argument in arguments {

@@ -9,6 +9,7 @@ mod budget_arguments;
 mod calibration_arguments;
 mod certificate_table;
 mod commands;
+mod earlier_settings;
 mod engine;
 #[cfg(test)]
 mod help_test;
@@ -37,8 +38,8 @@ use powerinfer_guard::worker;
 use powerinfer_pool::system;
 
 use crate::commands::{
-    bench, cluster, completions, doctor, eval, export, inspect, logits, merge, place, prepare,
-    profile, pull, run, serve, simulate, sweep, synth, tokenize, train_predictors,
+    bench, cluster, completions, doctor, eval, export, inspect, list, logits, merge, place,
+    prepare, profile, pull, run, serve, simulate, sweep, synth, tokenize, train_predictors,
 };
 use crate::hint::Advised;
 
@@ -96,7 +97,11 @@ enum Command {
     Bench(bench::BenchArguments),
     /// Write a model for llama.cpp, Ollama or the original PowerInfer
     Export(export::ExportArguments),
+    /// List the prepared models in this folder
+    #[command(visible_alias = "ls")]
+    List(list::ListArguments),
     /// Describe an artifact
+    #[command(visible_alias = "show")]
     Inspect(inspect::InspectArguments),
     /// Measure this machine
     Doctor(doctor::DoctorArguments),
@@ -159,11 +164,11 @@ fn main() -> ExitCode {
     progress::listen_for_interrupts();
     let result = match arguments.command {
         Command::Pull(arguments) => pull::run(&arguments, output),
-        Command::Profile(arguments) => profile::run(&arguments, output),
+        Command::Profile(arguments) => profile::run(arguments, &matches, output),
         Command::Merge(arguments) => merge::run(&arguments, output),
-        Command::TrainPredictors(arguments) => train_predictors::run(&arguments, output),
-        Command::Place(arguments) => place::run(&arguments, output),
-        Command::Prepare(arguments) => prepare::run(&arguments, output),
+        Command::TrainPredictors(arguments) => train_predictors::run(arguments, &matches, output),
+        Command::Place(arguments) => place::run(arguments, &matches, output),
+        Command::Prepare(arguments) => prepare::run(arguments, &matches, output),
         Command::Cluster(arguments) => cluster::run::<Arguments>(&arguments, output),
         Command::Run(arguments) => run::run(&arguments, output),
         Command::Serve(arguments) => serve::run(&arguments, output),
@@ -171,6 +176,7 @@ fn main() -> ExitCode {
         Command::Sweep(arguments) => sweep::run(&arguments, output),
         Command::Bench(arguments) => bench::run(&arguments, output),
         Command::Export(arguments) => export::run(&arguments, output),
+        Command::List(arguments) => list::run(&arguments, output),
         Command::Inspect(arguments) => inspect::run(&arguments, output),
         Command::Doctor(arguments) => doctor::run(&arguments, output),
         Command::Logits(arguments) => logits::run(&arguments, output),

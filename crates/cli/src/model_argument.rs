@@ -1,6 +1,7 @@
 //! Arguments that name a model or a bundle, and the folder of its artifacts.
 
 use std::{
+    collections::BTreeMap,
     error::Error,
     path::{Path, PathBuf},
 };
@@ -77,11 +78,29 @@ fn check_configuration(folder: &Path) -> Result<(), Box<dyn Error + Send + Sync>
 
 /// The model on the hub that `argument` means: what is here goes before it.
 fn hub_name(argument: &str) -> Option<ModelName> {
-    if Path::new(argument).exists() {
-        return None;
-    }
-    ModelName::parse(argument).ok()
+    let name = ModelName::parse(argument).ok()?;
+    // Repositories may have such names, but a mistyped path must not reach the network; `pull` takes them.
+    let is_path = |part: &str| {
+        let part = part.to_ascii_lowercase();
+        FILE_ENDINGS.iter().any(|ending| part.ends_with(ending))
+    };
+    let is_path = Path::new(argument).exists() || name.repository().split('/').any(is_path);
+    (!is_path).then_some(name)
 }
+
+/// Endings of files and folders; what has one is a path, not a model on the hub.
+const FILE_ENDINGS: [&str; 10] = [
+    ".bin",
+    ".gguf",
+    ".json",
+    ".jsonl",
+    ".powerinfer",
+    ".pt",
+    ".pth",
+    ".safetensors",
+    ".txt",
+    ".zip",
+];
 
 /// `argument`, if it means a model that is not at a path here: the demo, or one on the hub.
 pub(crate) fn model_elsewhere(argument: &Path) -> Option<&str> {
@@ -155,14 +174,26 @@ fn is_model(path: &Path) -> bool {
 pub(crate) fn open_bundle(argument: &str) -> Result<Bundle> {
     let folder = bundle_folder(argument);
     if !Bundle::is_bundle(&folder) {
-        if argument == DEMO || is_model(Path::new(argument)) {
+        let given = Path::new(argument);
+        if let Some(own) = given
+            .parent()
+            .filter(|parent| given.is_file() && Bundle::is_bundle(parent))
+        {
+            bail!(Advised::new(
+                format!("`{argument}` is a file of the bundle `{}`", own.display()),
+                "give the folder of the bundle"
+            ));
+        }
+        let is_demo = argument == DEMO;
+        if is_demo || is_model(given) || hub_name(argument).is_some() {
+            let text = if is_demo { "" } else { " --data TEXT" };
             bail!(Advised::new(
                 format!(
                     "`{argument}` is a model, and there is no bundle of it in `{}`",
                     folder.display()
                 ),
                 format!(
-                    "make one with `powerinfer prepare {}`",
+                    "make one with `powerinfer prepare {}{text}`",
                     shell_quoted(argument)
                 )
             ));
@@ -175,16 +206,22 @@ pub(crate) fn open_bundle(argument: &str) -> Result<Bundle> {
     Ok(Bundle::open(&folder, IntegrityCheck::Quick)?)
 }
 
-/// The names of the bundles that are here, or how to make one.
-fn bundles_here() -> String {
-    let entries = std::fs::read_dir(".").into_iter().flatten().flatten();
-    let work_folders = entries.filter_map(|entry| {
+/// The bundles in the work folders in `folder`, by name.
+pub(crate) fn bundles_in(folder: &Path) -> BTreeMap<String, PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let bundles = entries.filter_map(|entry| {
         let name = entry.file_name().into_string().ok()?;
         let name = name.strip_suffix(".powerinfer")?.to_owned();
-        Bundle::is_bundle(&entry.path().join("bundle")).then_some(format!("`{name}`"))
+        let bundle = entry.path().join("bundle");
+        Bundle::is_bundle(&bundle).then_some((name, bundle))
     });
-    let mut names: Vec<String> = work_folders.collect();
-    names.sort();
+    bundles.collect()
+}
+
+/// The names of the bundles that are here, or how to make one.
+fn bundles_here() -> String {
+    let names = bundles_in(Path::new(".")).into_keys();
+    let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();
     if names.is_empty() {
         "there are none here, `powerinfer prepare MODEL` makes one".to_owned()
     } else {

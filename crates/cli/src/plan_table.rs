@@ -30,8 +30,13 @@ pub(crate) fn draw(
     Ok(())
 }
 
-/// The plan in a few lines: what was decided, what it brings, and what limits it.
-pub(crate) fn summary(plan: &Plan) -> String {
+/// Microseconds per token below which no speed is predicted: caches and the waits between kernels then decide, of which the
+/// cost model knows little.
+const SHORTEST_PREDICTED: f64 = 1000.0;
+
+/// The plan in a few lines: for what machine, what was decided, what it brings, what limits it, and, unless it was up to
+/// date, how good it is.
+pub(crate) fn summary(plan: &Plan, report: Option<&SolveReport>) -> String {
     let layers = plan.layers.len();
     let on_gpu = plan.layers.iter();
     let on_gpu = on_gpu
@@ -43,10 +48,8 @@ pub(crate) fn summary(plan: &Plan) -> String {
         format!("{} of {}", ByteSize(used), ByteSize(budget))
     };
     let mut lines = vec![
-        (
-            "policies",
-            layers_of(plan.layers.iter().map(|layer| layer.policy.to_string())),
-        ),
+        ("machine", format!("`{}`", plan.hardware.name)),
+        ("policies", policies(plan)),
         (
             "GPU",
             match plan.budget.vram_bytes {
@@ -62,7 +65,12 @@ pub(crate) fn summary(plan: &Plan) -> String {
         ),
         ("CPU", memory(Device::Cpu)),
     ];
-    if let Some(forecast) = &plan.forecast {
+    let is_short = totals.microseconds_per_token < SHORTEST_PREDICTED;
+    if is_short {
+        let speeds = "over 1000 tokens/s; the cost model is not precise for models this small";
+        lines.push(("predicted", speeds.to_owned()));
+    }
+    if let Some(forecast) = plan.forecast.as_ref().filter(|_| !is_short) {
         let mut predicted = predicted(plan, forecast).into_iter();
         lines.extend(predicted.next().map(|speeds| ("predicted", speeds)));
         let own = totals.microseconds_per_token;
@@ -87,10 +95,29 @@ pub(crate) fn summary(plan: &Plan) -> String {
         "limited by",
         layers_of(limits.map(|limit| limit.to_string())),
     ));
+    lines.extend(report.map(|report| ("optimality", optimality(plan, report))));
     let lines = lines
         .iter()
         .map(|(name, text)| format!("{name:<12}{text}\n"));
     lines.collect()
+}
+
+/// How good a plan is, and how it was found.
+fn optimality(plan: &Plan, report: &SolveReport) -> String {
+    let gap = if report.gap <= 1e-9 {
+        "proven".to_owned()
+    } else {
+        format!("within {:.3}%", 100.0 * report.gap)
+    };
+    format!(
+        "{gap} for {}, by {} in {:.3} s",
+        plan.objective, report.backend, report.solve_seconds
+    )
+}
+
+/// The policies of a plan, with the number of layers of each.
+pub(crate) fn policies(plan: &Plan) -> String {
+    layers_of(plan.layers.iter().map(|layer| layer.policy.to_string()))
 }
 
 /// Distinct `names` with the number of layers of each, the most frequent first.
@@ -286,26 +313,8 @@ fn figure(speed: f64) -> String {
     }
 }
 
-/// Says how good a plan is and for which machine.
-pub(crate) fn say_result(plan: &Plan, report: &SolveReport, output: Output) {
-    let optimal = if report.gap <= 1e-9 {
-        "proven optimal".to_owned()
-    } else {
-        format!("at most {:.3}% from optimal", 100.0 * report.gap)
-    };
-    let what = match plan.budget.vram_bytes {
-        0 => "plan: everything on the CPU".to_owned(),
-        _ => format!(
-            "plan: {} of {} neurons on the GPU, with {} of the activations",
-            plan.totals.hot_count,
-            plan.totals.neuron_count,
-            percent(plan.totals.hot_share)
-        ),
-    };
-    output.say(format!(
-        "{what} ({optimal} for {}, by {} in {:.3} s)",
-        plan.objective, report.backend, report.solve_seconds,
-    ));
+/// Says what a user should know about a plan beyond its summary.
+pub(crate) fn say_warnings(plan: &Plan, report: &SolveReport, output: Output) {
     if let Some(failure) = &report.failure {
         output.say(format!(
             "the integer program was not solved to the end: {failure}"
@@ -321,11 +330,6 @@ pub(crate) fn say_result(plan: &Plan, report: &SolveReport, output: Output) {
     if let Some(warning) = beyond_the_card(plan) {
         output.say(warning);
     }
-    output.say(format!(
-        "times are predictions for `{}`, {:.0} tokens/s; `--hardware` plans for another machine",
-        plan.hardware.name,
-        1e6 / plan.totals.microseconds_per_token
-    ));
 }
 
 /// Says what a plan means for a model whose activation has no exact zeros.

@@ -34,6 +34,10 @@ pub struct OriginalFiles {
 /// of zeros.
 const SMALLEST_FFN: usize = 1024;
 
+/// The original's only size of an OPT's table of positions, less the 2 rows before the first position. Smaller tables are
+/// padded with zeros.
+const OPT_CONTEXT: usize = 2048;
+
 /// Writes `bundle` to the file `out`, and its placement next to it, for the original PowerInfer; in the bundle's format or f16
 /// unless `quant` is given.
 ///
@@ -48,9 +52,16 @@ pub fn to_original(
     out: &Path,
     progress: &dyn Progress,
 ) -> Result<OriginalFiles, ExportError> {
+    let own = bundle.config();
+    let is_opt = own.family.starts_with("opt");
     let config = &ModelConfig {
-        ffn_size: bundle.config().ffn_size.max(SMALLEST_FFN),
-        ..bundle.config().clone()
+        ffn_size: own.ffn_size.max(SMALLEST_FFN).next_multiple_of(BLOCK),
+        context_length: if is_opt {
+            OPT_CONTEXT
+        } else {
+            own.context_length
+        },
+        ..own.clone()
     };
     let quant = match (quant, bundle.quant()) {
         (Some(quant), _) => quant,
@@ -97,9 +108,21 @@ pub fn to_original(
     let padding = config.ffn_size - bundle.config().ffn_size;
     if padding > 0 {
         notes.push(format!(
-            "each layer has {padding} more neurons, of zeros: the original takes FFNs of 1000 neurons and fewer for attention heads"
+            "each layer has {padding} more neurons, of zeros: the original takes FFNs of 1000 neurons and fewer for attention heads, and reads them in blocks of {BLOCK}"
         ));
     }
+    if is_opt && own.context_length < OPT_CONTEXT {
+        notes.push(format!(
+            "the table of positions is padded with zeros to the original's {OPT_CONTEXT} tokens; the model was made for {}",
+            own.context_length
+        ));
+    }
+    notes.extend(
+        export
+            .metadata
+            .text("tokenizer.ggml.model")
+            .and_then(tokenizer_note),
+    );
     notes.extend(predictors.notes(progress)?);
     if bundle
         .plan()
@@ -177,6 +200,18 @@ pub fn index_path(model: &Path) -> PathBuf {
     path.into()
 }
 
+/// How the original's engine splits texts differently, for a tokenizer of the kind `model`.
+fn tokenizer_note(model: &str) -> Option<String> {
+    let difference = match model {
+        "llama" => "puts no space before a text, as SentencePiece does: begin prompts with one",
+        "gpt2" => {
+            "puts no BOS token before a text, and splits texts as GPT-2 does, whatever `tokenizer.ggml.pre` says"
+        }
+        _ => return None,
+    };
+    Some(format!("the original {difference}"))
+}
+
 /// Ids of each layer's neurons on the GPU, ascending, in whole groups; and how many of the plan's are left out.
 fn hot_neurons(bundle: &Bundle) -> Result<(Vec<Vec<u32>>, usize), ExportError> {
     let mut dropped = 0;
@@ -205,6 +240,15 @@ fn check(bundle: &Bundle) -> Result<(), ExportError> {
             ));
         }
     };
+    if config.family.starts_with("opt") && config.context_length > OPT_CONTEXT {
+        return Err(refuse(
+            bundle,
+            &format!(
+                "its engine has {OPT_CONTEXT} positions for an OPT, the model {}",
+                config.context_length
+            ),
+        ));
+    }
     if config.head_size * config.head_count != config.hidden_size {
         return Err(refuse(
             bundle,

@@ -21,15 +21,17 @@ pub struct ModelName {
 
 impl ModelName {
     /// Reads `organization/name` or `organization/name@revision`; a revision is a branch, a tag,
-    /// a commit, or a reference such as `refs/pr/3`.
+    /// a commit, or a reference such as `refs/pr/3`. An address of a model at `huggingface.co` or `hf.co` is read too.
     ///
     /// # Errors
     ///
     /// If the text is not such a name.
     pub fn parse(text: &str) -> Result<Self, HubError> {
-        let (repository, revision) = match text.split_once('@') {
+        let address = without_host(text);
+        let (repository, revision) = match address.split_once("/tree/").or(address.split_once('@'))
+        {
             Some((repository, revision)) => (repository, revision),
-            None => (text, MAIN),
+            None => (address, MAIN),
         };
         let bad = |reason: &'static str| HubError::BadName {
             text: text.to_owned(),
@@ -72,6 +74,18 @@ impl fmt::Display for ModelName {
             write!(formatter, "@{}", self.revision)?;
         }
         Ok(())
+    }
+}
+
+/// `text` without the scheme and the hub's host name, and without a final slash.
+fn without_host(text: &str) -> &str {
+    let scheme = ["https://", "http://"];
+    let scheme = scheme.iter().find_map(|scheme| text.strip_prefix(scheme));
+    let rest = scheme.unwrap_or(text);
+    let hosts = ["huggingface.co/", "www.huggingface.co/", "hf.co/"];
+    match hosts.iter().find_map(|host| rest.strip_prefix(host)) {
+        Some(model) => model.trim_end_matches('/'),
+        None => text,
     }
 }
 

@@ -2,7 +2,11 @@
 
 use std::{path::Path, sync::Arc};
 
-use powerinfer_artifact::{Progress, Shard, plan::Plan, predictor_file::PredictorFile};
+use powerinfer_artifact::{
+    Progress, Shard,
+    plan::{Plan, Policy},
+    predictor_file::PredictorFile,
+};
 use powerinfer_bundle::Bundle;
 use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
@@ -40,6 +44,8 @@ pub enum Work<'a> {
     Profile(&'a Stage<Profile>),
     /// The predictors, and how they were made.
     Predictors(&'a Stage<PredictorFile>, &'a Recipe),
+    /// No predictors are trained, since the policy of all layers uses none.
+    NoPredictors(Policy),
     /// A plan that is about to be packed.
     Plan(&'a Plan, &'a SolveReport),
     /// The bundle, before it is certified; true if it was just packed, false if it was up to date.
@@ -74,10 +80,21 @@ pub fn prepare(
         report,
     )?;
     let out = folder.join("predictors");
-    let (recipe, whole) = (&prepare.recipe, Shard::WHOLE);
-    let predictors = train(checkpoint, &profile, recipe, whole, &out, false, progress)?;
-    report(Work::Predictors(&predictors, recipe));
-    let predictors = Some(predictors.artifact);
+    let predictors = match options.policy {
+        Some(policy @ (Policy::Dense | Policy::Exact)) => {
+            report(Work::NoPredictors(policy));
+            // What `place` would take.
+            out.exists()
+                .then(|| PredictorFile::open(&out))
+                .transpose()?
+        }
+        _ => {
+            let (recipe, whole) = (&prepare.recipe, Shard::WHOLE);
+            let made = train(checkpoint, &profile, recipe, whole, &out, false, progress)?;
+            report(Work::Predictors(&made, recipe));
+            Some(made.artifact)
+        }
+    };
 
     let out = folder.join("bundle");
     let bundle = place(

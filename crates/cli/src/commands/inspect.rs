@@ -470,7 +470,7 @@ fn document(path: &Path, asked: Asked) -> Result<Report> {
             let body = if asked.details {
                 plan_table::describe(&plan.body)
             } else {
-                plan_table::summary(&plan.body)
+                plan_table::summary(&plan.body, None)
             };
             Ok(Report {
                 has_digests: false,

@@ -7,6 +7,7 @@ pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod export;
 pub(crate) mod inspect;
+pub(crate) mod list;
 pub(crate) mod logits;
 pub(crate) mod merge;
 pub(crate) mod place;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use clap::ArgMatches;
 use powerinfer_artifact::{
     Shard,
     certificate::{Certificate, certified_settings},
@@ -20,11 +21,12 @@ use serde_json::json;
 use crate::{
     budget_arguments::BudgetArguments,
     certificate_table,
+    earlier_settings::{ResetArgument, complete, keep},
     hint::Advised,
     model_argument,
     output::{Output, print, print_json},
     page_file::refuse_inside,
-    plan_table::{describe, draw, say_cost_of_skipping, say_result, summary},
+    plan_table::{describe, draw, say_cost_of_skipping, say_warnings, summary},
     progress::Bar,
 };
 
@@ -59,6 +61,8 @@ pub(crate) struct PlaceArguments {
     /// Print the plan and write no bundle
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    reset: ResetArgument,
     /// Place and pack again what is up to date
     #[arg(long)]
     force: bool,
@@ -77,13 +81,15 @@ impl PlaceArguments {
     }
 }
 
-pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
+pub(crate) fn run(arguments: PlaceArguments, matches: &ArgMatches, output: Output) -> Result<()> {
     if let Some(folder) = model_argument::existing_bundle(&arguments.model) {
-        return again(&folder, arguments, output);
+        return again(&folder, &arguments, matches, output);
     }
     model_argument::check_model_or_bundle(&arguments.model)?;
     let (checkpoint, _) = model_argument::open_model(&arguments.model, output)?;
     let folder = model_argument::work_folder(&checkpoint.identity().name);
+    let is_usual = arguments.out.is_none();
+    let arguments = &complete(arguments, matches, is_usual.then_some(&folder), output)?;
     let profile = Profile::open(
         &arguments
             .profile
@@ -158,7 +164,7 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
         )?;
         return match arguments.json {
             true => print_answer(plan, None, certificate),
-            false if arguments.prints(output) => print_plan(plan, output),
+            false if arguments.prints(output) => print_plan(plan, None, output),
             false => Ok(()),
         };
     }
@@ -173,9 +179,9 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
     )?;
     let (plan, report) = (placement.plan(), placement.report());
     if arguments.prints(output) {
-        print_plan(plan, output)?;
+        print_plan(plan, Some(report), output)?;
     }
-    say_result(plan, report, output);
+    say_warnings(plan, report, output);
     say_cost_of_skipping(plan, checkpoint.config(), output);
     draw(
         arguments.html.as_deref(),
@@ -210,11 +216,11 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
 }
 
 /// Prints a plan in a few lines, with `--verbose` all of it.
-fn print_plan(plan: &Plan, output: Output) -> Result<()> {
+fn print_plan(plan: &Plan, report: Option<&SolveReport>, output: Output) -> Result<()> {
     if output.verbose {
         print(describe(plan))
     } else {
-        print(summary(plan))
+        print(summary(plan, report))
     }
 }
 
@@ -235,20 +241,33 @@ fn print_answer(
 }
 
 /// Places the bundle in `folder` again, and rewrites its plan.
-fn again(folder: &Path, arguments: &PlaceArguments, output: Output) -> Result<()> {
+fn again(
+    folder: &Path,
+    arguments: &PlaceArguments,
+    matches: &ArgMatches,
+    output: Output,
+) -> Result<()> {
     refuse_decisions(arguments)?;
     refuse_inside(arguments.html.as_deref(), folder)?;
     let bundle = Bundle::open(folder, IntegrityCheck::Quick)?;
     let (options, bar) = (arguments.budget.options()?, Bar::new(output));
     let Decision { plan, report, .. } = place_again(&bundle, &options, &bar)?;
     if arguments.prints(output) {
-        print_plan(&plan, output)?;
+        print_plan(&plan, Some(&report), output)?;
     }
-    say_result(&plan, &report, output);
+    say_warnings(&plan, &report, output);
     let model = bundle.header().model.clone();
     let certificate = bundle.certificate().cloned();
     if !arguments.dry_run {
         rewrite(bundle, plan.clone())?;
+        if let Some(work) = folder.parent().filter(|work| {
+            folder.ends_with("bundle")
+                && work
+                    .extension()
+                    .is_some_and(|extension| extension == "powerinfer")
+        }) {
+            keep::<PlaceArguments>(matches, work)?;
+        }
         output.say(format!(
             "re-planned the bundle in `{}`; it computes the same neurons as before",
             folder.display()

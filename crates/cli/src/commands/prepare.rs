@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
+use clap::ArgMatches;
 use powerinfer_artifact::shell_quoted;
 use powerinfer_pipeline::{Prepare, Work, check_paths, prepare};
 use serde_json::json;
@@ -11,9 +12,10 @@ use crate::{
     budget_arguments::BudgetArguments,
     calibration_arguments::CalibrationArguments,
     certificate_table::say_certificate,
+    earlier_settings::{ResetArgument, complete},
     model_argument,
     output::{Output, print_json},
-    plan_table::{say_cost_of_skipping, say_result},
+    plan_table::{say_cost_of_skipping, say_warnings, summary},
     profile_stage::{self, TraceArguments},
     progress::Bar,
     training_stage::{self, TrainingArguments},
@@ -40,12 +42,14 @@ pub(crate) struct PrepareArguments {
     training: TrainingArguments,
     #[command(flatten)]
     budget: BudgetArguments,
+    #[command(flatten)]
+    reset: ResetArgument,
     /// Print one JSON document when done
     #[arg(long)]
     json: bool,
 }
 
-pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
+pub(crate) fn run(arguments: PrepareArguments, matches: &ArgMatches, output: Output) -> Result<()> {
     check_paths(&arguments.calibration.data)?;
     let (checkpoint, tokenizer) = model_argument::open_model(&arguments.model, output)?;
     let name = checkpoint.identity().name.clone();
@@ -53,6 +57,7 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         .out
         .clone()
         .unwrap_or_else(|| model_argument::work_folder(&name));
+    let arguments: PrepareArguments = complete(arguments, matches, Some(&folder), output)?;
     let bar = Bar::new(output);
     let seed = arguments.seed;
     let quant = arguments.budget.quant();
@@ -74,8 +79,12 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         )),
         Work::Profile(made) => profile_stage::say_stage(made, output),
         Work::Predictors(made, recipe) => training_stage::say_stage(made, recipe, output),
+        Work::NoPredictors(policy) => output.say(format!(
+            "predictors: none are trained, as `--policy {policy}` uses none"
+        )),
         Work::Plan(plan, solved) => {
-            say_result(plan, solved, output);
+            output.say(summary(plan, Some(solved)).trim_end());
+            say_warnings(plan, solved, output);
             say_cost_of_skipping(plan, checkpoint.config(), output);
         }
         Work::Bundle(bundle, is_new) => {

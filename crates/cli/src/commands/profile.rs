@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
+use clap::ArgMatches;
 use powerinfer_artifact::Shard;
 use powerinfer_pipeline::check_paths;
 use powerinfer_profile::Amount;
@@ -10,6 +11,7 @@ use serde_json::json;
 
 use crate::{
     calibration_arguments::CalibrationArguments,
+    earlier_settings::{ResetArgument, complete},
     hint::Advised,
     model_argument,
     output::{Output, print, print_json},
@@ -39,6 +41,8 @@ pub(crate) struct ProfileArguments {
     /// Seed of every random choice
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    #[command(flatten)]
+    reset: ResetArgument,
     /// Profile again what is up to date
     #[arg(long)]
     force: bool,
@@ -47,24 +51,29 @@ pub(crate) struct ProfileArguments {
     json: bool,
 }
 
-pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
+pub(crate) fn run(arguments: ProfileArguments, matches: &ArgMatches, output: Output) -> Result<()> {
     check_paths(&arguments.calibration.data)?;
-    let (text, bar) = (arguments.calibration.text(), Bar::new(output));
-    let amount = text.amount();
     let shard = arguments.shard;
-    if shard != Shard::WHOLE && amount != Amount::Everything {
+    if shard != Shard::WHOLE && arguments.calibration.text().amount() != Amount::Everything {
         bail!(Advised::new(
             "a shard cannot see when all of them together have enough",
             "give `--tokens N`"
         ));
     }
     let (checkpoint, tokenizer) = model_argument::open_model(&arguments.model, output)?;
-    let out = arguments.out.clone().unwrap_or_else(|| {
-        model_argument::work_folder(&checkpoint.identity().name).join(shard.file_name("profile"))
-    });
+    let folder = model_argument::work_folder(&checkpoint.identity().name);
+    let is_whole = arguments.out.is_none() && shard == Shard::WHOLE;
+    let arguments = complete(arguments, matches, is_whole.then_some(&folder), output)?;
+    let (text, bar) = (arguments.calibration.text(), Bar::new(output));
+    let out = arguments
+        .out
+        .clone()
+        .unwrap_or_else(|| folder.join(shard.file_name("profile")));
     let (files, config) = (checkpoint.files(), checkpoint.config());
     let calibration = text.read(files, config, &tokenizer, arguments.seed, &bar)?;
-    let settings = arguments.tracing.settings(amount, shard, arguments.seed);
+    let settings = arguments
+        .tracing
+        .settings(text.amount(), shard, arguments.seed);
     let force = arguments.force;
     let tracing = &arguments.tracing;
     let profile = tracing.up_to_date(&checkpoint, &calibration, settings, &out, force, output)?;

@@ -43,17 +43,22 @@ pub(crate) struct RunArguments {
     /// blank line and this text
     #[arg(short, long, value_name = "TEXT")]
     prompt: Option<String>,
+    /// The same as `--prompt`
+    #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "interactive"])]
+    words: Option<String>,
     /// Chat, with line editing and history on a terminal; a line that ends in `\` continues on the next line, `/help`
     /// lists commands
     #[arg(short, long, conflicts_with = "prompt")]
     interactive: bool,
-    /// Tokens to generate, at most
+    /// Tokens to generate, at most; -1 for as many as the context has room for
     #[arg(
         short = 'n',
         long,
         alias = "n-predict",
         value_name = "N",
-        default_value_t = 256
+        default_value = "256",
+        value_parser = count_or_all,
+        allow_negative_numbers = true
     )]
     max_tokens: usize,
     #[command(flatten)]
@@ -77,6 +82,16 @@ pub(crate) struct RunArguments {
     /// Print one JSON document when done
     #[arg(long, conflicts_with = "interactive")]
     json: bool,
+}
+
+/// A number of tokens, or -1 for all that there is room for.
+fn count_or_all(text: &str) -> Result<usize, String> {
+    match text {
+        "-1" => Ok(usize::MAX),
+        _ => text
+            .parse()
+            .map_err(|_| "give a number of tokens, or -1".to_owned()),
+    }
 }
 
 /// Sampling; defaults come from the model's `generation_config.json`.
@@ -236,7 +251,7 @@ fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
     } else {
         piped_text()?
     };
-    match &arguments.prompt {
+    match arguments.prompt.as_ref().or(arguments.words.as_ref()) {
         Some(prompt) if piped.is_empty() => return Ok(Prompt::Text(prompt.clone())),
         // The order is that of `ollama run`.
         Some(prompt) => return Ok(Prompt::Text(format!("{piped}\n\n{prompt}"))),

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
+use clap::ArgMatches;
 use powerinfer_artifact::Shard;
 use powerinfer_kernels::Isa;
 use powerinfer_pipeline::train;
@@ -11,6 +12,7 @@ use powerinfer_tensor::Format;
 use serde_json::json;
 
 use crate::{
+    earlier_settings::{ResetArgument, complete},
     model_argument,
     output::{Output, print, print_json},
     predictor_table::tables,
@@ -51,6 +53,8 @@ pub(crate) struct TrainPredictorsArguments {
     /// Seed of every random choice
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    #[command(flatten)]
+    reset: ResetArgument,
     /// Train again what is up to date
     #[arg(long)]
     force: bool,
@@ -59,9 +63,15 @@ pub(crate) struct TrainPredictorsArguments {
     json: bool,
 }
 
-pub(crate) fn run(arguments: &TrainPredictorsArguments, output: Output) -> Result<()> {
+pub(crate) fn run(
+    arguments: TrainPredictorsArguments,
+    matches: &ArgMatches,
+    output: Output,
+) -> Result<()> {
     let (checkpoint, _) = model_argument::open_model(&arguments.model, output)?;
     let folder = model_argument::work_folder(&checkpoint.identity().name);
+    let is_whole = arguments.out.is_none() && arguments.shard == Shard::WHOLE;
+    let arguments = complete(arguments, matches, is_whole.then_some(&folder), output)?;
     let profile = Profile::open(
         &arguments
             .profile

@@ -40,7 +40,7 @@ impl Architecture {
     pub(super) fn needs_head(&self, dialect: Dialect) -> bool {
         match dialect {
             Dialect::Ggml => matches!(self.name, "gptneox" | "phi2"),
-            Dialect::PowerInfer => matches!(self.name, "llama" | "bamboo"),
+            Dialect::PowerInfer => matches!(self.name, "llama" | "bamboo" | "falcon"),
         }
     }
 }

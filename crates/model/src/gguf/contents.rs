@@ -169,7 +169,7 @@ struct TensorEntry {
 fn read_entries(
     cursor: &mut Cursor,
     count: usize,
-    may_be_empty: bool,
+    is_original: bool,
 ) -> Result<BTreeMap<String, TensorEntry>, String> {
     const LONGEST_NAME: usize = 64; // bytes, by the specification
     let mut entries = BTreeMap::new();
@@ -184,7 +184,7 @@ fn read_entries(
         if name.len() > LONGEST_NAME {
             return Err(format!("{tensor} has a name longer than {LONGEST_NAME}"));
         }
-        let entry = TensorEntry::read(cursor, may_be_empty).map_err(context(&tensor))?;
+        let entry = TensorEntry::read(cursor, is_original).map_err(context(&tensor))?;
         if entries.insert(name, entry).is_some() {
             return Err(format!("{tensor} occurs twice"));
         }
@@ -196,8 +196,8 @@ impl TensorEntry {
     /// Minimum size: length of the name, number of dimensions, type and offset.
     const MIN_BYTES: usize = 8 + 4 + 4 + 8;
 
-    /// Reads everything but the name. In the original PowerInfer's files of indices tensors `may_be_empty`.
-    fn read(cursor: &mut Cursor, may_be_empty: bool) -> Result<Self, String> {
+    /// Reads everything but the name. Integer tensors may be empty in the original PowerInfer's files (`is_original`).
+    fn read(cursor: &mut Cursor, is_original: bool) -> Result<Self, String> {
         let dimensions = cursor.u32()?;
         if !(1..=4).contains(&dimensions) {
             return Err(format!("it has {dimensions} dimensions, not 1 to 4"));
@@ -205,12 +205,17 @@ impl TensorEntry {
         let mut sizes = (0..dimensions)
             .map(|_| cursor.u64())
             .collect::<Result<Vec<_>, _>>()?;
-        let encoding = Encoding::from_id(cursor.u32()?)?;
+        let id = cursor.u32()?;
+        let encoding = if is_original {
+            Encoding::from_original_id(id)
+        } else {
+            Encoding::from_id(id)
+        }?;
         let offset = cursor.u64()?;
         // The file lists the innermost dimension first.
         let (row, length) = (sizes[0], encoding.block_length as u64);
         sizes.reverse();
-        let is_index = may_be_empty && encoding.name == "I32";
+        let is_index = is_original && encoding.name == "I32";
         if sizes.contains(&0) && !is_index {
             return Err(format!("its shape {sizes:?} has a size of 0"));
         }

@@ -20,7 +20,20 @@ pub(super) struct Encoding {
 /// Dequantises whole blocks into as many values as they hold.
 pub(super) type Decode = fn(&[u8], &mut [f32]);
 
+/// Number of 32-bit integers in the original PowerInfer's files. It forked ggml before 16 to 18, there 8-, 16- and 32-bit
+/// integers, were given to formats of weights, and integers moved to 24 to 26.
+pub(super) const ORIGINAL_I32: u32 = 18;
+
 impl Encoding {
+    /// Returns the encoding with type `id` in a file of the original PowerInfer. The numbers of today's ggml are known too.
+    pub(super) fn from_original_id(id: u32) -> Result<Self, String> {
+        Self::from_id(if (16..=ORIGINAL_I32).contains(&id) {
+            id + 8
+        } else {
+            id
+        })
+    }
+
     /// Returns the encoding with ggml's type `id`.
     pub(super) fn from_id(id: u32) -> Result<Self, String> {
         let (name, block_length, block_bytes, decode): (_, _, _, Option<Decode>) = match id {

@@ -11,7 +11,7 @@ use powerinfer_tensor::{Format, Matrix, MatrixData};
 
 use super::{
     contents::bytes_of,
-    dequantise::{Encoding, type_of},
+    dequantise::{Encoding, ORIGINAL_I32, type_of},
     value::{Value, write_text},
 };
 
@@ -50,6 +50,12 @@ impl Metadata {
         self.wide.extend(other.wide);
     }
 
+    /// The text of `key`.
+    pub fn text(&self, key: &str) -> Option<&str> {
+        let found = self.entries.iter().find(|(own, _)| own == key);
+        found.and_then(|(_, value)| value.as_text())
+    }
+
     /// Returns all entries.
     pub(super) fn entries(&self) -> &[(String, Value)] {
         &self.entries
@@ -72,18 +78,18 @@ pub struct TensorEntry {
 pub enum Elements {
     /// Numbers of weights, in any format but `q4_k`.
     Weights(Format),
-    /// Signed integers of 32 bits.
+    /// Signed integers of 32 bits, in a file of the original PowerInfer.
     I32,
 }
 
 impl TensorEntry {
-    /// ggml's number of the type, and the size of the data in bytes.
+    /// The number of the type, and the size of the data in bytes.
     fn encoding(&self) -> (u32, u64) {
         let id = match self.elements {
             Elements::Weights(format) => type_of(format).expect("q4_k is not written"),
-            Elements::I32 => 26,
+            Elements::I32 => ORIGINAL_I32,
         };
-        let encoding = Encoding::from_id(id).expect("the types are known");
+        let encoding = Encoding::from_original_id(id).expect("the types are known");
         let bytes = bytes_of(&self.shape, encoding).expect("the tensor fits in memory");
         (id, bytes as u64)
     }

@@ -1,0 +1,205 @@
+//! Settings of earlier runs on the same model: an option that is not given again keeps its value.
+
+use std::{
+    collections::BTreeMap,
+    ffi::{OsStr, OsString},
+    fs,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Result;
+use clap::{Arg, ArgMatches, Args, Command, parser::ValueSource};
+use powerinfer_artifact::{ArtifactError, shell_quoted, write::write_file};
+
+use crate::output::Output;
+
+/// File in the work folder of a model: options by name, with their values.
+const FILE: &str = "settings.json";
+
+/// Options of a single run.
+const NOT_KEPT: [&str; 13] = [
+    "certify-later",
+    "certify-shard",
+    "data",
+    "device",
+    "dry-run",
+    "force",
+    "html",
+    "json",
+    "out",
+    "predictors",
+    "profile",
+    "reset",
+    "shard",
+];
+
+/// Values of options, by the option's name.
+type Values = BTreeMap<String, Vec<String>>;
+
+/// The option that starts afresh.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ResetArgument {
+    /// Forget the options of earlier runs, which are otherwise kept if they are not given again
+    #[arg(long)]
+    pub(crate) reset: bool,
+}
+
+/// Completes the `arguments` of the command that `matches` are of by the options in the work `folder`, and keeps what was given
+/// there for later runs. Without a folder they are returned as they are.
+///
+/// # Errors
+///
+/// The file of settings cannot be read or written.
+pub(crate) fn complete<A: Args>(
+    arguments: A,
+    matches: &ArgMatches,
+    folder: Option<&PathBuf>,
+    output: Output,
+) -> Result<A> {
+    let (Some(folder), Some((_, given))) = (folder, matches.subcommand()) else {
+        return Ok(arguments);
+    };
+    let command = A::augment_args(Command::new("powerinfer").no_binary_name(true));
+    let path = folder.join(FILE);
+    let mut all = if given.get_flag("reset") {
+        Values::new()
+    } else {
+        read(&path)?
+    };
+    let mut line = words_of(&command, given);
+    let mut kept = Vec::new();
+    for (name, values) in &all {
+        let is_new = |option: &&Arg| !is_given(option, given);
+        let option = command
+            .get_arguments()
+            .find(|option| option.get_long() == Some(name));
+        let Some(option) = option.filter(is_new) else {
+            continue;
+        };
+        let more = words(option, values.iter().map(OsStr::new));
+        let both = [line.clone(), more.clone()].concat();
+        // An option that has changed its values, or that cannot be combined with those given, is not kept.
+        if command.clone().try_get_matches_from(&both).is_ok() {
+            line = both;
+            kept.extend(more.iter().map(|word| shown(&word.to_string_lossy())));
+        }
+    }
+    all.extend(given_values(&command, given));
+    if !kept.is_empty() {
+        output.say(format!(
+            "as in earlier runs: {} (`--reset` forgets them)",
+            kept.join(" ")
+        ));
+    }
+    let is_trial = matches!(given.try_get_one("dry_run"), Ok(Some(true)));
+    if !is_trial {
+        write(&path, &all)?;
+    }
+    Ok(A::from_arg_matches(&command.get_matches_from(line))?)
+}
+
+/// Keeps the options of `matches`, of a command with the arguments `A`, for later runs in the work `folder`.
+///
+/// # Errors
+///
+/// The file of settings cannot be read or written.
+pub(crate) fn keep<A: Args>(matches: &ArgMatches, folder: &Path) -> Result<()> {
+    let Some((_, given)) = matches.subcommand() else {
+        return Ok(());
+    };
+    let path = folder.join(FILE);
+    let mut all = read(&path)?;
+    all.extend(given_values(
+        &A::augment_args(Command::new("powerinfer")),
+        given,
+    ));
+    write(&path, &all)
+}
+
+/// The options of `matches` that later runs keep.
+fn given_values(command: &Command, matches: &ArgMatches) -> Values {
+    let given = options(command).filter(|(_, option)| is_given(option, matches));
+    let values = given.map(|(name, option)| {
+        let values = raw_values(option, matches).map(|value| value.to_string_lossy().into_owned());
+        (name.to_owned(), values.collect())
+    });
+    values.collect()
+}
+
+fn read(path: &Path) -> Result<Values, ArtifactError> {
+    let bytes = match fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Values::new()),
+        bytes => bytes.map_err(ArtifactError::read(path))?,
+    };
+    serde_json::from_slice(&bytes).map_err(|source| ArtifactError::NotJson {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn write(path: &Path, values: &Values) -> Result<()> {
+    if values.is_empty() && !path.exists() {
+        return Ok(());
+    }
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(ArtifactError::write(folder))?;
+    }
+    let mut json = serde_json::to_vec_pretty(values)?;
+    json.push(b'\n');
+    Ok(write_file(path, &json)?)
+}
+
+/// The options of `command` that later runs keep, with their names.
+fn options(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
+    let named = command
+        .get_arguments()
+        .filter_map(|option| Some((option.get_long()?, option)));
+    named.filter(|(name, _)| !NOT_KEPT.contains(name))
+}
+
+/// Whether `option` is on the command line.
+fn is_given(option: &Arg, matches: &ArgMatches) -> bool {
+    matches.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine)
+}
+
+/// Words that give what `matches` has.
+fn words_of(command: &Command, matches: &ArgMatches) -> Vec<OsString> {
+    let given = command
+        .get_arguments()
+        .filter(|option| is_given(option, matches));
+    given
+        .flat_map(|option| words(option, raw_values(option, matches)))
+        .collect()
+}
+
+/// Values of an option as they were given.
+fn raw_values<'a>(option: &Arg, matches: &'a ArgMatches) -> impl Iterator<Item = &'a OsStr> {
+    matches
+        .get_raw(option.get_id().as_str())
+        .into_iter()
+        .flatten()
+}
+
+/// The option `word`, `--name=value`, as users write it.
+fn shown(word: &str) -> String {
+    match word.split_once('=') {
+        Some((name, value)) => format!("{name} {}", shell_quoted(value)),
+        None => word.to_owned(),
+    }
+}
+
+/// Words that give `option` these values; no option, but an argument, has no name.
+fn words<'a>(option: &Arg, values: impl Iterator<Item = &'a OsStr>) -> Vec<OsString> {
+    match option.get_long() {
+        None => values.map(OsStr::to_owned).collect(),
+        Some(name) if !option.get_action().takes_values() => vec![format!("--{name}").into()],
+        Some(name) => values
+            .map(|value| {
+                let mut word = OsString::from(format!("--{name}="));
+                word.push(value);
+                word
+            })
+            .collect(),
+    }
+}
