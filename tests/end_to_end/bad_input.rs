@@ -27,11 +27,11 @@ fn folders_without_a_checkpoint_are_refused() {
     let sandbox = Sandbox::new();
     sandbox
         .run(&["profile", "./nowhere"])
-        .bad(1, &["./nowhere", "hint"]);
+        .bad(1, &["./nowhere", "a model is a folder"]);
     fs::create_dir(sandbox.path("empty")).unwrap();
     sandbox
         .run(&["profile", "empty"])
-        .bad(1, &["empty", "config.json", "hint"]);
+        .bad(1, &["empty", "config.json"]);
     fs::write(sandbox.path("empty/config.json"), "{").unwrap();
     sandbox
         .run(&["profile", "empty"])
@@ -47,7 +47,7 @@ fn missing_truncated_and_outside_shards_are_refused() {
     fs::write(&shard, &whole[..whole.len() - 100]).unwrap();
     sandbox
         .run(&["inspect", "llama-sharded"])
-        .bad(1, &["model-00002-of-00002.safetensors", "hint"]);
+        .bad(1, &["model-00002-of-00002.safetensors", "; download"]);
     fs::write(&shard, &whole[..20]).unwrap();
     sandbox
         .run(&["inspect", "llama-sharded"])
@@ -643,7 +643,7 @@ fn predictor_settings_that_cannot_be_met_are_reported() {
 
     let few = ["profile", "--tokens", "1500", "--trace-tokens", "200"];
     sandbox.run(&few).good();
-    let few = train(&[]);
+    let few = train(&["--reset"]);
     for message in [
         "held-out tokens the recall is known to",
         "95% confidence",

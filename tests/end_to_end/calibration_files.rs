@@ -36,7 +36,18 @@ impl Sandbox {
         let model = golden_model("llama-relu-gqa");
         let model = model.to_str().unwrap();
         let more = ["--tokens", "2000", "--trace-tokens", "100", "--json"];
-        let arguments = ["profile", model, "--data", data, "--out", "profile"];
+        // Some of these files alone are too short.
+        self.write("filler.txt", "some words to calibrate on, ".repeat(60));
+        let arguments = [
+            "profile",
+            model,
+            "--data",
+            data,
+            "--data",
+            "filler.txt",
+            "--out",
+            "profile",
+        ];
         let _ = fs::remove_dir_all(self.path("profile"));
         self.run_with(&[&arguments[..], &more].concat(), stdin)
     }

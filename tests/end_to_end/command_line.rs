@@ -32,11 +32,10 @@ fn the_plan_is_as_it_was() {
         "whole layers on the GPU, the last first",
         "decoding 8 at once",
         "reading a prompt of 512",
+        "optimality: proven for latency, by decomposition in",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    let proof = "(proven optimal for latency, by decomposition in";
-    place.stderr_contains(&[proof]);
 }
 
 #[test]

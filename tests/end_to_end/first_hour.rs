@@ -213,6 +213,137 @@ fn a_prompt_beyond_the_context_is_an_error_before_anything_is_printed() {
 }
 
 #[test]
+fn settings_of_earlier_runs_are_kept_until_they_are_changed() {
+    let sandbox = Sandbox::new();
+    let prepare = |more: &[&str]| {
+        sandbox
+            .run(&[&["prepare", "demo"][..], more].concat())
+            .good()
+    };
+    let format = || {
+        let report = sandbox
+            .run(&["inspect", "demo.powerinfer/bundle", "--json"])
+            .good();
+        report.json()["manifest"]["quant"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    let first = prepare(
+        &[
+            &QUICK[..],
+            &[
+                "--hardware",
+                "laptop",
+                "--quant",
+                "q4_0",
+                "--certify",
+                "none",
+                "--policy",
+                "exact",
+            ],
+        ]
+        .concat(),
+    );
+    first.stderr_contains(&["none are trained, as `--policy exact` uses none"]);
+    assert!(!first.stderr.contains("earlier runs"), "{}", first.stderr);
+    assert!(!sandbox.path("demo.powerinfer/predictors").exists());
+    assert_eq!(format(), "q4_0");
+    // Neither command changes anything unasked.
+    for command in ["prepare", "place"] {
+        let again = sandbox.run(&[command, "demo"]).good();
+        again.stderr_contains(&[
+            "as in earlier runs: --certify none --hardware laptop --policy exact --quant q4_0",
+            "bundle: `demo.powerinfer/bundle` is up to date",
+        ]);
+    }
+    // A plan that is only shown is not a setting.
+    sandbox
+        .run(&["place", "demo", "--dry-run", "--quant", "f16"])
+        .good();
+    prepare(&[]).stderr_contains(&["--quant q4_0"]);
+    // One setting is changed, the others stay.
+    let changed = prepare(&["--quant=f16"]);
+    changed.stderr_contains(&["earlier runs: --certify none --hardware laptop --policy exact --s"]);
+    assert_eq!(format(), "f16");
+    // The plan of a bundle that is placed again is kept too.
+    sandbox
+        .run(&["place", "demo.powerinfer", "--context", "64"])
+        .good();
+    prepare(&[]).stderr_contains(&["--context 64", "is up to date"]);
+    let afresh = prepare(&[
+        "--reset",
+        "--hardware",
+        "laptop",
+        "--certify",
+        "none",
+        "--steps",
+        "5",
+        "--tokens",
+        "5000",
+    ]);
+    assert!(!afresh.stderr.contains("earlier runs"), "{}", afresh.stderr);
+    assert_eq!(format(), "q8_0");
+    std::fs::write(sandbox.path("demo.powerinfer/settings.json"), "[").unwrap();
+    sandbox.run(&["prepare", "demo"]).bad(
+        1,
+        &["demo.powerinfer/settings.json` is not the expected JSON"],
+    );
+}
+
+#[test]
+fn habits_of_other_programs_are_understood() {
+    let sandbox = Sandbox::new();
+    sandbox
+        .run(&["list"])
+        .good()
+        .stderr_contains(&["`powerinfer prepare MODEL`"]);
+    sandbox.copy_demo();
+    for command in ["list", "ls"] {
+        let list = sandbox.run(&[command]).good();
+        list.stdout_contains(&["name", "demo", "MiB", "q8_0", "in 6 layers", "just now"]);
+    }
+    let list = sandbox.run(&["list", "--json"]).good().json();
+    assert_eq!(list["models"][0]["folder"], "./demo.powerinfer/bundle");
+    let shown = sandbox.run(&["show", "demo.powerinfer/bundle"]).good();
+    shown.stdout_contains(&["powerinfer-bundle"]);
+    sandbox.run(&["rm", "demo"]).bad(2, &["`NAME.powerinfer`"]);
+    let given = sandbox
+        .run(&["run", "demo", "def add(a, b):", "-n", "8"])
+        .good();
+    let prompt = sandbox
+        .run(&["run", "demo", "-p", "def add(a, b):", "-n", "8"])
+        .good();
+    assert_eq!(given.stdout, prompt.stdout);
+    let all = sandbox
+        .run(&["run", "demo", "def add(a, b):", "-n", "-1"])
+        .good();
+    assert!(all.stdout.len() > given.stdout.len() && all.stdout.starts_with(&given.stdout));
+    sandbox.run(&["run", "demo", "-n", "-2"]).bad(2, &["or -1"]);
+    let file = "demo.powerinfer/bundle/plan.json";
+    sandbox
+        .run(&["run", file])
+        .bad(1, &["is a file of the bundle `demo.powerinfer/bundle`"]);
+    for missing in [
+        "models/tiny.gguf",
+        "other.powerinfer/bundle",
+        "./tiny",
+        "tiny/weights.safetensors",
+    ] {
+        sandbox
+            .run(&["tokenize", missing])
+            .bad(1, &["there is no model at"]);
+    }
+    let command = "`powerinfer prepare org/name --data TEXT`";
+    sandbox
+        .run(&["run", "org/name"])
+        .bad(1, &["`org/name` is a model", command]);
+    std::fs::write(sandbox.path("short.txt"), "twelve bytes").unwrap();
+    let profile = ["profile", "demo", "--data", "short.txt", "--out", "short"];
+    sandbox.run(&profile).bad(1, &["give about 80 in all"]);
+}
+
+#[test]
 fn options_of_llama_cpp_name_ours() {
     let sandbox = Sandbox::new();
     for (options, ours) in [

@@ -65,7 +65,7 @@ fn files_in_a_bundle_are_listed_and_kept() {
     sandbox.run(&["inspect", "demo.powerinfer/bundle"]).good();
     assert_eq!(
         names(&sandbox.path("demo.powerinfer")),
-        ["bundle", "predictors", "profile"]
+        ["bundle", "predictors", "profile", "settings.json"]
     );
 }
 

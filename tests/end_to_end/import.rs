@@ -243,7 +243,7 @@ fn predictors_that_do_not_match_the_model_are_refused() {
     };
     refused("nowhere", &["nowhere", "does not exist", "give a"]);
     fs::create_dir(sandbox.path("empty")).unwrap();
-    refused("empty", &["empty", "`model_0.pt`", "hint"]);
+    refused("empty", &["empty", "`model_0.pt`"]);
     write_pickles(&sandbox.path("pickles"));
     let (first, second) = (
         sandbox.path("pickles/model_0.pt"),

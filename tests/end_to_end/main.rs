@@ -13,6 +13,7 @@ mod drivers;
 #[path = "../support/edit_checkpoint.rs"]
 mod edit_checkpoint;
 mod evaluation;
+mod examples;
 mod export;
 mod families;
 mod fidelity;

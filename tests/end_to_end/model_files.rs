@@ -255,7 +255,7 @@ fn predictors_inside_a_checkpoint_are_those_of_a_folder() {
     assert_eq!(inside.0[0]["rank"], RANK);
     assert!(!inside.2.contains("contains predictors"));
     let note = "`mistral-swa-relu` contains predictors; `--import mistral-swa-relu` uses them";
-    let quick = ["--steps", "1"];
+    let quick = ["--steps", "1", "--reset"];
     sandbox
         .run(&[&train[..], &quick].concat())
         .good()

@@ -422,7 +422,7 @@ fn files_of_other_origin_are_never_replaced() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     for command in [
-        &["profile", "demo", "--tokens", "300"][..],
+        &["profile", "demo", "--tokens", "2000"][..],
         &["train-predictors", "demo", "--steps", "2"],
         &["place", "demo", "--vram", "0G"],
         &["merge", "demo.powerinfer/profile"],

@@ -204,6 +204,8 @@ pub(crate) fn prepared_demo() -> &'static Path {
         let arguments = [&["prepare", "demo", "--vram", "24G"][..], &QUICK].concat();
         sandbox.run(&arguments).good();
         let folder = sandbox.path("demo.powerinfer");
+        // Tests give what they need.
+        std::fs::remove_file(folder.join("settings.json")).unwrap();
         (sandbox, folder)
     });
     folder

@@ -183,7 +183,7 @@ fn impossible_synthetic_models_are_refused() {
     fs::create_dir(sandbox.path("there")).unwrap();
     sandbox
         .run(&["synth", "--like", "llama-shape", "--out", "there"])
-        .bad(1, &["`there` exists already", "; "]);
+        .bad(1, &["`there` exists already", "hint: "]);
     let path = sandbox.path("llama-shape/config.json");
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("relu", "silu")).unwrap();

@@ -17,6 +17,16 @@ pub trait Progress: Sync {
     ///
     /// [`Interrupted`] if the work is to stop here.
     fn advance(&self, count: u64) -> Result<(), Interrupted>;
+    /// Reports that `count` units were done by an earlier run, which says nothing about the speed of this one.
+    ///
+    /// # Errors
+    ///
+    /// [`Interrupted`] if the work is to stop here.
+    fn skip(&self, count: u64) -> Result<(), Interrupted> {
+        self.advance(count)
+    }
+    /// Reports that the following tasks belong to the stage `number` of `count`, from 1 on.
+    fn stage(&self, _number: usize, _count: usize) {}
     /// Reports one line of general interest, such as the result of a layer.
     fn note(&self, line: &str);
     /// Reports one line of general interest with a remedy.

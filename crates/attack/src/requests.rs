@@ -148,7 +148,7 @@ fn server() -> SocketAddr {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let server = Server::bind(model.engine, tokenizer, settings, any).expect("a free port");
         let address = server.address().expect("the address is known");
-        thread::spawn(move || server.run(|| false).expect("the server runs"));
+        thread::spawn(move || server.run(|_| false).expect("the server runs"));
         address
     })
 }

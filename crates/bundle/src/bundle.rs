@@ -293,6 +293,11 @@ impl Bundle {
         Ok(self)
     }
 
+    /// Returns the digest in its manifest, which covers all files but a plan that replaces the first.
+    pub fn digest(&self) -> Option<Digest> {
+        self.manifest.body.seal
+    }
+
     /// Returns the format of the weights.
     pub fn quant(&self) -> Format {
         self.quant

@@ -12,7 +12,7 @@ use anyhow::Result;
 use clap::{Arg, ArgMatches, Args, Command, parser::ValueSource};
 use powerinfer_artifact::{ArtifactError, shell_quoted, write::write_file};
 
-use crate::output::Output;
+use crate::{output::Output, progress::interrupted};
 
 /// File in the work folder of a model: options by name, with their values.
 const FILE: &str = "settings.json";
@@ -45,20 +45,21 @@ pub(crate) struct ResetArgument {
     pub(crate) reset: bool,
 }
 
-/// Completes the `arguments` of the command that `matches` are of by the options in the work `folder`, and keeps what was given
-/// there for later runs. Without a folder they are returned as they are.
+/// Calls `run` with the `arguments` of the command that `matches` are of, completed by the options in the work `folder`. What
+/// was given is kept there for later runs, unless the run fails. Without a folder nothing is completed or kept.
 ///
 /// # Errors
 ///
-/// The file of settings cannot be read or written.
-pub(crate) fn complete<A: Args>(
-    arguments: A,
+/// The file of settings cannot be read or written, or `run` fails.
+pub(crate) fn with_earlier<A: Args>(
+    arguments: &A,
     matches: &ArgMatches,
     folder: Option<&PathBuf>,
     output: Output,
-) -> Result<A> {
+    run: impl FnOnce(&A) -> Result<()>,
+) -> Result<()> {
     let (Some(folder), Some((_, given))) = (folder, matches.subcommand()) else {
-        return Ok(arguments);
+        return run(arguments);
     };
     let command = A::augment_args(Command::new("powerinfer").no_binary_name(true));
     let path = folder.join(FILE);
@@ -93,10 +94,12 @@ pub(crate) fn complete<A: Args>(
         ));
     }
     let is_trial = matches!(given.try_get_one("dry_run"), Ok(Some(true)));
-    if !is_trial {
+    let result = run(&A::from_arg_matches(&command.get_matches_from(line))?);
+    // An interrupted run is resumed with its settings.
+    if !is_trial && (result.is_ok() || interrupted()) {
         write(&path, &all)?;
     }
-    Ok(A::from_arg_matches(&command.get_matches_from(line))?)
+    result
 }
 
 /// Keeps the options of `matches`, of a command with the arguments `A`, for later runs in the work `folder`.

@@ -4,6 +4,9 @@ use clap::{Command, CommandFactory};
 
 use crate::Arguments;
 
+/// Columns of the help.
+const WIDTH: usize = 100;
+
 /// Every command with the words that call it, subcommands behind the command they belong to.
 fn commands() -> Vec<(String, Command)> {
     fn walk(command: &Command, path: String, found: &mut Vec<(String, Command)>) {
@@ -14,7 +17,7 @@ fn commands() -> Vec<(String, Command)> {
         }
         found.push((path, command.clone()));
     }
-    let mut root = Arguments::command().term_width(100);
+    let mut root = Arguments::command().term_width(WIDTH);
     root.build();
     let mut found = Vec::new();
     walk(&root, root.get_name().to_owned(), &mut found);
@@ -41,4 +44,73 @@ fn every_command_has_an_example() {
             "{path}"
         );
     }
+}
+
+/// Command lines of this program in `text`, without comments; a line that ends in `\` goes on.
+fn command_lines(text: &str) -> Vec<String> {
+    let whole = text.replace("\\\n", " ");
+    let lines = whole.lines().map(str::trim);
+    let lines = lines.map(|line| line.strip_prefix("$ ").unwrap_or(line));
+    let calls = lines.flat_map(|line| {
+        let line = line.split(" #").next().unwrap_or(line);
+        let parts = line.split("&&").flat_map(|part| part.split(['|', '>']));
+        parts.map(|part| part.trim().to_owned())
+    });
+    calls
+        .filter(|call| call.starts_with("powerinfer "))
+        .collect()
+}
+
+/// The words of a command line, as a shell separates them.
+fn words(line: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut is_quoted = false;
+    for c in line.chars() {
+        match c {
+            '\'' => is_quoted = !is_quoted,
+            ' ' if !is_quoted => words.push(String::new()),
+            c => words.last_mut().expect("there is a word").push(c),
+        }
+    }
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+#[test]
+fn examples_of_help_and_documentation_are_valid() {
+    let help = commands().into_iter().filter_map(|(path, command)| {
+        let after = command.get_after_help()?.to_string();
+        let examples = after.split("Example").nth(1)?.to_owned();
+        for line in examples.lines().filter(|line| line.starts_with("  ")) {
+            assert!(
+                line.len() <= WIDTH,
+                "`{line}` of {path} is broken into two lines"
+            );
+        }
+        Some((path, examples))
+    });
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folders = ["docs/guide", "docs/architecture"].map(|folder| root.join(folder).read_dir());
+    let pages = folders
+        .into_iter()
+        .flat_map(|folder| folder.expect("the folder is there"));
+    let pages = pages.map(|page| page.expect("a page").path());
+    let pages = pages.chain([root.join("README.md")]).map(|page| {
+        let text = std::fs::read_to_string(&page).expect("the page is there");
+        let blocks: Vec<&str> = text.split("```").skip(1).step_by(2).collect();
+        (page.display().to_string(), blocks.join("\n"))
+    });
+    let mut count = 0;
+    for (place, text) in help.chain(pages) {
+        for line in command_lines(&text) {
+            let parsed = Arguments::command().try_get_matches_from(words(&line));
+            if let Err(error) = parsed
+                && error.use_stderr()
+            {
+                panic!("`{line}` of {place}: {error}");
+            }
+            count += 1;
+        }
+    }
+    assert!(count > 90, "{count}");
 }

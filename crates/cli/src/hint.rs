@@ -142,7 +142,7 @@ const COMMANDS_OF_OLLAMA: [(&str, &str); 5] = [
     ("stop", "a server ends with Ctrl-C"),
 ];
 
-/// What to use instead if `error` is about an option of llama.cpp among `arguments`, or about a command of Ollama.
+/// Advice if `error` is about an option of llama.cpp among `arguments`, or about a command of Ollama.
 pub(crate) fn of_usage(
     error: &clap::Error,
     arguments: impl Iterator<Item = String>,

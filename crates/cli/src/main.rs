@@ -164,11 +164,11 @@ fn main() -> ExitCode {
     progress::listen_for_interrupts();
     let result = match arguments.command {
         Command::Pull(arguments) => pull::run(&arguments, output),
-        Command::Profile(arguments) => profile::run(arguments, &matches, output),
+        Command::Profile(arguments) => profile::run(&arguments, &matches, output),
         Command::Merge(arguments) => merge::run(&arguments, output),
-        Command::TrainPredictors(arguments) => train_predictors::run(arguments, &matches, output),
-        Command::Place(arguments) => place::run(arguments, &matches, output),
-        Command::Prepare(arguments) => prepare::run(arguments, &matches, output),
+        Command::TrainPredictors(arguments) => train_predictors::run(&arguments, &matches, output),
+        Command::Place(arguments) => place::run(&arguments, &matches, output),
+        Command::Prepare(arguments) => prepare::run(&arguments, &matches, output),
         Command::Cluster(arguments) => cluster::run::<Arguments>(&arguments, output),
         Command::Run(arguments) => run::run(&arguments, output),
         Command::Serve(arguments) => serve::run(&arguments, output),

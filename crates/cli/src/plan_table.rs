@@ -22,7 +22,7 @@ pub(crate) fn draw(
     output: Output,
 ) -> Result<()> {
     if let Some(path) = path {
-        let forecast = plan.forecast.as_ref();
+        let forecast = plan.forecast.as_ref().filter(|_| !is_short(plan));
         let predictions = forecast.map_or_else(Vec::new, |forecast| predicted(plan, forecast));
         write_file(path, plan_page(model, plan, &predictions)?.as_bytes())?;
         output.say(format!("drawn in `{}`", path.display()));
@@ -33,6 +33,11 @@ pub(crate) fn draw(
 /// Microseconds per token below which no speed is predicted: caches and the waits between kernels then decide, of which the
 /// cost model knows little.
 const SHORTEST_PREDICTED: f64 = 1000.0;
+
+/// Whether a token takes so little time that no speed is predicted.
+fn is_short(plan: &Plan) -> bool {
+    plan.totals.microseconds_per_token < SHORTEST_PREDICTED
+}
 
 /// The plan in a few lines: for what machine, what was decided, what it brings, what limits it, and, unless it was up to
 /// date, how good it is.
@@ -65,12 +70,11 @@ pub(crate) fn summary(plan: &Plan, report: Option<&SolveReport>) -> String {
         ),
         ("CPU", memory(Device::Cpu)),
     ];
-    let is_short = totals.microseconds_per_token < SHORTEST_PREDICTED;
-    if is_short {
+    if is_short(plan) {
         let speeds = "over 1000 tokens/s; the cost model is not precise for models this small";
         lines.push(("predicted", speeds.to_owned()));
     }
-    if let Some(forecast) = plan.forecast.as_ref().filter(|_| !is_short) {
+    if let Some(forecast) = plan.forecast.as_ref().filter(|_| !is_short(plan)) {
         let mut predicted = predicted(plan, forecast).into_iter();
         lines.extend(predicted.next().map(|speeds| ("predicted", speeds)));
         let own = totals.microseconds_per_token;
@@ -136,7 +140,7 @@ fn layers_of(names: impl Iterator<Item = String>) -> String {
 }
 
 /// The plan as tables: layers, memories, and other placements.
-pub(crate) fn describe(plan: &Plan) -> String {
+pub(crate) fn describe(plan: &Plan, report: Option<&SolveReport>) -> String {
     let mut text = format!("{}\n{}\n{}", layers(plan), reasons(plan), memory(plan));
     if let Some(forecast) = &plan.forecast {
         let mut table = Table::new(&["placement", "µs a token", "tokens/s", "this plan is"]);
@@ -147,6 +151,9 @@ pub(crate) fn describe(plan: &Plan) -> String {
         for sentence in predicted(plan, forecast) {
             text += &format!("predicted: {sentence}\n");
         }
+    }
+    if let Some(report) = report {
+        text += &format!("optimality: {}\n", optimality(plan, report));
     }
     text
 }

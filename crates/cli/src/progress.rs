@@ -1,7 +1,7 @@
 //! The progress bar, and Ctrl-C.
 
 use std::sync::{
-    OnceLock, RwLock,
+    OnceLock, PoisonError, RwLock,
     atomic::{AtomicBool, Ordering},
 };
 use std::time::Duration;
@@ -59,6 +59,8 @@ pub(crate) fn listen_for_interrupts() {
 pub(crate) struct Bar {
     output: Output,
     bar: RwLock<ProgressBar>,
+    /// `[2/3] ` in the second of three stages.
+    stage: RwLock<String>,
 }
 
 impl Bar {
@@ -67,14 +69,12 @@ impl Bar {
         Self {
             output,
             bar: RwLock::new(ProgressBar::hidden()),
+            stage: RwLock::default(),
         }
     }
 
     fn with(&self, act: impl FnOnce(&ProgressBar)) {
-        act(&self
-            .bar
-            .read()
-            .unwrap_or_else(std::sync::PoisonError::into_inner));
+        act(&self.bar.read().unwrap_or_else(PoisonError::into_inner));
     }
 }
 
@@ -86,30 +86,32 @@ impl Progress for Bar {
             ProgressDrawTarget::hidden()
         };
         let template = if unit == "bytes" {
-            "{msg} {bar:30} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {left}"
+            "{msg} {bar:30} {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {left}"
                 .to_owned()
         } else {
-            format!(
-                "{{msg}} {{bar:30}} {{human_pos}}/{{human_len}} {unit}  {{rate}} {unit}/s  {{left}}"
-            )
+            format!("{{msg}} {{bar:30}} {{human_pos}} of {{human_len}} {unit}  {{rate}}{{left}}")
         };
-        let bar = ProgressBar::with_draw_target(Some(total), target)
-            .with_message(escaped(title).into_owned());
+        let stage = self.stage.read().unwrap_or_else(PoisonError::into_inner);
+        let message = format!("{stage}{}", escaped(title));
+        let bar = ProgressBar::with_draw_target(Some(total), target).with_message(message);
         if let Ok(style) = ProgressStyle::with_template(&template) {
             let style = style.with_key(
                 "rate",
-                |state: &indicatif::ProgressState, text: &mut dyn std::fmt::Write| {
-                    let _ = write!(text, "{:.0}", state.per_sec());
+                move |state: &indicatif::ProgressState, text: &mut dyn std::fmt::Write| {
+                    // Of less than one a second, the time that is left says more.
+                    if state.per_sec() >= 1.0 {
+                        let _ = write!(text, "{:.0} {unit}/s  ", state.per_sec());
+                    }
                 },
             );
             // No time is known before the first step.
             let style = style.with_key(
                 "left",
                 |state: &indicatif::ProgressState, text: &mut dyn std::fmt::Write| {
-                    let _ = match state.pos() {
-                        0 => Ok(()),
-                        _ => write!(text, "{:#} left", indicatif::HumanDuration(state.eta())),
-                    };
+                    if state.per_sec() > 0.0 {
+                        let left = indicatif::HumanDuration(state.eta());
+                        let _ = write!(text, "about {left:#} left");
+                    }
                 },
             );
             bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
@@ -117,10 +119,7 @@ impl Progress for Bar {
         if !bar.is_hidden() {
             bar.enable_steady_tick(Duration::from_millis(200));
         }
-        *self
-            .bar
-            .write()
-            .unwrap_or_else(std::sync::PoisonError::into_inner) = bar;
+        *self.bar.write().unwrap_or_else(PoisonError::into_inner) = bar;
     }
 
     fn advance(&self, count: u64) -> Result<(), Interrupted> {
@@ -130,6 +129,17 @@ impl Progress for Bar {
             return Err(Interrupted);
         }
         Ok(())
+    }
+
+    fn skip(&self, count: u64) -> Result<(), Interrupted> {
+        let result = self.advance(count);
+        self.with(ProgressBar::reset_eta);
+        result
+    }
+
+    fn stage(&self, number: usize, count: usize) {
+        let mut stage = self.stage.write().unwrap_or_else(PoisonError::into_inner);
+        *stage = format!("[{number}/{count}] ");
     }
 
     fn note(&self, line: &str) {

@@ -11,7 +11,7 @@ use powerinfer_tensor::Format;
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     /// A format that the target does not have.
-    #[error("{target} has weights in {supported}, not in {format}")]
+    #[error("{target} has no weights in {format}, only in {supported}")]
     Format {
         /// The target.
         target: &'static str,

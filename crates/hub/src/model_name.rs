@@ -150,6 +150,14 @@ mod tests {
             ("name", "refs/pr/3"),
             "the revision keeps its slashes"
         );
+        for address in [
+            "https://huggingface.co/org/name@refs/pr/3",
+            "https://huggingface.co/org/name/tree/refs/pr/3",
+            "http://www.huggingface.co/org/name@refs/pr/3",
+            "hf.co/org/name/tree/refs/pr/3/",
+        ] {
+            assert_eq!(ModelName::parse(address).unwrap(), name);
+        }
         let plain = ModelName::parse("org/name@main").unwrap();
         assert_eq!(plain, ModelName::parse("org/name").unwrap());
         assert_eq!(plain.to_string(), "org/name");
@@ -180,7 +188,9 @@ mod tests {
             "org/na me",
             "org/näme",
             "~/model",
-            "https://huggingface.co/org/name",
+            "https://huggingface.co/org",
+            "https://example.com/org/name",
+            "https://huggingface.co/org/name/blob/main/a.gguf",
             "org/name@",
             "org/name@../x",
             "org/name@/x",

@@ -11,7 +11,7 @@ use powerinfer_bundle::Bundle;
 use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
 use powerinfer_planner::{PlanOptions, Request, Scratch, certify_bundle, check_reserved, plan};
-use powerinfer_predictor::{FEWEST_SAMPLES, Recipe};
+use powerinfer_predictor::Recipe;
 use powerinfer_profile::{Profile, Settings};
 use powerinfer_solver::SolveReport;
 use powerinfer_text::Tokenizer;
@@ -70,6 +70,8 @@ pub fn prepare(
     report: Report<'_>,
 ) -> Result<(Bundle, Profile), PipelineError> {
     let options = &prepare.options;
+    let stage = |number| progress.stage(number, 3);
+    stage(1);
     // Errors that need no profile come before hours of profiling.
     options.check(checkpoint.config())?;
     let profile = prepare.profile(
@@ -79,6 +81,7 @@ pub fn prepare(
         progress,
         report,
     )?;
+    stage(2);
     let out = folder.join("predictors");
     let predictors = match options.policy {
         Some(policy @ (Policy::Dense | Policy::Exact)) => {
@@ -96,6 +99,7 @@ pub fn prepare(
         }
     };
 
+    stage(3);
     let out = folder.join("bundle");
     let bundle = place(
         checkpoint, &profile, predictors, options, &out, progress, report,
@@ -164,8 +168,6 @@ impl Prepare<'_> {
         let calibration = self
             .text
             .read(files, config, tokenizer, self.seed, progress)?;
-        // Reports too little text before hours of profiling.
-        calibration.check_parts(FEWEST_SAMPLES)?;
         if self.options.certifies() {
             check_reserved(calibration.reserved(), progress);
         }

@@ -8,7 +8,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_kernels::{Isa, cuda::Device};
 use powerinfer_model::Checkpoint;
-use powerinfer_predictor::{PredictorError, Recipe, is_current, make};
+use powerinfer_predictor::{FEWEST_SAMPLES, PredictorError, Recipe, is_current, make};
 use powerinfer_profile::{Calibration, Profile, Settings, measure};
 
 use crate::PipelineError;
@@ -27,7 +27,7 @@ pub struct Stage<T> {
 ///
 /// # Errors
 ///
-/// The folder has a profile of another model, or measuring fails.
+/// There is too little text for training and certifying, the folder has a profile of another model, or measuring fails.
 pub fn profile(
     checkpoint: &Checkpoint,
     calibration: &Calibration,
@@ -37,6 +37,8 @@ pub fn profile(
     force: bool,
     progress: &dyn Progress,
 ) -> Result<Stage<Profile>, PipelineError> {
+    // Reports too little text before hours of profiling.
+    calibration.check_parts(FEWEST_SAMPLES)?;
     let found = Profile::open(out);
     if let Ok(found) = &found {
         let model = &found.header().model;

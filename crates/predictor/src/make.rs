@@ -190,7 +190,7 @@ pub fn make(
     };
     let mut remarks = Remarks::default();
     progress.begin(doing, layers.len() as u64, "layers");
-    progress.advance(files.len() as u64)?;
+    progress.skip(files.len() as u64)?;
     for layer in layers[files.len()..].iter().copied() {
         let mut made = Made::default();
         match recipe {

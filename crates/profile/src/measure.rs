@@ -296,8 +296,12 @@ impl Run<'_> {
         let range = state.place.start..state.place.end;
         let tokens = self.calibration.tokens_in(range.clone());
         let work = (tokens * self.sizes.layers) as u64;
-        self.progress.begin("profiling", work, "tokens × layers");
-        self.progress.advance((tokens * state.place.layer) as u64)?;
+        let title = match self.rounds.len() {
+            0 | 1 => "profiling".to_owned(),
+            round => format!("profiling, round {round}"),
+        };
+        self.progress.begin(&title, work, "tokens × layers");
+        self.progress.skip((tokens * state.place.layer) as u64)?;
         while state.place.layer < self.sizes.layers {
             state = self.layer(state, &range, tokens)?;
         }

@@ -171,6 +171,14 @@ pub(crate) struct Service {
     /// The model's own settings.
     pub(crate) sampling: SamplingSettings,
     pub(crate) name: String,
+    /// Bytes of weights and predictors.
+    pub(crate) bytes: u64,
+    /// Digest of the bundle, 64 hexadecimal digits.
+    pub(crate) digest: String,
+    /// Bytes of the model in GPU memory.
+    pub(crate) device_bytes: u64,
+    /// Number of parameters, such as `6.7B`.
+    pub(crate) parameters: String,
     /// The model's layers, as `/v1/models` describes them.
     pub(crate) about: Value,
     pub(crate) context: usize,
@@ -220,6 +228,14 @@ impl Server {
         let started = SystemTime::now().duration_since(UNIX_EPOCH);
         let vocabulary = engine.bundle().config().vocabulary_size;
         let about = about(&engine);
+        let (bytes, digest) = (
+            engine.bundle().bytes(),
+            engine.bundle().digest().map(|digest| digest.to_string()),
+        );
+        let digest = digest.unwrap_or_default().replace("b3:", "");
+        let on_device = engine.uses_device();
+        let device_bytes = u64::from(on_device) * engine.bundle().plan().totals.gpu_bytes;
+        let parameters = rounded(engine.bundle().config().parameters());
         let name = name.unwrap_or_else(|| engine.bundle().header().model.name.clone());
         let stop_tokens = [tokenizer.stop_ids(), &engine.bundle().config().end_of_text]
             .concat()
@@ -247,6 +263,10 @@ impl Server {
             tokenizer,
             sampling,
             name,
+            bytes,
+            digest,
+            device_bytes,
+            parameters,
             about,
             context,
             parallel: capacity.parallel,
@@ -298,13 +318,13 @@ impl Server {
         &self.service.name
     }
 
-    /// Answers requests until `should_stop`, which is asked twenty times a second, and finishes those that have begun
-    /// within [`SHUTDOWN_LIMIT`].
+    /// Answers requests until `should_stop`, which is asked twenty times a second with the number of requests that run or wait,
+    /// and finishes those that have begun within [`SHUTDOWN_LIMIT`].
     ///
     /// # Errors
     ///
     /// Fails if the system refuses threads or sockets, or the thread of the model has panicked.
-    pub fn run(self, mut should_stop: impl FnMut() -> bool) -> Result<(), ServerError> {
+    pub fn run(self, mut should_stop: impl FnMut(usize) -> bool) -> Result<(), ServerError> {
         let scheduler = self.scheduler;
         let engine = thread::Builder::new()
             .name("engine".to_owned())
@@ -314,14 +334,17 @@ impl Server {
         let network = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
+        let service = Arc::clone(&self.service);
+        let unfinished =
+            || usize::try_from(service.metrics.running()).unwrap_or(0) + service.engine.queued();
         let stop = async {
-            while !should_stop() && !engine.is_finished() {
+            while !should_stop(unfinished()) && !engine.is_finished() {
                 tokio::time::sleep(STOP_INTERVAL).await;
             }
         };
         let router = api::router(self.service);
         network.block_on(connection::serve(self.listener, self.places, router, stop))?;
-        drop(network);
+        drop((network, service));
         // All senders of jobs are gone, except that of a worker in the middle of a request. Neither it nor a long pass keeps the
         // process alive.
         let end = Instant::now() + ENGINE_LIMIT;
@@ -372,6 +395,16 @@ impl Service {
             )),
             None => Ok(()),
         }
+    }
+}
+
+/// A number of parameters as models are named: `3.5M`, `6.7B`.
+fn rounded(parameters: u64) -> String {
+    let parameters = parameters as f64;
+    if parameters < 1e9 {
+        format!("{:.1}M", parameters / 1e6)
+    } else {
+        format!("{:.1}B", parameters / 1e9)
     }
 }
 

@@ -274,7 +274,21 @@ fn clients_of_ollama_and_of_vllm_are_understood() {
     assert_eq!(server.get("/v1/models").json()["data"][0]["id"], "coder");
     assert_eq!(server.get("/v1/models/coder").status, 200);
     assert_eq!(server.get("/v1/models/other").error().0, 404);
-    assert_eq!(server.get("/api/tags").json()["models"][0]["name"], "coder");
+    for path in ["/api/tags", "/api/ps"] {
+        let listed = server.get(path).json();
+        let model = &listed["models"][0];
+        assert_eq!(
+            (&model["name"], &model["model"]),
+            (&json!("coder"), &json!("coder"))
+        );
+        assert!(model["size"].as_u64() > Some(1 << 20), "{listed}");
+        assert_eq!(model["digest"].as_str().map(str::len), Some(64), "{listed}");
+        assert_eq!(model["details"]["parameter_size"], "3.5M");
+    }
+    // Errors have the shape of the API that was called.
+    assert!(server.get("/api/nothing").json()["error"].is_string());
+    assert!(server.get("/api/chat").json()["error"].is_string());
+    assert!(server.get("/v1/nothing").json()["error"]["message"].is_string());
     let body = json!({ "model": "coder:latest", "prompt": "def f(x):", "options": { "num_predict": 5, "temperature": 0 } });
     let lines = server.post("/api/generate", &body);
     let lines = unchunked(&lines.body);

@@ -36,7 +36,7 @@ const USUAL_OPERATIONS: f64 = 40e9;
 #[derive(Debug, clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
-    after_help = "Examples:\n  powerinfer cluster slurm ./my-model --data text/ --tokens 1000000 --vram 24G --nodes 16 --submit\n  powerinfer cluster --estimate --like llama-70b --nodes 8 --cores 32"
+    after_help = "Examples:\n  powerinfer cluster slurm ./my-model --data text/ --tokens 1000000 --vram 24G --nodes 16 \\\n      --submit\n  powerinfer cluster --estimate --like llama-70b --nodes 8 --cores 32"
 )]
 pub(crate) struct ClusterArguments {
     #[command(subcommand)]
@@ -169,7 +169,7 @@ struct StageArguments {
 /// Array jobs for Slurm.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "All nodes must see the same paths. `submit.sh` in the folder of the jobs submits them, each after the one before it; arguments go to sbatch. Tasks that were stopped resume when they are submitted again.\n\nExample:\n  powerinfer cluster slurm ./my-model --data text/ --tokens 1000000 --vram 24G --nodes 16 --cores 32"
+    after_help = "All nodes must see the same paths. `submit.sh` in the folder of the jobs submits them, each after the one before it; arguments go to sbatch. Tasks that were stopped resume when they are submitted again.\n\nExample:\n  powerinfer cluster slurm ./my-model --data text/ --tokens 1000000 --vram 24G --nodes 16 \\\n      --cores 32"
 )]
 struct SlurmArguments {
     #[command(flatten)]
@@ -190,7 +190,7 @@ struct SlurmArguments {
 /// Indexed Jobs for Kubernetes.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Model, text and folders are on a volume that all pods mount at the same path as here. `submit.sh` in the folder of the jobs runs them one after the other; arguments go to kubectl.\n\nExample:\n  cd /shared && powerinfer cluster kubernetes ./my-model --data text/ --tokens 1000000 --vram 24G --nodes 16 --image registry/powerinfer:0.1 --claim shared --mount /shared"
+    after_help = "Model, text and folders are on a volume that all pods mount at the same path as here. `submit.sh` in the folder of the jobs runs them one after the other; arguments go to kubectl.\n\nExample:\n  cd /shared\n  powerinfer cluster kubernetes ./my-model --data text/ --tokens 1000000 --vram 24G --nodes 16 \\\n      --image registry/powerinfer:0.1 --claim shared --mount /shared"
 )]
 struct KubernetesArguments {
     #[command(flatten)]

@@ -23,7 +23,7 @@ use crate::{
 /// How to report.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  powerinfer doctor\n  powerinfer doctor --write hardware.toml && powerinfer place demo --vram 0G --hardware hardware.toml"
+    after_help = "Examples:\n  powerinfer doctor\n  powerinfer doctor --write hardware.toml\n  powerinfer place demo --vram 0G --hardware hardware.toml"
 )]
 pub(crate) struct DoctorArguments {
     /// Write the measurements to this file, `.toml` or `.json`, for `place --hardware FILE`

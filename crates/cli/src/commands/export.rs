@@ -19,7 +19,7 @@ use crate::{
 /// Model, format and file of an export.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  powerinfer export ./my-model --to gguf my-model.gguf --quant q8_0\n  powerinfer export my-model --to powerinfer ./exported"
+    after_help = "Examples:\n  powerinfer export ./other-model --to gguf other-model.gguf --quant q8_0\n  powerinfer export my-model --to powerinfer ./exported"
 )]
 pub(crate) struct ExportArguments {
     /// Model (a folder, a GGUF file, `org/name` on the hub, or `demo`), or a bundle, or the name of a model prepared here

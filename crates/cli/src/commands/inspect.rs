@@ -468,7 +468,7 @@ fn document(path: &Path, asked: Asked) -> Result<Report> {
                 .validate()
                 .with_context(|| format!("`{}` cannot be used", path.display()))?;
             let body = if asked.details {
-                plan_table::describe(&plan.body)
+                plan_table::describe(&plan.body, None)
             } else {
                 plan_table::summary(&plan.body, None)
             };

@@ -33,9 +33,7 @@ pub(crate) fn run(arguments: &ListArguments, output: Output) -> Result<()> {
                 continue;
             }
         };
-        let entries = fs::read_dir(&folder)?.flatten();
-        let lengths = entries.filter_map(|entry| Some(entry.metadata().ok()?.len()));
-        let bytes: u64 = lengths.sum();
+        let bytes = bundle.bytes();
         let (plan, quant) = (bundle.plan(), bundle.quant());
         let changed = fs::metadata(&folder).and_then(|found| found.modified());
         let age = changed

@@ -11,6 +11,7 @@ use powerinfer_artifact::{
     predictor_file::PredictorFile,
 };
 use powerinfer_bundle::{Bundle, IntegrityCheck};
+use powerinfer_model::Checkpoint;
 use powerinfer_planner::{
     Request, Scratch, certify, certify_bundle, certify_shard, place_again, plan, rewrite,
 };
@@ -21,7 +22,7 @@ use serde_json::json;
 use crate::{
     budget_arguments::BudgetArguments,
     certificate_table,
-    earlier_settings::{ResetArgument, complete, keep},
+    earlier_settings::{ResetArgument, keep, with_earlier},
     hint::Advised,
     model_argument,
     output::{Output, print, print_json},
@@ -81,15 +82,25 @@ impl PlaceArguments {
     }
 }
 
-pub(crate) fn run(arguments: PlaceArguments, matches: &ArgMatches, output: Output) -> Result<()> {
+pub(crate) fn run(arguments: &PlaceArguments, matches: &ArgMatches, output: Output) -> Result<()> {
     if let Some(folder) = model_argument::existing_bundle(&arguments.model) {
-        return again(&folder, &arguments, matches, output);
+        return again(&folder, arguments, matches, output);
     }
     model_argument::check_model_or_bundle(&arguments.model)?;
     let (checkpoint, _) = model_argument::open_model(&arguments.model, output)?;
     let folder = model_argument::work_folder(&checkpoint.identity().name);
     let is_usual = arguments.out.is_none();
-    let arguments = &complete(arguments, matches, is_usual.then_some(&folder), output)?;
+    let run = |arguments: &PlaceArguments| place(arguments, &checkpoint, &folder, output);
+    with_earlier(arguments, matches, is_usual.then_some(&folder), output, run)
+}
+
+/// Places `checkpoint`, whose artifacts are in the work `folder`.
+fn place(
+    arguments: &PlaceArguments,
+    checkpoint: &Checkpoint,
+    folder: &Path,
+    output: Output,
+) -> Result<()> {
     let profile = Profile::open(
         &arguments
             .profile
@@ -117,9 +128,9 @@ pub(crate) fn run(arguments: PlaceArguments, matches: &ArgMatches, output: Outpu
         Scratch::NextTo(&out)
     };
     let (options, bar) = (arguments.budget.options()?, Bar::new(output));
-    let request = Request::new(&checkpoint, &profile, predictors.as_ref(), &options, &bar)?;
+    let request = Request::new(checkpoint, &profile, predictors.as_ref(), &options, &bar)?;
     if let Some(shard) = arguments.certify_shard {
-        let Some(bundle) = request.packed(&checkpoint, options.quant(), &out) else {
+        let Some(bundle) = request.packed(checkpoint, options.quant(), &out) else {
             bail!(Advised::new(
                 format!(
                     "`{}` is not the bundle that these options make",
@@ -129,13 +140,7 @@ pub(crate) fn run(arguments: PlaceArguments, matches: &ArgMatches, output: Outpu
             ));
         };
         let shard_of = certify_shard(
-            &bundle,
-            &checkpoint,
-            &profile,
-            &request,
-            &options,
-            shard,
-            &bar,
+            &bundle, checkpoint, &profile, &request, &options, shard, &bar,
         )?;
         let file = certify::windows_file(bundle.folder(), shard);
         output.say(format!(
@@ -149,11 +154,11 @@ pub(crate) fn run(arguments: PlaceArguments, matches: &ArgMatches, output: Outpu
     let certifies = options.certifies() && !arguments.certify_later;
     if !arguments.force
         && !arguments.dry_run
-        && let Some(mut bundle) = request.packed(&checkpoint, options.quant(), &out)
+        && let Some(mut bundle) = request.packed(checkpoint, options.quant(), &out)
     {
         output.say(format!("bundle: `{}` is up to date", out.display()));
         if certifies && bundle.certificate().is_none() {
-            bundle = certify_bundle(bundle, &checkpoint, &profile, &request, &options, &bar)?;
+            bundle = certify_bundle(bundle, checkpoint, &profile, &request, &options, &bar)?;
         }
         let (plan, certificate) = (bundle.plan(), bundle.certificate().cloned());
         draw(
@@ -169,13 +174,7 @@ pub(crate) fn run(arguments: PlaceArguments, matches: &ArgMatches, output: Outpu
         };
     }
     let placement = plan(
-        &checkpoint,
-        &profile,
-        predictors,
-        request,
-        &options,
-        scratch,
-        &bar,
+        checkpoint, &profile, predictors, request, &options, scratch, &bar,
     )?;
     let (plan, report) = (placement.plan(), placement.report());
     if arguments.prints(output) {
@@ -191,7 +190,7 @@ pub(crate) fn run(arguments: PlaceArguments, matches: &ArgMatches, output: Outpu
     )?;
     let mut certificate = None;
     if !arguments.dry_run {
-        let bundle = placement.pack(&checkpoint, &out, &bar)?;
+        let bundle = placement.pack(checkpoint, &out, &bar)?;
         output.say(format!("bundle written to `{}`", bundle.folder().display()));
         let bundle = if certifies {
             placement.certify(bundle, &bar)?
@@ -218,7 +217,7 @@ pub(crate) fn run(arguments: PlaceArguments, matches: &ArgMatches, output: Outpu
 /// Prints a plan in a few lines, with `--verbose` all of it.
 fn print_plan(plan: &Plan, report: Option<&SolveReport>, output: Output) -> Result<()> {
     if output.verbose {
-        print(describe(plan))
+        print(describe(plan, report))
     } else {
         print(summary(plan, report))
     }

@@ -1,18 +1,20 @@
 //! `powerinfer prepare`: all stages in order, each skipped when it is done.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::ArgMatches;
 use powerinfer_artifact::shell_quoted;
+use powerinfer_model::Checkpoint;
 use powerinfer_pipeline::{Prepare, Work, check_paths, prepare};
+use powerinfer_text::Tokenizer;
 use serde_json::json;
 
 use crate::{
     budget_arguments::BudgetArguments,
     calibration_arguments::CalibrationArguments,
     certificate_table::say_certificate,
-    earlier_settings::{ResetArgument, complete},
+    earlier_settings::{ResetArgument, with_earlier},
     model_argument,
     output::{Output, print_json},
     plan_table::{say_cost_of_skipping, say_warnings, summary},
@@ -49,7 +51,11 @@ pub(crate) struct PrepareArguments {
     json: bool,
 }
 
-pub(crate) fn run(arguments: PrepareArguments, matches: &ArgMatches, output: Output) -> Result<()> {
+pub(crate) fn run(
+    arguments: &PrepareArguments,
+    matches: &ArgMatches,
+    output: Output,
+) -> Result<()> {
     check_paths(&arguments.calibration.data)?;
     let (checkpoint, tokenizer) = model_argument::open_model(&arguments.model, output)?;
     let name = checkpoint.identity().name.clone();
@@ -57,13 +63,26 @@ pub(crate) fn run(arguments: PrepareArguments, matches: &ArgMatches, output: Out
         .out
         .clone()
         .unwrap_or_else(|| model_argument::work_folder(&name));
-    let arguments: PrepareArguments = complete(arguments, matches, Some(&folder), output)?;
+    let run = |arguments: &PrepareArguments| {
+        prepare_model(arguments, &checkpoint, &tokenizer, &folder, output)
+    };
+    with_earlier(arguments, matches, Some(&folder), output, run)
+}
+
+/// Prepares `checkpoint` in the work `folder`.
+fn prepare_model(
+    arguments: &PrepareArguments,
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+    folder: &Path,
+    output: Output,
+) -> Result<()> {
     let bar = Bar::new(output);
     let seed = arguments.seed;
     let quant = arguments.budget.quant();
     let training = &arguments.training;
-    let recipe = training.recipe(&arguments.model, &checkpoint, quant, seed, output)?;
-    let card = arguments.tracing.card(&checkpoint, output)?;
+    let recipe = training.recipe(&arguments.model, checkpoint, quant, seed, output)?;
+    let card = arguments.tracing.card(checkpoint, output)?;
     let how = Prepare {
         text: arguments.calibration.text(),
         trace_tokens: arguments.tracing.trace_tokens,
@@ -72,6 +91,16 @@ pub(crate) fn run(arguments: PrepareArguments, matches: &ArgMatches, output: Out
         device: card.as_ref(),
         seed,
     };
+    let ending = if how.options.certifies() {
+        ", and its certificate"
+    } else {
+        ""
+    };
+    output.say(format!(
+        "preparing `{}` in `{}`: profile, predictors, plan and bundle{ending}; what is up to date is kept",
+        checkpoint.identity().name,
+        folder.display()
+    ));
     let mut report = |work: Work<'_>| match work {
         Work::ProfileKept(profile) => output.say(format!(
             "profile: `{}` is used; `--data` profiles other text",
@@ -96,7 +125,7 @@ pub(crate) fn run(arguments: PrepareArguments, matches: &ArgMatches, output: Out
             });
         }
     };
-    let (bundle, profile) = prepare(&checkpoint, &tokenizer, &how, &folder, &bar, &mut report)?;
+    let (bundle, profile) = prepare(checkpoint, tokenizer, &how, folder, &bar, &mut report)?;
     say_certificate(&bundle, output);
     output.say(format!(
         "ready: `powerinfer run {}`",

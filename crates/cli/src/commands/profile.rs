@@ -1,17 +1,19 @@
 //! `powerinfer profile`: which neurons are active.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use clap::ArgMatches;
 use powerinfer_artifact::Shard;
+use powerinfer_model::Checkpoint;
 use powerinfer_pipeline::check_paths;
 use powerinfer_profile::Amount;
+use powerinfer_text::Tokenizer;
 use serde_json::json;
 
 use crate::{
     calibration_arguments::CalibrationArguments,
-    earlier_settings::{ResetArgument, complete},
+    earlier_settings::{ResetArgument, with_earlier},
     hint::Advised,
     model_argument,
     output::{Output, print, print_json},
@@ -51,7 +53,11 @@ pub(crate) struct ProfileArguments {
     json: bool,
 }
 
-pub(crate) fn run(arguments: ProfileArguments, matches: &ArgMatches, output: Output) -> Result<()> {
+pub(crate) fn run(
+    arguments: &ProfileArguments,
+    matches: &ArgMatches,
+    output: Output,
+) -> Result<()> {
     check_paths(&arguments.calibration.data)?;
     let shard = arguments.shard;
     if shard != Shard::WHOLE && arguments.calibration.text().amount() != Amount::Everything {
@@ -63,20 +69,33 @@ pub(crate) fn run(arguments: ProfileArguments, matches: &ArgMatches, output: Out
     let (checkpoint, tokenizer) = model_argument::open_model(&arguments.model, output)?;
     let folder = model_argument::work_folder(&checkpoint.identity().name);
     let is_whole = arguments.out.is_none() && shard == Shard::WHOLE;
-    let arguments = complete(arguments, matches, is_whole.then_some(&folder), output)?;
+    let run =
+        |arguments: &ProfileArguments| measure(arguments, &checkpoint, &tokenizer, &folder, output);
+    with_earlier(arguments, matches, is_whole.then_some(&folder), output, run)
+}
+
+/// Profiles `checkpoint`, whose artifacts are in the work `folder`.
+fn measure(
+    arguments: &ProfileArguments,
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+    folder: &Path,
+    output: Output,
+) -> Result<()> {
+    let shard = arguments.shard;
     let (text, bar) = (arguments.calibration.text(), Bar::new(output));
     let out = arguments
         .out
         .clone()
         .unwrap_or_else(|| folder.join(shard.file_name("profile")));
     let (files, config) = (checkpoint.files(), checkpoint.config());
-    let calibration = text.read(files, config, &tokenizer, arguments.seed, &bar)?;
+    let calibration = text.read(files, config, tokenizer, arguments.seed, &bar)?;
     let settings = arguments
         .tracing
         .settings(text.amount(), shard, arguments.seed);
     let force = arguments.force;
     let tracing = &arguments.tracing;
-    let profile = tracing.up_to_date(&checkpoint, &calibration, settings, &out, force, output)?;
+    let profile = tracing.up_to_date(checkpoint, &calibration, settings, &out, force, output)?;
     if arguments.json {
         return print_json(&json!({ "header": profile.header(), "profile": profile.document() }));
     }

@@ -3,8 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, bail};
-use powerinfer_artifact::{ByteSize, mapped_file::FileBytes};
+use powerinfer_artifact::{ByteSize, mapped_file::FileBytes, shell_quoted};
+use powerinfer_bundle::Bundle;
 use powerinfer_server::{MAX_PARALLEL, Server, ServerSettings};
+use powerinfer_text::{SpecialText, Tokenizer};
+use serde_json::json;
 
 use crate::{
     engine::{EngineArguments, open_engine},
@@ -116,6 +119,7 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
     let uses_device = engine.uses_device();
     let files = engine.bundle().large_files();
     let tokenizer = powerinfer_pipeline::tokenizer(&engine.bundle().files())?;
+    let example = example_prompt(engine.bundle(), &tokenizer);
     let address = SocketAddr::new(arguments.host, arguments.port);
     let server = Server::bind(engine, tokenizer, settings, address)?;
     let address = server.address()?;
@@ -133,19 +137,39 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
         server.context(),
         ByteSize(server.cache_bytes()),
     ));
-    output.say(format!("try: curl http://{address}/v1/completions -d '{{\"prompt\": \"Once\", \"max_tokens\": 32}}'"));
+    output.say(format!(
+        "to write and chat: open http://{address} in a browser"
+    ));
+    let body = json!({ "prompt": example, "max_tokens": 32 }).to_string();
+    output.say(format!(
+        "for programs: curl http://{address}/v1/completions -d {}",
+        shell_quoted(&body)
+    ));
     print(format!("listening on http://{address}\n"))?;
-    server.run(|| {
+    server.run(|unfinished| {
         if let Err(error) = files.iter().try_for_each(FileBytes::check_unchanged) {
             // Running requests are not finished: their tokens would come from other weights.
             crate::fail(&error.into());
             std::process::exit(1);
         }
         let stops = interrupted();
-        if stops {
+        if stops && unfinished > 0 {
             output.say("finishing what runs; Ctrl-C again stops at once");
         }
         stops
     })?;
     Ok(())
+}
+
+/// The beginning of a text like those that the model was profiled on, from the bundle's certificate if there is one.
+fn example_prompt(bundle: &Bundle, tokenizer: &Tokenizer) -> String {
+    let texts = bundle.certificate_texts().unwrap_or_default();
+    let first = texts
+        .first()
+        .map_or(&[][..], |text| &text[..text.len().min(24)]);
+    let text = tokenizer
+        .decode(first, SpecialText::Skip)
+        .unwrap_or_default();
+    let line = text.lines().map(str::trim).find(|line| line.len() > 2);
+    line.unwrap_or("Once").to_owned()
 }

@@ -13,7 +13,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::Bundle;
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_eval::{
-    PythonSandbox, Run, TextSize, Windows,
+    EvalError, PythonSandbox, Run, TextSize, Windows,
     human_eval::read_problems,
     leading_tokens, scored_tokens,
     sweep::{
@@ -46,7 +46,7 @@ use crate::{
 /// Bundle, grid and measures.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Every point is a line of JSON in `--out`; a stopped sweep resumes, and the same file takes more points. The speed of a placement on `--hardware` is estimated by the cost model and marked `simulated`; quality, and the speed of this machine, are measured.\n\nExamples:\n  powerinfer sweep demo --html demo.html\n  powerinfer sweep demo --vram 0,515M,24G --policy exact,predicted,predicted:+2 --tasks 100\n  powerinfer sweep ./my-model.powerinfer --policy dense,error:5%,error:10% --data held-out.txt --humaneval HumanEval.jsonl.gz"
+    after_help = "Every point is a line of JSON in `--out`; a stopped sweep resumes, and the same file takes more points. The speed of a placement on `--hardware` is estimated by the cost model and marked `simulated`; quality, and the speed of this machine, are measured.\n\nExamples:\n  powerinfer sweep demo --html demo.html\n  powerinfer sweep demo --vram 0,515M,24G --policy exact,predicted,predicted:+2 --tasks 100\n  powerinfer sweep ./my-model.powerinfer --policy dense,error:5%,error:10% \\\n      --data held-out.txt --humaneval HumanEval.jsonl.gz"
 )]
 pub(crate) struct SweepArguments {
     /// Name of a model prepared here, a folder with a bundle in it, or a bundle
@@ -56,7 +56,8 @@ pub(crate) struct SweepArguments {
     grid: GridArguments,
     #[command(flatten)]
     measures: MeasureArguments,
-    /// File of the rows, from which a stopped sweep resumes [default: sweep.jsonl next to the bundle]
+    /// File of the rows, from which a stopped sweep resumes [default: sweep.jsonl next to the bundle, or
+    /// sweep-2.jsonl and so on if that is of other settings]
     #[arg(long, value_name = "FILE", value_parser = crate::values::new_file)]
     out: Option<PathBuf>,
     /// Measure one of n shards of the grid's points, as `3/16`, to a file named after it; `powerinfer merge` puts the files
@@ -69,6 +70,21 @@ pub(crate) struct SweepArguments {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
+}
+
+/// The file of rows that is asked for, or the default file of this `number` next to the bundle in `folder`.
+fn out_file(arguments: &SweepArguments, folder: &Path, number: usize) -> PathBuf {
+    let mut out = arguments.out.clone().unwrap_or_else(|| {
+        let name = match number {
+            1 => "sweep.jsonl".to_owned(),
+            _ => format!("sweep-{number}.jsonl"),
+        };
+        folder.parent().unwrap_or(Path::new(".")).join(name)
+    });
+    if let Some(name) = out.file_name() {
+        out.set_file_name(arguments.shard.file_name(&name.to_string_lossy()));
+    }
+    out
 }
 
 pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
@@ -126,13 +142,7 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
         ));
     }
     let points = &all[range.clone()];
-    let mut out = arguments.out.clone().unwrap_or_else(|| {
-        let parent = folder.parent().unwrap_or(Path::new("."));
-        parent.join("sweep.jsonl")
-    });
-    if let Some(name) = out.file_name() {
-        out.set_file_name(arguments.shard.file_name(&name.to_string_lossy()));
-    }
+    let mut out = out_file(arguments, &folder, 1);
     report::check_paths(arguments.html.as_deref(), &out, &folder)?;
     let bar = Bar::new(output);
     let sweep = Sweep {
@@ -155,7 +165,22 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
         shard: arguments.shard,
         rows: points.len(),
     };
-    let (mut file, mut rows) = SweepFile::open(&out, &run)?;
+    let mut opened = SweepFile::open(&out, &run);
+    // Results of other settings are kept.
+    let mut number = 1;
+    while arguments.out.is_none() && matches!(opened, Err(EvalError::OtherContent { .. })) {
+        number += 1;
+        out = out_file(arguments, &folder, number);
+        report::check_paths(arguments.html.as_deref(), &out, &folder)?;
+        opened = SweepFile::open(&out, &run);
+    }
+    let (mut file, mut rows) = opened?;
+    if number > 1 {
+        output.say(format!(
+            "results go to `{}`, since those before are of other settings or another bundle",
+            out.display()
+        ));
+    }
     let mut missing = sweep.missing(points, &rows);
     for (index, _) in &mut missing {
         *index += range.start;

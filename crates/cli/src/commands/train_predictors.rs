@@ -1,18 +1,19 @@
 //! `powerinfer train-predictors`: trains or imports the predictors of active neurons.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::ArgMatches;
 use powerinfer_artifact::Shard;
 use powerinfer_kernels::Isa;
+use powerinfer_model::Checkpoint;
 use powerinfer_pipeline::train;
 use powerinfer_profile::Profile;
 use powerinfer_tensor::Format;
 use serde_json::json;
 
 use crate::{
-    earlier_settings::{ResetArgument, complete},
+    earlier_settings::{ResetArgument, with_earlier},
     model_argument,
     output::{Output, print, print_json},
     predictor_table::tables,
@@ -64,14 +65,24 @@ pub(crate) struct TrainPredictorsArguments {
 }
 
 pub(crate) fn run(
-    arguments: TrainPredictorsArguments,
+    arguments: &TrainPredictorsArguments,
     matches: &ArgMatches,
     output: Output,
 ) -> Result<()> {
     let (checkpoint, _) = model_argument::open_model(&arguments.model, output)?;
     let folder = model_argument::work_folder(&checkpoint.identity().name);
     let is_whole = arguments.out.is_none() && arguments.shard == Shard::WHOLE;
-    let arguments = complete(arguments, matches, is_whole.then_some(&folder), output)?;
+    let run = |arguments: &TrainPredictorsArguments| make(arguments, &checkpoint, &folder, output);
+    with_earlier(arguments, matches, is_whole.then_some(&folder), output, run)
+}
+
+/// Makes the predictors of `checkpoint`, whose artifacts are in the work `folder`.
+fn make(
+    arguments: &TrainPredictorsArguments,
+    checkpoint: &Checkpoint,
+    folder: &Path,
+    output: Output,
+) -> Result<()> {
     let profile = Profile::open(
         &arguments
             .profile
@@ -86,14 +97,14 @@ pub(crate) fn run(
         .unwrap_or_else(|| folder.join(shard.file_name("predictors")));
     let recipe = arguments.training.recipe(
         &arguments.model,
-        &checkpoint,
+        checkpoint,
         arguments.quant,
         arguments.seed,
         output,
     )?;
     let force = arguments.force;
     let bar = Bar::new(output);
-    let made = train(&checkpoint, &profile, &recipe, shard, &out, force, &bar)?;
+    let made = train(checkpoint, &profile, &recipe, shard, &out, force, &bar)?;
     say_stage(&made, &recipe, output);
     let predictors = made.artifact;
     if arguments.json {

@@ -206,6 +206,16 @@ impl ApiError {
         json!({ "error": self.message })
     }
 
+    /// The response to a request of `path`, in the shape of that path's API.
+    pub(crate) fn at(&self, path: &str) -> Response {
+        let is_ollama = path.starts_with("/api/");
+        self.respond(&if is_ollama {
+            self.ollama_body()
+        } else {
+            self.body()
+        })
+    }
+
     /// The response with `body`.
     pub(crate) fn respond(&self, body: &Value) -> Response {
         let mut response = (self.status, axum::Json(body)).into_response();

@@ -19,9 +19,9 @@ use std::{net::Ipv4Addr, sync::Arc};
 use axum::{
     Router,
     extract::{DefaultBodyLimit, Request, State},
-    http::{HeaderMap, Method, Version, header},
+    http::{HeaderMap, Method, Uri, Version, header},
     middleware::{Next, from_fn_with_state},
-    response::{Html, IntoResponse, Response},
+    response::{Html, Response},
     routing::{get, post},
 };
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
@@ -45,15 +45,17 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
         .route("/tokenizer_info", get(tokens::tokenizer_info))
         .route("/metrics", get(status::metrics))
         .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::running))
         .route("/api/version", get(ollama::version))
         .route("/api/show", post(ollama::show))
         .route("/api/generate", post(ollama::generate))
         .route("/api/chat", post(ollama::chat))
         .layer(from_fn_with_state(Arc::clone(&service), check_key));
-    let no_path =
-        async |method: Method, uri: axum::http::Uri| ApiError::no_path(method.as_str(), uri.path());
-    let no_method = async |method: Method, uri: axum::http::Uri| {
-        ApiError::no_method(method.as_str(), uri.path())
+    let no_path = async |method: Method, uri: Uri| {
+        ApiError::no_path(method.as_str(), uri.path()).at(uri.path())
+    };
+    let no_method = async |method: Method, uri: Uri| {
+        ApiError::no_method(method.as_str(), uri.path()).at(uri.path())
     };
     let routes = open
         .merge(guarded)
@@ -90,7 +92,7 @@ async fn check_key(State(service): State<Arc<Service>>, request: Request, next: 
         let is_right =
             given.is_some_and(|given| blake3::hash(given) == blake3::hash(key.as_bytes()));
         if !is_right {
-            return ApiError::unauthorized().into_response();
+            return ApiError::unauthorized().at(request.uri().path());
         }
     }
     next.run(request).await
@@ -103,10 +105,10 @@ async fn check_origin(
     next: Next,
 ) -> Response {
     if let Err(error) = check_host(&request) {
-        return error.into_response();
+        return error.at(request.uri().path());
     }
     match foreign_origin(&service, request.headers()) {
-        Some(origin) => ApiError::foreign_origin(origin).into_response(),
+        Some(origin) => ApiError::foreign_origin(origin).at(request.uri().path()),
         None => next.run(request).await,
     }
 }

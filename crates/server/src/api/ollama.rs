@@ -1,4 +1,4 @@
-//! Routes of Ollama's API: `/api/tags`, `/api/version`, `/api/show`, `/api/generate` and `/api/chat`.
+//! Routes of Ollama's API: `/api/tags`, `/api/ps`, `/api/version`, `/api/show`, `/api/generate` and `/api/chat`.
 
 use std::sync::Arc;
 
@@ -56,9 +56,24 @@ pub(crate) async fn version() -> Json<Value> {
 }
 
 pub(crate) async fn tags(State(service): State<Arc<Service>>) -> Json<Value> {
-    let name = &service.name;
-    let model = json!({ "name": name, "model": name, "modified_at": timestamp(&service), "size": 0, "digest": "", "details": details(&service) });
+    let mut model = describe(&service);
+    model["modified_at"] = json!(timestamp(&service));
     Json(json!({ "models": [model] }))
+}
+
+/// The loaded model, which stays loaded.
+pub(crate) async fn running(State(service): State<Arc<Service>>) -> Json<Value> {
+    let mut model = describe(&service);
+    model["size_vram"] = json!(service.device_bytes);
+    model["context_length"] = json!(service.context);
+    model["expires_at"] = json!("9999-12-31T23:59:59Z");
+    Json(json!({ "models": [model] }))
+}
+
+/// The model's names, size and digest.
+fn describe(service: &Service) -> Value {
+    let name = &service.name;
+    json!({ "name": name, "model": name, "size": service.bytes, "digest": service.digest, "details": details(service) })
 }
 
 pub(crate) async fn show(
@@ -80,7 +95,7 @@ pub(crate) async fn show(
 }
 
 fn details(service: &Service) -> Value {
-    json!({ "format": "powerinfer", "family": "powerinfer", "families": null, "parameter_size": "", "quantization_level": service.about["format"] })
+    json!({ "format": "powerinfer", "family": "powerinfer", "families": null, "parameter_size": service.parameters, "quantization_level": service.about["format"] })
 }
 
 /// A parsed request; without a prompt there is nothing to generate.

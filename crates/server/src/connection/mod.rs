@@ -25,7 +25,6 @@ use std::{
 use axum::{
     Router,
     http::{HeaderValue, Request, Response, header},
-    response::IntoResponse,
 };
 use hyper::{
     body::Incoming,
@@ -176,7 +175,7 @@ async fn answer(
 ) -> Result<Response<AnsweredBody>, Infallible> {
     let is_health = request.uri().path() == "/health";
     let response = match place {
-        Place::Extra if !is_health => ApiError::too_many_connections().into_response(),
+        Place::Extra if !is_health => ApiError::too_many_connections().at(request.uri().path()),
         _ => {
             let request = request.map(|body| ReceivedBody::new(body, Arc::clone(&connection)));
             service.call(request).await?

@@ -24,7 +24,7 @@ use crate::{
 /// Problems, generation and judge.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Programs run with the `python3` of this machine, in a sandbox without files and network (Linux).\n\nExamples:\n  powerinfer eval humaneval ./my-model.powerinfer --data HumanEval.jsonl.gz --policy dense,predicted\n  powerinfer eval humaneval ./my-model.powerinfer --data HumanEval.jsonl.gz --samples 20 --temperature 0.2 -k 1,10 --out samples.jsonl\n  powerinfer eval humaneval --data HumanEval.jsonl.gz --completions samples-from-elsewhere.jsonl"
+    after_help = "Programs run with the `python3` of this machine, in a sandbox without files and network (Linux).\n\nExamples:\n  powerinfer eval humaneval ./my-model.powerinfer --data HumanEval.jsonl.gz --policy dense,predicted\n  powerinfer eval humaneval ./my-model.powerinfer --data HumanEval.jsonl.gz \\\n      --samples 20 --temperature 0.2 -k 1,10 --out samples.jsonl\n  powerinfer eval humaneval --data HumanEval.jsonl.gz \\\n      --completions samples-from-elsewhere.jsonl"
 )]
 pub(crate) struct CodeArguments {
     #[command(flatten)]

@@ -46,7 +46,7 @@ pub(crate) struct QuestionArguments {
 /// Questions with choices.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "A line is a question: `context`, `choices` and `label`, the number of the right one from 0 on. The answer is the choice with the highest log-likelihood after the context: in all (`acc`) or per byte (`acc_norm`).\n\nExample:\n  powerinfer eval multiple-choice ./my-model.powerinfer --data questions.jsonl --policy dense,predicted"
+    after_help = "A line is a question: `context`, `choices` and `label`, the number of the right one from 0 on. The answer is the choice with the highest log-likelihood after the context: in all (`acc`) or per byte (`acc_norm`).\n\nExample:\n  powerinfer eval multiple-choice ./my-model.powerinfer --data questions.jsonl \\\n      --policy dense,predicted"
 )]
 pub(crate) struct ChoiceArguments {
     #[command(flatten)]
