@@ -45,9 +45,10 @@ fn missing_truncated_and_outside_shards_are_refused() {
     let shard = model.join("model-00002-of-00002.safetensors");
     let whole = fs::read(&shard).unwrap();
     fs::write(&shard, &whole[..whole.len() - 100]).unwrap();
-    sandbox
-        .run(&["inspect", "llama-sharded"])
-        .bad(1, &["model-00002-of-00002.safetensors", "; download"]);
+    sandbox.run(&["inspect", "llama-sharded"]).bad(
+        1,
+        &["model-00002-of-00002.safetensors", "fetch or make it again"],
+    );
     fs::write(&shard, &whole[..20]).unwrap();
     sandbox
         .run(&["inspect", "llama-sharded"])

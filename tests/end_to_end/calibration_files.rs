@@ -36,20 +36,21 @@ impl Sandbox {
         let model = golden_model("llama-relu-gqa");
         let model = model.to_str().unwrap();
         let more = ["--tokens", "2000", "--trace-tokens", "100", "--json"];
-        // Some of these files alone are too short.
-        self.write("filler.txt", "some words to calibrate on, ".repeat(60));
-        let arguments = [
-            "profile",
-            model,
-            "--data",
-            data,
-            "--data",
-            "filler.txt",
-            "--out",
-            "profile",
-        ];
+        let arguments = ["profile", model, "--data", data, "--out", "profile"];
         let _ = fs::remove_dir_all(self.path("profile"));
         self.run_with(&[&arguments[..], &more].concat(), stdin)
+    }
+
+    /// The same as [`Self::counted`] for data that are too short alone.
+    #[track_caller]
+    fn counted_with_more(&self, data: &str) -> (Value, Value) {
+        self.write("more.txt", "some words to calibrate on, ".repeat(60));
+        let model = golden_model("llama-relu-gqa");
+        let arguments = ["profile", model.to_str().unwrap(), "--data", data];
+        let more = [
+            "--data", "more.txt", "--out", "profile", "--force", "--json",
+        ];
+        counted(self.run(&[&arguments[..], &more].concat()))
     }
 
     /// Profiles `data`; returns what was counted and reserved, and the source's documents and formats.
@@ -131,9 +132,9 @@ fn conversations_are_the_same_in_both_conventions_and_from_parquet() {
     sandbox.write("messages.jsonl", lines(of_roles.into_iter()));
     sandbox.write("shared.json", json!(shared).to_string());
     let parquet = env!("CARGO_MANIFEST_DIR").to_owned() + "/../corpus/tests/data/messages.parquet";
-    let (expected, _) = sandbox.counted("messages.jsonl");
-    assert_eq!(sandbox.counted("shared.json").0, expected);
-    let (found, source) = sandbox.counted(&parquet);
+    let (expected, _) = sandbox.counted_with_more("messages.jsonl");
+    assert_eq!(sandbox.counted_with_more("shared.json").0, expected);
+    let (found, source) = sandbox.counted_with_more(&parquet);
     assert_eq!(found, expected);
     assert_eq!(source, json!([2, {"Parquet": 2}]));
     let rendered: usize = pairs.iter().flatten().map(|text| text.len()).sum();

@@ -1,4 +1,4 @@
-//! The examples of README, guide and help run as they are printed, in order, in a fresh folder.
+//! The examples of README, guide and help run as printed, in order, in a fresh folder.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use crate::{
     sandbox::{Sandbox, can_judge, copy_folder, golden_model},
 };
 
-/// Parts of commands that are not run here, with the reason. That they are valid is a test of the program's own.
+/// Parts of commands that are not run here, with the reason. Tests of the command line check that they are valid.
 const NOT_RUN: [(&str, &str); 16] = [
     (
         "--device gpu",
@@ -80,7 +80,7 @@ fn folder() -> Sandbox {
     ] {
         write(
             name,
-            text[..if name == "prompt.txt" { 40 } else { text.len() }].as_bytes(),
+            &text.as_bytes()[..if name == "prompt.txt" { 40 } else { text.len() }],
         );
     }
     write("article.txt", b"def f(x):\n    return x\n");
@@ -151,7 +151,7 @@ fn prepared() -> &'static Sandbox {
     })
 }
 
-/// Command lines of `text` with this program, without comments; a line that ends in `\` goes on.
+/// Command lines of `text` with this program, without comments; a line that ends in `\` continues on the next line.
 fn command_lines(text: &str) -> Vec<String> {
     let whole = text.replace("\\\n", " ");
     let lines = whole
@@ -238,7 +238,7 @@ fn examples_of_the_pages_run_in_order() {
         let lines = page(name);
         count += lines.len();
         let sandbox = folder();
-        // What a page does not make itself was made on an earlier page.
+        // Models that a page does not prepare were prepared on an earlier page.
         if !lines.iter().any(|line| line.contains("prepare ./my-model")) {
             copy_folder(&prepared().path(""), &sandbox.path(""));
         }

@@ -174,11 +174,22 @@ fn a_grid_is_measured_resumed_and_drawn() {
             assert_eq!(before[part], now[part], "{part}");
         }
     }
-    // Another grid is added to the same file, other measurements are refused.
+    // Another grid is added to the same file, other measurements get a file of their own.
     let more = ["--policy", "exact", "--vram", "517M"];
     sweep(&sandbox, &more).good();
     assert_eq!(rows(&out).len(), 9);
-    sweep(&sandbox, &["--seed", "7"]).bad(1, &["line 1", "other settings", "`--out`"]);
+    let other = ["--policy", "exact", "--vram", "0G", "--seed", "7"];
+    let given = [&other[..], &["--out", "demo.powerinfer/sweep.jsonl"]].concat();
+    sweep(&sandbox, &given).bad(1, &["line 1", "other settings", "`--out`"]);
+    let kept = fs::read(&out).unwrap();
+    sweep(&sandbox, &other)
+        .good()
+        .stderr_contains(&["results go to `demo.powerinfer/sweep-2.jsonl`"]);
+    assert_eq!(fs::read(&out).unwrap(), kept);
+    assert_eq!(
+        rows(&sandbox.path("demo.powerinfer/sweep-2.jsonl")).len(),
+        1
+    );
 }
 
 #[test]

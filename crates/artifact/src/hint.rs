@@ -1,11 +1,11 @@
-//! Advice on an error that takes a command or a flag to follow: libraries name the remedy, the command
-//! line knows what it is called.
+//! Advice on an error that names a command or an option: libraries choose the remedy, and the command
+//! line puts it into words.
 
 /// Remedy for an error.
 ///
 /// An error enum has `fn hint(&self) -> Option<Hint>`, which also asks the errors it wraps. The command
-/// line prints the sentence of the first hint in the chain of causes. Advice that names neither command
-/// nor flag is part of the message.
+/// line prints the sentence of the first hint in the chain of causes. Advice that names neither a
+/// command nor an option is part of the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Hint {
     /// Write to another folder, or remove the one in the way.
@@ -32,15 +32,15 @@ pub enum Hint {
     MakeBundle,
     /// Make the bundle again from its model.
     MakeBundleAgain,
-    /// Place again: another version of the program made the plan, or it was edited.
+    /// Re-plan: another version of the program made the plan, or it was edited.
     PlaceAgain,
     /// Place with a larger memory budget.
     LargerBudget,
     /// Skip fewer neurons, or certify with a larger perplexity budget.
     LessSkipping,
-    /// Allow the memory that is named on the CPU.
+    /// Allow the named amount of memory on the CPU.
     AllowRam,
-    /// Allow the memory that is named on the GPU.
+    /// Allow the named amount of memory on the GPU.
     AllowVram,
     /// Place without input sparsity.
     NoInputSparsity,
@@ -54,9 +54,9 @@ pub enum Hint {
     MoreVramOrShorterContext,
     /// Place with less VRAM, or use less of it.
     LessVram,
-    /// Place the bundle again with a budget of VRAM, or ask for no GPU.
+    /// Re-plan the bundle with a VRAM budget, or ask for no GPU.
     PlaceOnGpu,
-    /// Place the bundle again with less VRAM.
+    /// Re-plan the bundle with less VRAM.
     SmallerVram,
     /// Run on the CPU.
     RunOnCpu,
@@ -74,7 +74,7 @@ pub enum Hint {
     ProfileOfPredictors,
     /// Leave out input sparsity, or write a bundle.
     NoDryRun,
-    /// Hold more text back, and use more of it.
+    /// Hold out more text, and use more of it.
     MoreHeldOutText,
     /// Put fewer neurons on the GPU, or allow more VRAM.
     FewerHotNeurons,
@@ -92,7 +92,7 @@ pub enum Hint {
     SmallerFormat,
     /// Place with weights in a format of a wider range.
     WiderFormat,
-    /// Use thresholds, as the activation is never exactly zero.
+    /// Use thresholds, because the activation is never exactly zero.
     ThresholdPolicy,
     /// Use a lossless policy, or train predictors and run `place`.
     LosslessPolicyOrTrain,
@@ -142,11 +142,11 @@ pub enum Hint {
     PlaceWithPredictors,
     /// Place for one GPU.
     PlaceOnOneGpu,
-    /// Put the shards together.
+    /// Merge the shards.
     MergeShards,
     /// Measure the bandwidth with less memory.
     SmallerProbe,
-    /// Serve at another port.
+    /// Serve on another port.
     OtherPort,
     /// Serve fewer requests at a time, or shorter ones.
     FewerRequests,

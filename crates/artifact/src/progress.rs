@@ -25,7 +25,7 @@ pub trait Progress: Sync {
     fn skip(&self, count: u64) -> Result<(), Interrupted> {
         self.advance(count)
     }
-    /// Reports that the following tasks belong to the stage `number` of `count`, from 1 on.
+    /// Reports that the following tasks belong to stage `number` of `count`; the first stage is 1.
     fn stage(&self, _number: usize, _count: usize) {}
     /// Reports one line of general interest, such as the result of a layer.
     fn note(&self, line: &str);

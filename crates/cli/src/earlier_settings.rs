@@ -45,12 +45,12 @@ pub(crate) struct ResetArgument {
     pub(crate) reset: bool,
 }
 
-/// Calls `run` with the `arguments` of the command that `matches` are of, completed by the options in the work `folder`. What
-/// was given is kept there for later runs, unless the run fails. Without a folder nothing is completed or kept.
+/// Calls `run` with `arguments`, completed by the options kept in the work `folder`; `matches` are those of the command. The
+/// given options are kept there for later runs, unless the run fails. Without a folder, nothing is completed or kept.
 ///
 /// # Errors
 ///
-/// The file of settings cannot be read or written, or `run` fails.
+/// The settings file cannot be read or written, or `run` fails.
 pub(crate) fn with_earlier<A: Args>(
     arguments: &A,
     matches: &ArgMatches,
@@ -80,7 +80,7 @@ pub(crate) fn with_earlier<A: Args>(
         };
         let more = words(option, values.iter().map(OsStr::new));
         let both = [line.clone(), more.clone()].concat();
-        // An option that has changed its values, or that cannot be combined with those given, is not kept.
+        // An option is not kept if its values are no longer valid, or if it cannot be combined with those given.
         if command.clone().try_get_matches_from(&both).is_ok() {
             line = both;
             kept.extend(more.iter().map(|word| shown(&word.to_string_lossy())));
@@ -102,11 +102,11 @@ pub(crate) fn with_earlier<A: Args>(
     result
 }
 
-/// Keeps the options of `matches`, of a command with the arguments `A`, for later runs in the work `folder`.
+/// Keeps the options of `matches`, for a command with the arguments `A`, for later runs in the work `folder`.
 ///
 /// # Errors
 ///
-/// The file of settings cannot be read or written.
+/// The settings file cannot be read or written.
 pub(crate) fn keep<A: Args>(matches: &ArgMatches, folder: &Path) -> Result<()> {
     let Some((_, given)) = matches.subcommand() else {
         return Ok(());
@@ -166,7 +166,7 @@ fn is_given(option: &Arg, matches: &ArgMatches) -> bool {
     matches.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine)
 }
 
-/// Words that give what `matches` has.
+/// Command-line words for the arguments given in `matches`.
 fn words_of(command: &Command, matches: &ArgMatches) -> Vec<OsString> {
     let given = command
         .get_arguments()
@@ -192,7 +192,7 @@ fn shown(word: &str) -> String {
     }
 }
 
-/// Words that give `option` these values; no option, but an argument, has no name.
+/// Command-line words that give `option` these values; a positional argument has no name.
 fn words<'a>(option: &Arg, values: impl Iterator<Item = &'a OsStr>) -> Vec<OsString> {
     match option.get_long() {
         None => values.map(OsStr::to_owned).collect(),

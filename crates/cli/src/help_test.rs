@@ -7,7 +7,7 @@ use crate::Arguments;
 /// Columns of the help.
 const WIDTH: usize = 100;
 
-/// Every command with the words that call it, subcommands behind the command they belong to.
+/// Every command with the words that call it, subcommands after the command they belong to.
 fn commands() -> Vec<(String, Command)> {
     fn walk(command: &Command, path: String, found: &mut Vec<(String, Command)>) {
         for child in command.get_subcommands() {
@@ -46,7 +46,7 @@ fn every_command_has_an_example() {
     }
 }
 
-/// Command lines of this program in `text`, without comments; a line that ends in `\` goes on.
+/// Command lines of this program in `text`, without comments; a line that ends in `\` continues on the next line.
 fn command_lines(text: &str) -> Vec<String> {
     let whole = text.replace("\\\n", " ");
     let lines = whole.lines().map(str::trim);

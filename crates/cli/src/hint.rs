@@ -88,27 +88,27 @@ pub(crate) fn of_changed_files(matches: &ArgMatches) -> &'static str {
     }
 }
 
-/// Options of llama.cpp that have another name here, and the names.
+/// Options of llama.cpp that have another name here, and what to use instead.
 const OPTIONS_OF_LLAMA_CPP: [(&[&str], &str); 8] = [
     (
         &["-m", "--model"],
-        "a model has no option before it: `powerinfer run MODEL`; `powerinfer prepare MODEL` comes first",
+        "give the model without an option: `powerinfer prepare MODEL`, then `powerinfer run MODEL`",
     ),
     (
         &["-hfr", "--hf-repo"],
-        "a model on the hub is named as such: `powerinfer prepare org/name`, then `powerinfer run name`",
+        "give the name of a model on the hub without an option: `powerinfer prepare org/name`, then `powerinfer run name`",
     ),
     (
         &["-c", "--ctx-size", "--context"],
-        "the context is part of the plan: `--context N` of `powerinfer prepare` and `powerinfer place`",
+        "the context is part of the plan: use `--context N` with `powerinfer prepare` and `powerinfer place`",
     ),
     (
         &["-ctk", "-ctv", "--cache-type-k", "--cache-type-v"],
-        "the KV cache is part of the plan: `--kv-cache FORMAT` of `powerinfer prepare` and `powerinfer place`",
+        "the KV cache is part of the plan: use `--kv-cache FORMAT` with `powerinfer prepare` and `powerinfer place`",
     ),
     (
         &["-ngl", "--n-gpu-layers", "--gpu-layers"],
-        "neurons are placed instead of layers: `--vram SIZE` of `powerinfer prepare` and `powerinfer place`",
+        "neurons, not layers, are placed on the GPU: use `--vram SIZE` with `powerinfer prepare` and `powerinfer place`",
     ),
     (
         &["-f", "--file"],
@@ -120,7 +120,7 @@ const OPTIONS_OF_LLAMA_CPP: [(&[&str], &str); 8] = [
     ),
     (
         &["-sys", "--system-prompt"],
-        "a chat (`powerinfer run MODEL -i`) takes a system message by `/system TEXT`",
+        "a chat (`powerinfer run MODEL -i`) sets a system message with `/system TEXT`",
     ),
 ];
 
@@ -129,7 +129,7 @@ const COMMANDS_OF_OLLAMA: [(&str, &str); 5] = [
     ("chat", "a chat is `powerinfer run MODEL -i`"),
     (
         "create",
-        "`powerinfer prepare MODEL` makes what `powerinfer run` runs",
+        "`powerinfer prepare MODEL` makes the bundle that `powerinfer run` runs",
     ),
     (
         "ps",
@@ -139,7 +139,7 @@ const COMMANDS_OF_OLLAMA: [(&str, &str); 5] = [
         "rm",
         "everything about a prepared model is in the folder `NAME.powerinfer`: delete that; `powerinfer list` lists the models of this folder",
     ),
-    ("stop", "a server ends with Ctrl-C"),
+    ("stop", "Ctrl-C stops the server"),
 ];
 
 /// Advice if `error` is about an option of llama.cpp among `arguments`, or about a command of Ollama.
@@ -160,7 +160,7 @@ pub(crate) fn of_usage(
     let value = context(ContextKind::InvalidValue);
     for argument in arguments {
         let option = argument.split('=').next().unwrap_or_default();
-        // `-ngl` is read as `-n gl`, `-ctk` as `-c` with more letters behind.
+        // `-ngl` is parsed as `-n gl`, and `-ctk` as `-c` followed by more letters.
         let is_meant = unknown.is_some_and(|unknown| option.starts_with(unknown))
             || option.get(2..).is_some_and(|rest| value == Some(rest));
         let mut known = OPTIONS_OF_LLAMA_CPP.iter();
@@ -228,15 +228,15 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
         }
         Hint::TrainPredictors => "run `powerinfer train-predictors`",
         Hint::TrainLargerPredictors => {
-            "run `powerinfer train-predictors`, with more bytes with `--max-bytes` if need be"
+            "run `powerinfer train-predictors`, if necessary with a larger `--max-bytes`"
         }
         Hint::TrainWithLowerRecall => {
-            "run `powerinfer train-predictors`, with a lower `--recall` if need be"
+            "run `powerinfer train-predictors`, if necessary with a lower `--recall`"
         }
-        Hint::SmallerFormat => "a smaller `--quant` at `place` would fit",
+        Hint::SmallerFormat => "use a `--quant` with fewer bits at `place`",
         Hint::WiderFormat => "place it with `--quant bf16` or `--quant f32`",
         Hint::ThresholdPolicy => {
-            "the model's activation is never exactly zero: use `threshold` or `dense`, in a sweep `error:10%` too"
+            "the model's activation is never exactly zero: use `threshold` or `dense`; a sweep also accepts `error:10%`"
         }
         Hint::LosslessPolicyOrTrain => {
             "use `exact` or `dense`, or run `powerinfer train-predictors`, then `powerinfer place`"
@@ -276,7 +276,7 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
         Hint::PlaceOnOneGpu => {
             "run `powerinfer place` on the bundle with the `--vram` of one GPU, or run it with `--device cpu`"
         }
-        Hint::MergeShards => "put all shards together with `powerinfer merge`",
+        Hint::MergeShards => "merge all shards with `powerinfer merge`",
         Hint::SmallerProbe => "give a smaller `--probe`",
         Hint::OtherPort => "choose another with `--port`",
         Hint::FewerRequests => "use a smaller `--parallel`, or a shorter `--context`",

@@ -246,7 +246,7 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     let lines = lines.join("\n  ");
     let _ = writeln!(stderr, "{style}error:{reset} {}", escaped(&lines));
     if let Some(hint) = hint {
-        let _ = writeln!(stderr, "hint: {}", escaped(&hint));
+        let _ = writeln!(stderr, "hint: {}", escaped(hint));
     }
     if progress::interrupted() {
         ExitCode::from(130)

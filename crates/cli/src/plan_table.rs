@@ -30,8 +30,8 @@ pub(crate) fn draw(
     Ok(())
 }
 
-/// Microseconds per token below which no speed is predicted: caches and the waits between kernels then decide, of which the
-/// cost model knows little.
+/// Microseconds per token below which no speed is predicted: caches and waits between kernels then dominate, and the cost
+/// model does not describe them well.
 const SHORTEST_PREDICTED: f64 = 1000.0;
 
 /// Whether a token takes so little time that no speed is predicted.
@@ -39,8 +39,8 @@ fn is_short(plan: &Plan) -> bool {
     plan.totals.microseconds_per_token < SHORTEST_PREDICTED
 }
 
-/// The plan in a few lines: for what machine, what was decided, what it brings, what limits it, and, unless it was up to
-/// date, how good it is.
+/// The plan in a few lines: machine, placement, predicted speed, limits and, if there is a `report` of the solver,
+/// optimality.
 pub(crate) fn summary(plan: &Plan, report: Option<&SolveReport>) -> String {
     let layers = plan.layers.len();
     let on_gpu = plan.layers.iter();
@@ -78,7 +78,7 @@ pub(crate) fn summary(plan: &Plan, report: Option<&SolveReport>) -> String {
         let mut predicted = predicted(plan, forecast).into_iter();
         lines.extend(predicted.next().map(|speeds| ("predicted", speeds)));
         let own = totals.microseconds_per_token;
-        // Of the CPU alone, and of whole layers on the GPU.
+        // The first two baselines: the CPU alone, and whole layers on the GPU.
         let others: Vec<String> = forecast
             .baselines
             .iter()
@@ -261,7 +261,7 @@ fn placements(plan: &Plan, forecast: &Forecast) -> Vec<Vec<String>> {
         let name = if baseline.fits_ram {
             baseline.name.clone()
         } else {
-            format!("{} (more than the RAM allowed)", baseline.name)
+            format!("{} (exceeds the RAM budget)", baseline.name)
         };
         row(name, time, format!("{:.2}× as fast", time / own))
     }));
@@ -332,7 +332,7 @@ pub(crate) fn say_warnings(plan: &Plan, report: &SolveReport, output: Output) {
         output.say(if plan.budget.vram_bytes < reserve { format!(
                 "the VRAM budget is below the {} that any use of the GPU needs, so everything stays on the CPU",
                 ByteSize(reserve)
-            ) } else { "nothing of the model would be faster on the GPU, so everything stays on the CPU".to_owned() });
+            ) } else { "no part of the model would be faster on the GPU, so everything stays on the CPU".to_owned() });
     }
     if let Some(warning) = beyond_the_card(plan) {
         output.say(warning);
@@ -352,7 +352,7 @@ pub(crate) fn say_cost_of_skipping(plan: &Plan, config: &ModelConfig, output: Ou
             config.activation.name()
         ),
         count => format!(
-            "{} of {} skip the neurons that add least, which costs accuracy: the activation, {}, is never exactly zero; `--max-ppl-increase` sets how much is allowed",
+            "{} of {} skip the neurons that contribute least, which costs accuracy: the activation, {}, is never exactly zero; `--max-ppl-increase` sets how much is allowed",
             count,
             counted(plan.layers.len(), "layer"),
             config.activation.name()

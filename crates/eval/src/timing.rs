@@ -9,10 +9,10 @@ use powerinfer_runtime::{
 
 use crate::{Contention, CpuTimes, EvalError};
 
-/// Time and statistics of a prompt, or of tokens that were decoded.
+/// Time and statistics of running a prompt, or of decoding tokens.
 pub(crate) struct Timed {
     pub(crate) seconds: f64,
-    /// Seconds of each pass, of decoding.
+    /// Seconds of each decoding pass.
     pub(crate) passes: Vec<f64>,
     pub(crate) statistics: Statistics,
     pub(crate) contention: Contention,
@@ -52,8 +52,8 @@ impl Timer<'_> {
         })
     }
 
-    /// Times decoding of `ids`, equally many of each of `sessions`, in passes of one token of each. Tokens are sampled as
-    /// in generation, but the given ids go on, so that every policy decodes the same text.
+    /// Times the decoding of `ids`, the same number for each of `sessions`, in passes of one token of each. Tokens are
+    /// sampled as in generation, but the given ids replace them, so that every policy decodes the same text.
     pub(crate) fn decode(
         self,
         engine: &mut Engine,

@@ -30,16 +30,16 @@ pub struct OriginalFiles {
     pub hot_neurons: usize,
 }
 
-/// The original takes FFNs of at most 1000 neurons for attention heads: smaller ones are padded to this size with neurons
-/// of zeros.
+/// The original treats FFNs of at most 1000 neurons as attention heads, so smaller FFNs are padded to this size with
+/// neurons of zeros.
 const SMALLEST_FFN: usize = 1024;
 
-/// The original's only size of an OPT's table of positions, less the 2 rows before the first position. Smaller tables are
-/// padded with zeros.
+/// The only number of positions of an OPT that the original supports, without the 2 rows before the first position. Smaller
+/// tables of positions are padded with zeros.
 const OPT_CONTEXT: usize = 2048;
 
-/// Writes `bundle` to the file `out`, and its placement next to it, for the original PowerInfer; in the bundle's format or f16
-/// unless `quant` is given.
+/// Writes `bundle` to the file `out`, and its placement next to it, for the original PowerInfer. Without `quant`, the format is
+/// q4_0 if the bundle's is, and f16 otherwise.
 ///
 /// # Errors
 ///
@@ -97,7 +97,7 @@ pub fn to_original(
     if has("rope_freqs.weight") {
         return Err(refuse(
             bundle,
-            "its engine does not know this scaling of RoPE",
+            "its engine does not support this RoPE scaling",
         ));
     }
     let predictors = Predictors::new(bundle, config.ffn_size)?;
@@ -108,12 +108,12 @@ pub fn to_original(
     let padding = config.ffn_size - bundle.config().ffn_size;
     if padding > 0 {
         notes.push(format!(
-            "each layer has {padding} more neurons, of zeros: the original takes FFNs of 1000 neurons and fewer for attention heads, and reads them in blocks of {BLOCK}"
+            "each layer is padded with {padding} neurons of zeros: the original treats FFNs of up to 1000 neurons as attention heads, and reads neurons in blocks of {BLOCK}"
         ));
     }
     if is_opt && own.context_length < OPT_CONTEXT {
         notes.push(format!(
-            "the table of positions is padded with zeros to the original's {OPT_CONTEXT} tokens; the model was made for {}",
+            "the table of positions is padded with zeros to the original's {OPT_CONTEXT} tokens; the model has {}",
             own.context_length
         ));
     }
@@ -227,7 +227,7 @@ fn hot_neurons(bundle: &Bundle) -> Result<(Vec<Vec<u32>>, usize), ExportError> {
     Ok((all, dropped))
 }
 
-/// Refuses models that the original's engine would compute otherwise, or not load.
+/// Refuses models that the original's engine would compute differently or could not load.
 fn check(bundle: &Bundle) -> Result<(), ExportError> {
     let config = bundle.config();
     let is_llama = match &config.family[..] {
@@ -236,7 +236,7 @@ fn check(bundle: &Bundle) -> Result<(), ExportError> {
         other => {
             return Err(refuse(
                 bundle,
-                &format!("its engine knows Llama, Bamboo, Falcon and OPT, not {other}"),
+                &format!("its engine supports Llama, Bamboo, Falcon and OPT, not {other}"),
             ));
         }
     };
@@ -244,7 +244,7 @@ fn check(bundle: &Bundle) -> Result<(), ExportError> {
         return Err(refuse(
             bundle,
             &format!(
-                "its engine has {OPT_CONTEXT} positions for an OPT, the model {}",
+                "its engine supports {OPT_CONTEXT} positions for an OPT, but the model has {}",
                 config.context_length
             ),
         ));
@@ -259,13 +259,13 @@ fn check(bundle: &Bundle) -> Result<(), ExportError> {
     if is_llama && (biases.query_key_value || biases.attention_output || biases.ffn) {
         return Err(refuse(
             bundle,
-            "its engine knows no biases in this architecture",
+            "its engine does not support biases in this architecture",
         ));
     }
     if !is_llama && !config.tied_embeddings && config.family.starts_with("opt") {
         return Err(refuse(
             bundle,
-            "its engine takes the embeddings for the head of an OPT",
+            "its engine uses the embeddings of an OPT as its head",
         ));
     }
     Ok(())

@@ -443,7 +443,11 @@ fn a_small_ffn_is_padded_with_neurons_of_zeros() {
         let networks = [0, 1].map(|seed| Network::random(config, 0.0, 0.25, seed));
         let (written, out) = export_f16(&checkpoint, &networks, 300, folder.path());
         let notes = &written.model.notes;
-        assert!(notes.iter().any(|note| note.contains("32 more neurons")));
+        assert!(
+            notes
+                .iter()
+                .any(|note| note.contains("padded with 32 neurons"))
+        );
         let back = open(&out);
         assert_eq!(back.config().ffn_size, 1024);
         for weight in config.weights() {

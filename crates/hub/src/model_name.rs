@@ -21,7 +21,7 @@ pub struct ModelName {
 
 impl ModelName {
     /// Reads `organization/name` or `organization/name@revision`; a revision is a branch, a tag,
-    /// a commit, or a reference such as `refs/pr/3`. An address of a model at `huggingface.co` or `hf.co` is read too.
+    /// a commit, or a reference such as `refs/pr/3`. The address of a model at `huggingface.co` or `hf.co` is also accepted.
     ///
     /// # Errors
     ///

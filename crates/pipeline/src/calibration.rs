@@ -1,4 +1,4 @@
-//! Calibration text: files a person gives, or the demo's own calibration tasks.
+//! Calibration text: given files, or the demo's own calibration tasks.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ const DEMO: &str = "demo";
 /// Longest calibration sequence.
 const SEQUENCE: usize = 512;
 
-/// Most tokens taken if the amount is `auto`.
+/// Most tokens that are read if the amount is `auto`.
 const AUTO_LIMIT: usize = 131_072;
 
 /// Number of skipped files that are listed individually.
@@ -30,7 +30,7 @@ const LISTED: usize = 5;
 /// Text to calibrate on.
 #[derive(Debug, Clone)]
 pub struct CalibrationText {
-    /// Files and folders in any format that [`Corpus`] reads; `-` is the standard input. If empty, the demo's own tasks.
+    /// Files and folders in any format that [`Corpus`] reads; `-` is standard input. If empty, the demo's own tasks.
     pub paths: Vec<PathBuf>,
     /// Amount to profile.
     pub tokens: Tokens,
@@ -42,7 +42,7 @@ pub struct CalibrationText {
 /// How much text to profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tokens {
-    /// So many tokens.
+    /// This many tokens.
     Count(usize),
     /// Until the counts are stable.
     Auto,
@@ -76,7 +76,7 @@ impl CalibrationText {
         }
     }
 
-    /// Most tokens that are needed.
+    /// Largest number of tokens that is needed.
     fn limit(&self) -> usize {
         match self.tokens {
             Tokens::Count(tokens) => tokens,
@@ -126,7 +126,7 @@ impl CalibrationText {
     }
 }
 
-/// Texts to judge a model by, at most `limit` tokens of them: documents at `paths`, or, if there are
+/// Texts to evaluate a model on, at most `limit` tokens in all: documents at `paths`, or, if there are
 /// no paths and the model is the demo, tasks that it was not trained on.
 ///
 /// # Errors
@@ -169,7 +169,7 @@ fn encoder<'a>(tokenizer: &'a Tokenizer, config: &ModelConfig, end: EndOfText) -
     }
 }
 
-/// Tasks of the demo, until there are `limit` tokens of them.
+/// Tasks of the demo, until they have `limit` tokens.
 fn demo_tasks(
     split: Split,
     seed: u64,
@@ -189,7 +189,7 @@ fn demo_tasks(
     Ok(documents)
 }
 
-/// Returns name and documents of each of `paths` that has documents; reports what was read and what was skipped.
+/// Returns the name and the documents of each of `paths` that has documents; reports what was read and what was skipped.
 fn read(
     paths: &[PathBuf],
     encoder: &Encoder<'_>,

@@ -24,7 +24,7 @@ pub enum PipelineError {
         model: String,
     },
 
-    /// No text was given to judge by.
+    /// No text was given to evaluate on.
     #[error("no text to judge by, which should be text that the profile has not seen")]
     NoHeldOutText,
 

@@ -44,7 +44,7 @@ pub enum Work<'a> {
     Profile(&'a Stage<Profile>),
     /// The predictors, and how they were made.
     Predictors(&'a Stage<PredictorFile>, &'a Recipe),
-    /// No predictors are trained, since the policy of all layers uses none.
+    /// No predictors are trained, because the policy of all layers uses none.
     NoPredictors(Policy),
     /// A plan that is about to be packed.
     Plan(&'a Plan, &'a SolveReport),
@@ -52,7 +52,7 @@ pub enum Work<'a> {
     Bundle(&'a Bundle, bool),
 }
 
-/// Receives what stages have made, as they end.
+/// Receives the result of each stage when the stage ends.
 pub type Report<'a> = &'a mut dyn FnMut(Work<'_>);
 
 /// Makes the profile, the predictors and the bundle of `checkpoint` in the folders `profile`, `predictors` and `bundle` of
@@ -86,7 +86,7 @@ pub fn prepare(
     let predictors = match options.policy {
         Some(policy @ (Policy::Dense | Policy::Exact)) => {
             report(Work::NoPredictors(policy));
-            // What `place` would take.
+            // As `place` does: predictors that exist are used.
             out.exists()
                 .then(|| PredictorFile::open(&out))
                 .transpose()?
@@ -107,7 +107,7 @@ pub fn prepare(
     Ok((bundle, profile))
 }
 
-/// Places, packs and certifies a bundle of `checkpoint` in the folder `out`, unless it is there and up to date.
+/// Places, packs and certifies a bundle of `checkpoint` in the folder `out`, unless an up-to-date one is there.
 ///
 /// # Errors
 ///

@@ -59,7 +59,7 @@ pub fn profile(
         }
         if out.exists() {
             progress.note(&format!(
-                "profile: `{}` is for other text or settings; making it again",
+                "profile: `{}` was made from other text or settings; making it again",
                 out.display()
             ));
         }

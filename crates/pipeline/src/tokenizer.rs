@@ -9,7 +9,7 @@ use crate::PipelineError;
 ///
 /// # Errors
 ///
-/// A file is missing, damaged or not supported: also a Git LFS pointer, or the error page of a failed download.
+/// A file is missing, damaged or not supported, for example a Git LFS pointer or the error page of a failed download.
 pub fn tokenizer(files: &Files) -> Result<Tokenizer, PipelineError> {
     if let Some(folder) = files.as_folder() {
         for name in Tokenizer::FILES {

@@ -48,13 +48,14 @@ impl Default for Training {
 }
 
 impl Training {
-    /// Settings for the model in `checkpoint`, whose weights will be in the format `quant`, which sets the cost of a neuron.
+    /// Settings for the model in `checkpoint`. The bundle's weights will be in the format `quant`, which sets the cost of a
+    /// neuron.
     pub fn settings(&self, checkpoint: &Checkpoint, quant: Format, seed: u64) -> Settings {
         let config = checkpoint.config();
         Settings {
             targets: match self.sizing {
                 Sizing::Evidence => self.targets,
-                // The paper's rule knows recall alone.
+                // The paper's rule uses only recall.
                 Sizing::Paper => Targets {
                     contribution_recall: LOWEST_CONTRIBUTION_RECALL,
                     ..self.targets

@@ -1,4 +1,4 @@
-//! Makes a bundle for a memory budget, and shows what is where:
+//! Makes a bundle for a memory budget, and shows what is placed where:
 //!
 //! ```sh
 //! cargo run -p powerinfer --example place -- path/to/model text.txt 8G
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         options: PlanOptions {
             vram: Some(budget.parse()?),
             hardware: Some(powerinfer::hardware("rtx4090")?),
-            certify_tokens: Some(0), // no certificate: its tokens take time
+            certify_tokens: Some(0), // no certificate: measuring it takes time
             ..PlanOptions::default()
         },
         device: None,

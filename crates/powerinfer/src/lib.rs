@@ -1,7 +1,7 @@
 //! Runs large language models fast on ordinary PCs by exploiting activation sparsity: most FFN neurons are inactive on most
 //! tokens, so they need not be read.
 //!
-//! A *checkpoint* is a model as others publish it. The pipeline makes a *bundle* of it, and an [`Engine`] runs the bundle:
+//! A *checkpoint* is a model as others publish it. The pipeline makes a *bundle* from it, and an [`Engine`] runs the bundle:
 //!
 //! ```text
 //! checkpoint + text ──profile──▶ profile ──train──▶ predictors ──place──▶ bundle ──▶ Engine ──▶ tokens
@@ -37,7 +37,7 @@
 //! let completion = tokenizer.decode(&tokens[prompt.len()..], SpecialText::Skip)?;
 //! assert!(completion.contains("return"));
 //!
-//! // Continue the session with more text: tokens that it has already are not run again.
+//! // Continue the session with more text: tokens that it already has are not run again.
 //! tokens.extend(tokenizer.encode("\n\n", SpecialTokens::Omit)?);
 //! let (_, reused) = Generation::start(&mut engine, &mut session, &mut text, &tokens, || false)?;
 //! assert!(reused >= prompt.len());
@@ -46,9 +46,9 @@
 //! ```
 //!
 //! [`Generation`] is an iterator over tokens, stop tokens included. A [`Session`] keeps its tokens and their KV cache.
-//! [`Text`] has what chooses the next token: a [`Sampler`] ([`SamplingSettings`] sets temperature and the like), the stop
-//! conditions, and optionally a [`Constraint`] or a [`Speculation`]. For text as it comes, push each token into
-//! [`Tokenizer::decode_stream`]; the example `generate` does so.
+//! [`Text`] has all that chooses the next token: a [`Sampler`] ([`SamplingSettings`] sets temperature and the like), the stop
+//! conditions, and optionally a [`Constraint`] or a [`Speculation`]. To print text while it is generated, push each token
+//! into [`Tokenizer::decode_stream`], as the example `generate` does.
 //!
 //! To run what the plan puts on a GPU, set [`Execution::device`] to [`DeviceChoice::Auto`].
 //!
@@ -74,13 +74,13 @@
 //! # }
 //! ```
 //!
-//! The logits of a token do not depend on what runs in the same pass: each session gets exactly the bits that it gets alone.
+//! The logits of a token do not depend on what runs in the same pass: they are bit-identical to those of the session alone.
 //!
 //! # Make a bundle
 //!
 //! [`prepare`] runs all stages; [`profile`], [`train`] and [`place`] run one each. Every stage reuses its output if it is up to
 //! date, resumes after an interruption, and reports to a [`Progress`]. The examples `sparsity` and `place` of this crate
-//! show them.
+//! show how to use them.
 
 use std::path::Path;
 
@@ -124,7 +124,7 @@ pub fn open_bundle(folder: impl AsRef<Path>) -> Result<Bundle, BundleError> {
     )
 }
 
-/// Stops after `max_tokens` tokens, or at a token that ends the text.
+/// Conditions that stop after `max_tokens` tokens, or at a token that ends the text.
 pub fn stop_conditions(tokenizer: &Tokenizer, max_tokens: usize) -> StopConditions {
     StopConditions {
         max_tokens,
@@ -138,7 +138,7 @@ pub fn stop_conditions(tokenizer: &Tokenizer, max_tokens: usize) -> StopConditio
 ///
 /// # Errors
 ///
-/// The checkpoint cannot be read, or the folder cannot be written or has other files.
+/// The checkpoint cannot be read, the folder cannot be written, or it contains other files.
 pub fn pack_plain(
     checkpoint: &Checkpoint,
     context: usize,
@@ -151,7 +151,7 @@ pub fn pack_plain(
 ///
 /// # Errors
 ///
-/// Memory is missing.
+/// There is not enough memory.
 pub fn demo() -> Result<Checkpoint, ImportError> {
     open_checkpoint(Files::Embedded {
         name: "demo",

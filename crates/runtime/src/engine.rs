@@ -22,7 +22,7 @@ use crate::{
 pub struct Engine {
     pub(crate) model: Model,
     pub(crate) executor: Executor,
-    /// The session that the plan accounts for, until it is asked for.
+    /// The session that the plan accounts for, kept until it is asked for.
     reserved: Option<Session>,
     pub(crate) observers: Observers,
     buffers: PassBuffers,
@@ -32,7 +32,7 @@ pub struct Engine {
     pub(crate) logits: Vec<f32>,
 }
 
-/// Logits of a prompt that are computed.
+/// Which logits of a prompt are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
     /// None.
@@ -103,8 +103,8 @@ impl Engine {
         self.executor.device().is_some()
     }
 
-    /// Tokens of one pass whose results match running each alone: the sessions that [`Self::decode`] runs together.
-    /// Fewer than a [`Self::prompt_batch`] on a device, and one if it has no room for more.
+    /// Most tokens of one pass whose results match running each alone: the sessions that [`Self::decode`] runs together.
+    /// On a device, fewer than [`Self::prompt_batch`], and one if there is no room for more.
     pub fn decode_batch_size(&self) -> usize {
         match &self.executor {
             Executor::Cpu(executor) => executor.max_exact_tokens(),
@@ -134,8 +134,8 @@ impl Engine {
         [layers - on_device, on_device].map(|layers| each.saturating_mul(layers))
     }
 
-    /// Bytes of the device's memory that the plan's budget leaves for KV caches in addition to the plan's other lines, the session included that
-    /// the plan accounts for; none if no KV cache is on a device, or the plan has no budget.
+    /// Bytes of device memory that the plan's budget leaves for KV caches after the plan's other lines, including the
+    /// session that the plan accounts for; none if no KV cache is on a device, or the plan has no budget.
     pub fn device_cache_budget(&self) -> Option<u64> {
         let device = self.executor.device()?;
         let plan = self.model.bundle.plan();
@@ -168,7 +168,7 @@ impl Engine {
         &self.observers
     }
 
-    /// Counts and measurements of passes, to start and to take them.
+    /// Counts and measurements of passes, mutably.
     pub fn observers_mut(&mut self) -> &mut Observers {
         &mut self.observers
     }
@@ -199,12 +199,12 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Memory for its KV cache is missing.
+    /// There is not enough memory for its KV cache.
     pub fn new_session(&mut self, context: usize) -> Result<Session, RuntimeError> {
         let context = context.min(self.context_limit());
         match self.reserved.take() {
             Some(session) if session.context() == context => Ok(session),
-            // Its memory is freed first.
+            // The memory of the reserved session is freed first.
             _ => Session::new(&self.model.bundle, self.executor.device(), context),
         }
     }
@@ -243,8 +243,8 @@ impl Engine {
         Ok(&self.logits)
     }
 
-    /// Runs one token of each of `sessions` but the last, and the remaining `tokens`, a piece of a prompt, of the last.
-    /// The logits of the former and those that are `wanted` of the latter are left in [`Self::logits`].
+    /// Runs one token of each of `sessions` except the last, which gets the remaining `tokens`, a piece of a prompt. Leaves
+    /// the logits of the other sessions, and those that are `wanted` of the last, in [`Self::logits`].
     ///
     /// # Errors
     ///
@@ -308,7 +308,7 @@ impl Engine {
         if tokens.len() <= together {
             return self.run_together(sessions, tokens, wanted);
         }
-        // Each token of its own session, or the sessions before the prompt.
+        // All sessions if each has one token, or else the sessions before the prompt.
         let batched = if tokens.len() == count {
             count
         } else {
@@ -401,8 +401,8 @@ impl Engine {
         end - self.model.config.hidden_size..end
     }
 
-    /// Runs `tokens`, one of each of `sessions` and the remaining ones of the last; the hidden states after the last layer
-    /// are left in the buffers.
+    /// Runs `tokens`: one of each of `sessions`, and the remaining ones of the last. Leaves the hidden states after the last
+    /// layer in the buffers.
     fn pass(&mut self, sessions: &mut [&mut Session], tokens: &[u32]) -> Result<(), RuntimeError> {
         let mut pass = Pass {
             model: &self.model,
@@ -435,7 +435,7 @@ impl Engine {
         Ok(check_finite(&self.logits)?)
     }
 
-    /// Refuses tokens outside the vocabulary, tokens beyond the context of `session`, and sessions of other runtimes.
+    /// Refuses tokens outside the vocabulary, tokens beyond the context of `session`, and sessions of other engines.
     fn check(&self, session: &Session, tokens: &[u32]) -> Result<(), RuntimeError> {
         let vocabulary = self.model.config.vocabulary_size;
         if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
@@ -461,7 +461,7 @@ impl Engine {
 
 /// Properties of a device.
 impl Engine {
-    /// Takes the times of device and host by layer, and goes on measuring them if `continues`; none if everything
+    /// Takes the times of device and host by layer, and keeps measuring them if `continues`; none if everything
     /// is on the CPU.
     pub fn take_pass_times(&mut self, continues: bool) -> Option<PassTimes> {
         match &mut self.executor {

@@ -82,7 +82,8 @@ impl<'a> Experiments<'a> {
         }
     }
 
-    /// Raises the logit from which the predictors of all layers predict a neuron active: the higher, the fewer.
+    /// Raises the logit from which the predictors of all layers predict a neuron active: the higher it is, the
+    /// fewer neurons are predicted.
     ///
     /// # Panics
     ///
@@ -94,7 +95,7 @@ impl<'a> Experiments<'a> {
         }
     }
 
-    /// Computes every FFN densely as well from now on, and counts selected and active neurons.
+    /// From now on, also computes every FFN densely, and counts selected and active neurons.
     ///
     /// # Panics
     ///
@@ -126,8 +127,8 @@ impl<'a> Experiments<'a> {
         })
     }
 
-    /// Sizes of the trained predictor of `layer`: bytes that every token reads, number of hidden units, and bytes of the row of
-    /// each, which are read if it is active. `None` if the policy does not use it.
+    /// Sizes of the trained predictor of `layer`: bytes that every token reads, number of hidden units, and bytes of each
+    /// unit's row, which is read if the unit is active. `None` if the policy does not use it.
     ///
     /// # Panics
     ///

@@ -155,7 +155,7 @@ impl<M: LanguageModel + ?Sized> Passes for OneText<'_, M> {
         self.context
     }
 
-    /// Nothing is removed, as nothing is proposed.
+    /// Nothing is removed, because nothing is proposed.
     fn truncate(&mut self, (): &mut (), _tokens: usize) {}
 
     fn keep_prefix(&mut self, (): &mut (), _tokens: &[u32]) -> usize {
@@ -195,7 +195,7 @@ pub struct Piece<'a, S> {
     pub session: &'a mut S,
     /// Tokens of the piece, at least one.
     pub tokens: &'a [u32],
-    /// Logits that are needed of them.
+    /// Which of their logits are needed.
     pub wanted: Wanted,
 }
 
@@ -212,7 +212,7 @@ pub struct Sampled<'a> {
     pub token: Result<Token, RuntimeError>,
 }
 
-/// A pass that has been run, and whose logits are not sampled from yet.
+/// A pass that has run, and whose logits have not been sampled from yet.
 #[derive(Debug)]
 #[must_use]
 pub struct Ran {
@@ -226,7 +226,7 @@ pub struct Ran {
 ///
 /// # Errors
 ///
-/// As [`Passes::pass`], and if a text has no pending token.
+/// The errors of [`Passes::pass`], or a text has no pending token.
 pub fn run_pass<P: Passes>(
     passes: &mut P,
     texts: &mut [Running<'_, P::Session>],
@@ -343,7 +343,7 @@ impl Ran {
     }
 }
 
-/// Samples the token after row `row` of the last pass; the session had `position` tokens then. Returns the row, too.
+/// Samples the token after row `row` of the last pass; the session had `position` tokens then. Also returns the row.
 fn accept_row<'a, P: Passes>(
     passes: &'a mut P,
     session: &P::Session,

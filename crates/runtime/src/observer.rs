@@ -17,7 +17,7 @@ pub struct Observers {
     pub(crate) statistics: Statistics,
     /// Passes that were run again.
     pub(crate) retries: u64,
-    /// Whether debug builds go on after one.
+    /// Whether debug builds continue after such a pass.
     pub(crate) expects_retries: bool,
     /// Comparison of FFN outputs with dense, of some tokens.
     pub(crate) verification: Option<Verification>,
@@ -27,7 +27,7 @@ pub struct Observers {
     pub(crate) activity: Option<Vec<Vec<Vec<u32>>>>,
     /// Per layer, magnitudes of the inputs of projections.
     pub(crate) magnitudes: Option<Vec<InputMagnitudes>>,
-    /// Policies that layers are to follow after the pass, as they exceeded their error bound.
+    /// Policies that layers get after the pass because they exceeded their error bound.
     pub(crate) fallbacks: Vec<(usize, Policy)>,
 }
 
@@ -99,7 +99,7 @@ impl Observers {
         self.magnitudes.take().unwrap_or_default()
     }
 
-    /// Lists the active neurons of every token from now on, or no longer. Prompts that run partly on a device list none.
+    /// Starts or stops listing the active neurons of every token. None are listed for prompts that run partly on a device.
     pub fn list_active(&mut self, on: bool) {
         self.activity = on.then(|| vec![Vec::new(); self.layers]);
     }
@@ -136,7 +136,7 @@ impl Observers {
         self.statistics.mark(stage);
     }
 
-    /// `x` is an input of projections of `layer`.
+    /// Counts the magnitudes of `x`, an input of projections of `layer`, if asked for.
     pub(crate) fn input(&mut self, layer: usize, input: LayerInput, x: &[f32]) {
         if let Some(magnitudes) = &mut self.magnitudes {
             let layer = &mut magnitudes[layer];
@@ -148,7 +148,7 @@ impl Observers {
         }
     }
 
-    /// `products` are factors of rows of down in `layer`, for the only token of a pass.
+    /// Lists the active neurons of `layer` for the only token of a pass; `products` are the factors of down's rows.
     pub(crate) fn set_active(&mut self, layer: usize, products: impl Iterator<Item = (u32, f32)>) {
         if let Some(activity) = &mut self.activity {
             activity[layer] = vec![active(products).collect()];

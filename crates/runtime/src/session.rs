@@ -10,11 +10,11 @@ use crate::{RuntimeError, memory::kv_bytes};
 
 /// A sequence: its tokens so far, with their keys and values in every layer.
 ///
-/// A session can be continued by any [`Engine`](crate::Engine) of the same bundle with its KV caches in the same places, on the same
-/// device if any is on one.
+/// Any [`Engine`](crate::Engine) of the same bundle can continue a session, if its KV caches are in the same places and those on
+/// a device are on the same device.
 #[derive(Debug)]
 pub struct Session {
-    /// KV caches on the host; without capacity in layers whose cache is on a device.
+    /// KV caches on the host; they have no capacity in layers whose cache is on a device.
     pub(crate) layers: Vec<LayerCache>,
     /// KV caches on a device, by layer; empty without a device.
     pub(crate) on_device: Vec<Option<GpuCache>>,
@@ -28,7 +28,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Host or device lack the memory.
+    /// The host or the device has too little memory.
     pub(crate) fn new(
         bundle: &Bundle,
         device: Option<&DeviceModel>,
@@ -47,7 +47,7 @@ impl Session {
         })
     }
 
-    /// An empty session for up to `context` tokens, with the caches `on_device`; none if memory is missing.
+    /// An empty session for up to `context` tokens, with the caches `on_device`; none if there is too little memory.
     /// Unused memory is reserved but not touched.
     fn with_caches(
         config: &ModelConfig,
@@ -108,12 +108,12 @@ impl Session {
             .for_each(|layer| layer.truncate(tokens));
     }
 
-    /// Replaces the tokens by the first `tokens` tokens of `other`, a session of the same runtime whose context may differ.
+    /// Replaces the tokens with the first `tokens` tokens of `other`, a session of the same engine whose context may differ.
     ///
     /// # Errors
     ///
-    /// The tokens do not fit the context, or `other` is a session of another runtime: the session is unchanged. The device
-    /// fails: the session is left empty.
+    /// If the tokens do not fit the context, or `other` is a session of another engine, the session is unchanged. If the
+    /// device fails, the session is left empty.
     ///
     /// # Panics
     ///
@@ -192,7 +192,7 @@ pub(crate) struct LayerCache {
 }
 
 impl LayerCache {
-    /// A cache for up to `positions` tokens; none if memory is missing. Unused memory is reserved but not touched.
+    /// A cache for up to `positions` tokens; none if there is too little memory. Unused memory is reserved but not touched.
     pub(crate) fn new(
         kv_heads: usize,
         head_size: usize,
@@ -206,7 +206,7 @@ impl LayerCache {
         })
     }
 
-    /// Number format, heads, and numbers of a head.
+    /// Number format, number of heads, and numbers per head.
     fn shape(&self) -> (CacheFormat, usize, usize) {
         let plane = &self.keys;
         (plane.format(), plane.heads(), plane.head_size())

@@ -22,17 +22,17 @@ impl SingleSession {
     ///
     /// # Errors
     ///
-    /// Memory for its KV cache is missing.
+    /// There is not enough memory for its KV cache.
     pub fn new(mut engine: Engine) -> Result<Self, RuntimeError> {
         let session = engine.new_session(engine.context_limit())?;
         Ok(Self { engine, session })
     }
 
-    /// Opens `bundle` as [`Engine::open`].
+    /// Opens `bundle` as [`Engine::open`] does.
     ///
     /// # Errors
     ///
-    /// As [`Engine::open`].
+    /// The errors of [`Engine::open`].
     pub fn open(
         bundle: Bundle,
         policy: Option<Policy>,

@@ -52,7 +52,7 @@ pub struct Text {
     given: Vec<u32>,
     has_log_probabilities: bool,
     speculation: Option<Speculation>,
-    /// The last token, not run yet; none before the first token, and after a stop token or a full context.
+    /// The last token, not run yet; none before the first token, or after a stop token or a full context.
     pending: Option<u32>,
     generated: usize,
     reason: Option<StopReason>,
@@ -152,7 +152,7 @@ impl Text {
         self.generated
     }
 
-    /// The last token, not run yet; none before the first token, and after a stop token or a full context.
+    /// The last token, not run yet; none before the first token, or after a stop token or a full context.
     pub fn pending(&self) -> Option<u32> {
         self.pending
     }

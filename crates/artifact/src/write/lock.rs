@@ -51,7 +51,7 @@ impl FolderLock {
     /// [`ArtifactError::Busy`] if another run has the lock.
     pub fn new(folder: &Path) -> Result<Self, ArtifactError> {
         let lock = match fs::File::open(folder).ok().map(FileLock::new).transpose() {
-            // The run that had the lock may have replaced the folder since.
+            // The run that had the lock may have replaced the folder in the meantime.
             Ok(lock) if lock.as_ref().is_none_or(|lock| is_at(lock.file(), folder)) => lock,
             _ => {
                 return Err(ArtifactError::Busy {
@@ -110,7 +110,7 @@ mod tests {
             let busy = FolderLock::new(folder.path()).unwrap_err();
             assert!(matches!(busy, ArtifactError::Busy { .. }), "{busy}");
         }
-        // What a process has that is being started.
+        // A process that is being started has such a copy.
         let copy = lock._lock.as_ref().unwrap().file().try_clone().unwrap();
         drop(lock);
         FolderLock::new(folder.path()).unwrap();

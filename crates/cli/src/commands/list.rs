@@ -61,7 +61,9 @@ pub(crate) fn run(arguments: &ListArguments, output: Output) -> Result<()> {
         return print_json(&json!({ "models": models }));
     }
     if models.is_empty() {
-        output.say("no model is prepared in this folder: `powerinfer prepare MODEL` prepares one");
+        output.say(
+            "there are no prepared models in this folder; `powerinfer prepare MODEL` makes one",
+        );
         return Ok(());
     }
     print(table.to_string())

@@ -97,7 +97,7 @@ fn prepare_model(
         ""
     };
     output.say(format!(
-        "preparing `{}` in `{}`: profile, predictors, plan and bundle{ending}; what is up to date is kept",
+        "preparing `{}` in `{}`: profile, predictors, plan and bundle{ending}",
         checkpoint.identity().name,
         folder.display()
     ));

@@ -38,7 +38,7 @@ impl Metadata {
         self.entries.push((key.into(), value.into()));
     }
 
-    /// Appends an integer of 64 bits; others have 32 if they fit.
+    /// Appends a 64-bit integer; other integers are written in 32 bits if they fit.
     pub fn push_u64(&mut self, key: &str, number: u64) {
         self.wide.push(key.to_owned());
         self.push(key, Value::Unsigned(number));
@@ -103,7 +103,7 @@ const ALIGNMENT: u64 = 32;
 ///
 /// # Errors
 ///
-/// [`ArtifactError::Write`], or the error of `fill`; there is no file then.
+/// [`ArtifactError::Write`], or the error of `fill`; then no file is written.
 ///
 /// # Panics
 ///

@@ -33,11 +33,11 @@ pub(crate) struct JobSettings {
     pub(crate) sampling: SamplingSettings,
     /// Tokens to generate, at most.
     pub(crate) max_tokens: usize,
-    /// Whether stop tokens are tokens like others.
+    /// Whether stop tokens are treated like other tokens.
     pub(crate) ignores_stop_tokens: bool,
-    /// Scores each generated token, with as many of the largest log probabilities.
+    /// Scores each generated token, with this many of the largest log probabilities.
     pub(crate) top_logprobs: Option<usize>,
-    /// Scores each token of the prompt, with as many of the largest log probabilities.
+    /// Scores each token of the prompt, with this many of the largest log probabilities.
     pub(crate) prompt_logprobs: Option<usize>,
     /// Reports active neurons.
     pub(crate) activity: bool,
@@ -59,14 +59,14 @@ impl Job {
     }
 }
 
-/// The events of one choice of a request, sent in batches: each wakes a thread that competes with the model's.
+/// The events of one choice of a request, sent in batches: each batch wakes a thread that competes with the model's.
 #[derive(Debug)]
 pub(crate) struct Events {
     choice: usize,
     sender: UnboundedSender<(usize, Vec<Event>)>,
     cancel: Cancel,
     pending: Vec<Event>,
-    /// Time between two batches of tokens, at least.
+    /// Shortest time between two batches of tokens.
     interval: Duration,
     /// When tokens were sent last.
     sent: Option<Instant>,
@@ -104,7 +104,7 @@ impl Events {
     /// Sends `event`, perhaps with later ones; nothing happens if the client has gone.
     pub(crate) fn send(&mut self, event: Event) {
         let is_due = match event {
-            // Its first token follows, or its end.
+            // It is sent with the first token, or with the end of the text.
             Event::Prompt { .. } => false,
             Event::Token { .. } => self.sent.is_none_or(|sent| sent.elapsed() >= self.interval),
             Event::Done { .. } | Event::Refused(_) | Event::Failed(_) => true,
@@ -166,17 +166,17 @@ pub(crate) enum Finish {
     Length,
 }
 
-/// Log probability of a token, and the largest ones of its position.
+/// Log probability of a token, and the largest ones at its position.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Score {
     pub(crate) id: u32,
     pub(crate) logprob: f64,
-    /// In falling order.
+    /// In descending order.
     pub(crate) top: Vec<(u32, f64)>,
 }
 
 impl Score {
-    /// The score of `id` by `logits`, with the `count` largest of the first `vocabulary` tokens.
+    /// The score of `id` from `logits`, with the `count` largest of the first `vocabulary` tokens.
     pub(crate) fn new(id: u32, logits: &[f32], count: usize, vocabulary: usize) -> Self {
         let normaliser = log_sum_exp(logits);
         let logprob = |logit: f32| f64::from(logit) - normaliser;

@@ -1,9 +1,9 @@
 //! Continuous batching: one thread runs the engine for all requests.
 //!
 //! ```text
-//! requests ─▶ queue ─▶ prompts: a piece of one of them a pass ─▶ decoding: one token of each a pass ─▶ done
-//!                       ▲                                                                              │
-//!                       └───────── idle sessions, whose prefixes are reused ◀─────────────────────────┘
+//! requests ─▶ queue ─▶ prompts: one piece per pass ─▶ decoding: one token of each per pass ─▶ done
+//!                       ▲                                                                     │
+//!                       └───────── idle sessions, whose prefixes are reused ◀────────────────┘
 //! ```
 //!
 //! A token's logits depend neither on the other tokens of a pass nor on how a prompt is split, so each request gets the
@@ -38,7 +38,7 @@ use self::{
 };
 use crate::{capacity::Capacity, constraint::Grammar, metrics::Metrics};
 
-/// Tokens of a prefix that another prompt is about to run and that a prompt waits for.
+/// Fewest tokens of a shared prefix, not yet run by another prompt, for which a prompt waits.
 const WORTH_WAITING: usize = 32;
 
 /// Limits of the scheduler.
@@ -63,7 +63,7 @@ pub(crate) struct SchedulerHandle {
 impl SchedulerHandle {
     /// Sends the jobs of one request; returns whether there is room in the queue.
     pub(crate) fn submit(&self, jobs: Vec<Job>) -> bool {
-        // A request whose choices exceed the queue is accepted where none waits.
+        // A request whose choices exceed the queue is accepted if no other request waits.
         if self.queued.load(Ordering::Relaxed) >= self.limit {
             return false;
         }
@@ -86,7 +86,7 @@ pub(crate) struct Scheduler {
     engine: Engine,
     settings: SchedulerSettings,
     stop_tokens: Arc<[u32]>,
-    /// Tokens that are sampled from, the first of the vocabulary.
+    /// Number of tokens that can be sampled: the first ones of the vocabulary.
     vocabulary: usize,
     jobs: Receiver<Job>,
     queued: Arc<AtomicUsize>,
@@ -94,19 +94,20 @@ pub(crate) struct Scheduler {
     queue: VecDeque<Job>,
     /// The oldest first.
     prompts: Vec<Prompt>,
-    /// Whether the next piece is one of the shortest prompt.
+    /// Whether the next piece is of the prompt with the fewest tokens left.
     is_turn_of_shortest: bool,
     decoding: Vec<Decoding>,
     /// The texts of `decoding`, and their sessions.
     texts: Vec<Text>,
     sessions: Vec<Session>,
     idle: SessionPool,
-    /// Number of layers that verification has changed to another policy: earlier prefixes are not reused.
+    /// Number of layers that verification has changed to another policy. Prefixes from before such a change are not reused.
     fallbacks: usize,
 }
 
 impl Scheduler {
-    /// A scheduler for `engine`, whose `first` session is made, and what sends jobs to it; it stops when the last sender is gone and all jobs are done.
+    /// A scheduler for `engine` with its `first` session, and the handle that sends jobs to it. It stops when the last sender is
+    /// gone and all jobs are done.
     pub(crate) fn new(
         engine: Engine,
         first: Session,
@@ -235,15 +236,15 @@ impl Scheduler {
     fn step(&mut self) {
         let prompt = self.next_prompt();
         if prompt.is_some() && self.engine.observers().verification().is_some() {
-            // Verification is of passes of decoded tokens alone.
+            // Verification needs passes that contain only decoded tokens.
             self.pass(prompt, 0);
             return self.pass(None, self.decoding.len());
         }
         self.pass(prompt, self.decoding.len());
     }
 
-    /// Takes the oldest prompt, or in turn the one with the fewest tokens left: a short prompt does not wait for long
-    /// ones, and a long one is not overtaken for ever. Returns its index, too.
+    /// Takes, in turn, the oldest prompt or the one with the fewest tokens left: a short prompt does not wait for long
+    /// ones, and a long one is not overtaken for ever. Also returns its index.
     fn next_prompt(&mut self) -> Option<(usize, Prompt)> {
         let mut ready = (0..self.prompts.len()).filter(|index| !self.waits_for_prefix(*index));
         let next = if self.is_turn_of_shortest {
@@ -282,7 +283,7 @@ impl Scheduler {
             return Ok(());
         }
         let tokens = &prompt.job.prompt;
-        // Logits of all tokens are those of a prompt that is run in whole.
+        // If the logits of all tokens are needed, the whole prompt is run.
         let reusable = match prompt.job.settings.prompt_logprobs {
             Some(_) => 0,
             None => tokens.len() - 1,
@@ -402,7 +403,7 @@ impl Scheduler {
             }
         }
         if !self.prompts.is_empty() {
-            // The next pass is a long one.
+            // The next pass takes long, because it includes a piece of a prompt.
             let decoding = self.decoding.iter_mut();
             decoding.for_each(|decoding| decoding.job.events.flush());
         }
@@ -522,7 +523,7 @@ impl Scheduler {
         });
     }
 
-    /// Removes request `index`; its session is idle then.
+    /// Removes request `index`; its session becomes idle.
     fn remove(&mut self, index: usize) -> Decoding {
         let decoding = self.decoding.swap_remove(index);
         self.texts.swap_remove(index);

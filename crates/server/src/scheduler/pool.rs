@@ -7,14 +7,14 @@ pub(crate) struct SessionPool {
     idle: Vec<Session>,
     /// Sessions made, idle or not.
     made: usize,
-    /// Sessions to make at most.
+    /// Most sessions to make.
     capacity: usize,
-    /// Tokens of a session at most.
+    /// Most tokens of a session.
     context: usize,
 }
 
 impl SessionPool {
-    /// A pool of up to `capacity` sessions for as many tokens as `first`, of which `first` is made.
+    /// A pool of up to `capacity` sessions, `first` included, all with the context of `first`.
     pub(crate) fn new(first: Session, capacity: usize) -> Self {
         Self {
             context: first.context(),
@@ -24,12 +24,12 @@ impl SessionPool {
         }
     }
 
-    /// Takes a session that starts with as many tokens of `prompt` as an idle session or one of `busy` does, but
-    /// with `most` at most; returns their number.
+    /// Takes a session that starts with the longest prefix of `prompt` that an idle session or one of `busy` has, at most
+    /// `most` tokens. Also returns the length of the prefix.
     ///
     /// # Errors
     ///
-    /// Memory for a KV cache is missing, or a device fails.
+    /// There is not enough memory for a KV cache, or a device fails.
     pub(crate) fn take(
         &mut self,
         engine: &mut Engine,
@@ -42,7 +42,7 @@ impl SessionPool {
         let longest_busy = busy.iter().max_by_key(|session| prefix(session));
         let from_idle = longest_idle.map_or(0, |index| prefix(&self.idle[index]));
         let from_busy = longest_busy.map_or(0, |session| prefix(session));
-        // An idle session continues where that loses no more than it gains.
+        // An idle session is continued if that loses no more tokens than it reuses.
         if let Some(index) = longest_idle
             && from_idle >= from_busy
             && self.idle[index].position() <= 2 * from_idle
@@ -56,7 +56,7 @@ impl SessionPool {
             self.idle.insert(0, engine.new_session(self.context)?);
             self.made += 1;
         }
-        // The least recently used session is overwritten; its own prefix is the best where it is the source.
+        // The least recently used session is overwritten; if it has the longest prefix, it keeps that.
         let mut session = self.idle.remove(0);
         let source = match longest_idle.map(|index| index + usize::from(is_room)) {
             Some(0) if from_idle >= from_busy => None,
