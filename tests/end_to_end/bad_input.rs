@@ -6,7 +6,7 @@ use powerinfer_artifact::document::Document;
 use powerinfer_bundle::VERSION;
 use powerinfer_profile::ProfileDocument;
 
-use crate::sandbox::{Sandbox, assert_contains, golden_model};
+use crate::sandbox::{Sandbox, assert_contains, golden_model, words};
 
 /// Replaces the bytes of a file.
 fn edit(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
@@ -98,15 +98,7 @@ fn unknown_configuration_keys_and_tensors_are_refused() {
         "\"residual_multiplier\": 0.5, \"hidden_act\"",
     );
     // The class of transformers does not read it either.
-    let ids = [
-        "logits",
-        "llama-silu",
-        "--ids",
-        "1,2,3",
-        "--out",
-        "logits",
-        "-v",
-    ];
+    let ids = words("logits llama-silu --ids 1,2,3 --out logits -v");
     let run = sandbox.run(&ids);
     run.good().stderr_contains(&["residual_multiplier"]);
     replace(
@@ -144,14 +136,7 @@ fn nan_weights_are_refused() {
         "some text to calibrate on ".repeat(50),
     )
     .unwrap();
-    let arguments = [
-        "prepare",
-        "llama-bf16",
-        "--data",
-        "text.txt",
-        "--vram",
-        "0G",
-    ];
+    let arguments = words("prepare llama-bf16 --data text.txt --vram 0G");
     sandbox
         .run(&arguments)
         .bad(1, &["NaN", "model.safetensors", "tensor `model."]);
@@ -514,14 +499,7 @@ fn a_failed_write_is_an_error_and_keeps_existing_files() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path("file"), "not a folder").unwrap();
     sandbox
-        .run(&[
-            "profile",
-            "demo",
-            "--tokens",
-            "100",
-            "--out",
-            "file/profile",
-        ])
+        .run(&words("profile demo --tokens 100 --out file/profile"))
         .bad(1, &["file", "cannot write"]);
     assert_eq!(fs::read(sandbox.path("file")).unwrap(), b"not a folder");
     // A device that is always full.

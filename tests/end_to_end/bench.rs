@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::sandbox::{Sandbox, assert_contains, prepared_demo};
+use crate::sandbox::{Sandbox, assert_contains, prepared_demo, words};
 
 fn bench(more: &[&str]) -> crate::sandbox::Run {
     let sandbox = Sandbox::new();
@@ -150,16 +150,7 @@ fn ffns_are_timed_with_a_share_of_their_neurons() {
 
 #[test]
 fn batches_are_compared_with_dense() {
-    let more = [
-        "--batch",
-        "3,1,2",
-        "-n",
-        "3",
-        "-d",
-        "2",
-        "--policy",
-        "predicted",
-    ];
+    let more = words("--batch 3,1,2 -n 3 -d 2 --policy predicted");
     let report = bench(&[&more[..], &["--json"]].concat()).good().json();
     // Batches of one, two and three sequences.
     assert_eq!(report["check"]["sequences"], 6);
@@ -203,16 +194,7 @@ fn completions_are_timed_with_and_without_proposals() {
     let function = "def f(xs):\n    return [x + 1 for x in xs]\n";
     let row = serde_json::json!({ "prompt": function, "completion": function.repeat(2) });
     std::fs::write(&texts, format!("{row}\n")).unwrap();
-    let more = [
-        "-p",
-        "0",
-        "-n",
-        "0",
-        "-r",
-        "2",
-        "--completions",
-        "texts.jsonl",
-    ];
+    let more = words("-p 0 -n 0 -r 2 --completions texts.jsonl");
     let arguments = [&["bench", demo, "--probe", "8MiB"], &more[..]].concat();
     let report = sandbox
         .run(&[&arguments[..], &["--json"]].concat())

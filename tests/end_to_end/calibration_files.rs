@@ -4,7 +4,7 @@ use std::{fs, io::Write};
 
 use serde_json::{Value, json};
 
-use crate::sandbox::{Run, Sandbox, golden_model};
+use crate::sandbox::{Run, Sandbox, golden_model, words};
 
 /// Forty documents.
 fn texts() -> Vec<String> {
@@ -220,15 +220,7 @@ fn every_command_reads_the_texts_of_records() {
     let rows = texts().into_iter().map(|text| json!({"text": text}));
     sandbox.write("docs.jsonl", lines(rows));
     let perplexity = |data: &str| {
-        let line = [
-            "eval",
-            "perplexity",
-            "demo",
-            "--policy",
-            "exact",
-            "--json",
-            "--data",
-        ];
+        let line = words("eval perplexity demo --policy exact --json --data");
         let run = sandbox.run(&[&line[..], &[data]].concat()).good();
         run.json()["dense_perplexity"].clone()
     };

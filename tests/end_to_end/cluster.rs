@@ -3,7 +3,7 @@
 
 use std::{fs, process::Command};
 
-use crate::sandbox::{Run, Sandbox};
+use crate::sandbox::{Run, Sandbox, words};
 
 const OPTIONS: [&str; 14] = [
     "--tokens",
@@ -187,18 +187,9 @@ fn what_cannot_be_prepared_is_refused_before_anything_is_written() {
         "slurm", "demo", "--tokens", "5", "--submit", "--policy", "wrong",
     ])
     .bad(2, &["wrong"]);
-    run(&[
-        "kubernetes",
-        "demo",
-        "--tokens",
-        "5",
-        "--image",
-        "i",
-        "--claim",
-        "c",
-        "--mount",
-        "/elsewhere",
-    ])
+    run(&words(
+        "kubernetes demo --tokens 5 --image i --claim c --mount /elsewhere",
+    ))
     .bad(1, &["is not inside `/elsewhere`"]);
     run(&[]).bad(1, &["--estimate --like SHAPE"]);
     run(&["--estimate"]).bad(2, &["--like"]);
@@ -230,15 +221,7 @@ fn what_cannot_be_prepared_is_refused_before_anything_is_written() {
 fn an_estimate_grows_with_the_work_and_shrinks_with_the_nodes() {
     let sandbox = Sandbox::new();
     let estimate = |more: &[&str]| {
-        let like = [
-            "cluster",
-            "--estimate",
-            "--like",
-            "llama-70b",
-            "--hardware",
-            "pc-low",
-            "--json",
-        ];
+        let like = words("cluster --estimate --like llama-70b --hardware pc-low --json");
         sandbox.run(&[&like[..], more].concat()).good().json()
     };
     let seconds = |report: &serde_json::Value, stage: usize| {

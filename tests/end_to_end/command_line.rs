@@ -1,22 +1,13 @@
 //! The program's tables and streams.
 
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, words};
 
 #[test]
 fn the_plan_is_as_it_was() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let place = sandbox
-        .run(&[
-            "place",
-            "demo",
-            "--vram",
-            "24G",
-            "--ram",
-            "8G",
-            "--dry-run",
-            "-v",
-        ])
+        .run(&words("place demo --vram 24G --ram 8G --dry-run -v"))
         .good();
     let text = place.text();
     // Everything but the figures that depend on the profile.

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::sandbox::{Run, Sandbox, can_judge};
+use crate::sandbox::{Run, Sandbox, can_judge, words};
 
 /// Two problems in the format of HumanEval.
 fn problems() -> [Value; 2] {
@@ -35,13 +35,7 @@ fn judge(sandbox: &Sandbox, completions: &[(&str, &str)], more: &[&str]) -> Run 
         .map(|(task, text)| json!({ "task_id": task, "completion": text }))
         .collect();
     write_lines(sandbox, "completions.jsonl", &rows);
-    let line = [
-        "eval",
-        "humaneval",
-        "--data",
-        "problems.jsonl",
-        "--completions",
-    ];
+    let line = words("eval humaneval --data problems.jsonl --completions");
     sandbox.run(&[&line[..], &["completions.jsonl"], more].concat())
 }
 
@@ -175,26 +169,9 @@ fn an_interrupted_evaluation_under_policies_is_resumed() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     write_lines(&sandbox, "problems.jsonl", &problems());
-    let line = [
-        "eval",
-        "humaneval",
-        "demo",
-        "--data",
-        "problems.jsonl",
-        "--samples",
-        "3",
-        "--temperature",
-        "0.8",
-        "-k",
-        "1,3",
-        "-n",
-        "40",
-        "--policy",
-        "dense,predicted",
-        "--out",
-        "samples.jsonl",
-        "--json",
-    ];
+    let line = words(
+        "eval humaneval demo --data problems.jsonl --samples 3 --temperature 0.8 -k 1,3 -n 40 --policy dense,predicted --out samples.jsonl --json",
+    );
     let whole = sandbox.run(&line).good();
     let samples = || fs::read_to_string(sandbox.path("samples-dense.jsonl")).unwrap();
     let all = samples();
@@ -205,7 +182,11 @@ fn an_interrupted_evaluation_under_policies_is_resumed() {
     let again = sandbox.run(&line).good();
     assert_eq!(again.stdout, whole.stdout);
     assert_eq!(samples(), all);
-    let other = line.map(|word| if word == "0.8" { "0.7" } else { word });
+    let mut other = line.clone();
+    other
+        .iter_mut()
+        .filter(|word| **word == "0.8")
+        .for_each(|word| *word = "0.7");
     sandbox
         .run(&other)
         .bad(1, &["line 1", "another file with `--out`"]);
@@ -218,15 +199,7 @@ fn an_interrupted_evaluation_under_policies_is_resumed() {
             > 0.0
     );
     // Empty completions do not pass.
-    let none = sandbox.run(&[
-        "eval",
-        "humaneval",
-        "demo",
-        "--data",
-        "problems.jsonl",
-        "-n",
-        "0",
-    ]);
+    let none = sandbox.run(&words("eval humaneval demo --data problems.jsonl -n 0"));
     assert!(none.good().text().contains("0.0%"));
     for (flag, value, part) in [
         ("--samples", "3", "give `--temperature`"),
@@ -262,13 +235,7 @@ fn questions_are_answered_by_likelihood_and_by_number() {
         question(&"long ".repeat(3000), ["a", "b"]),
     ];
     write_lines(&sandbox, "questions.jsonl", &questions);
-    let line = [
-        "eval",
-        "multiple-choice",
-        "demo",
-        "--data",
-        "questions.jsonl",
-    ];
+    let line = words("eval multiple-choice demo --data questions.jsonl");
     let policies = ["--policy", "dense,exact", "--json"];
     let found = sandbox.run(&[&line[..], &policies].concat()).good().json();
     for row in found["rows"].as_array().unwrap() {
@@ -280,15 +247,7 @@ fn questions_are_answered_by_likelihood_and_by_number() {
     table.stdout_contains(&["too long"]);
     let problem = json!({ "question": "1 + 1?", "answer": "It is 2.\n#### 2" });
     write_lines(&sandbox, "problems.jsonl", &[problem.clone(), problem]);
-    let line = [
-        "eval",
-        "gsm8k",
-        "demo",
-        "--data",
-        "problems.jsonl",
-        "-n",
-        "8",
-    ];
+    let line = words("eval gsm8k demo --data problems.jsonl -n 8");
     let table = sandbox.run(&[&line[..], &["--shots", "1"]].concat()).good();
     table.stdout_contains(&["exact_match"]);
     sandbox
@@ -302,15 +261,7 @@ fn perplexity_is_reported_per_token_word_and_byte() {
     sandbox.copy_demo();
     let text = "def f(xs):\n    return sum(xs)\n\n\n".repeat(5);
     fs::write(sandbox.path("text.txt"), &text).unwrap();
-    let line = [
-        "eval",
-        "perplexity",
-        "demo",
-        "--data",
-        "text.txt",
-        "--policy",
-        "exact",
-    ];
+    let line = words("eval perplexity demo --data text.txt --policy exact");
     let run = |bos: &str| sandbox.run(&[&line[..], &["--bos", bos, "--json"]].concat());
     let [always, never] = ["always", "never"].map(|bos| run(bos).good().json());
     let tokens = |found: &Value| found["tokens"].as_u64().unwrap();
@@ -488,12 +439,6 @@ fn checkpoints_are_evaluated_by_either_engine() {
     demo(&["--engine", "reference", "--against", "demo"])
         .bad(1, &["`--against` compares a bundle", "`eval fidelity`"]);
     sandbox
-        .run(&[
-            "eval",
-            "perplexity",
-            "demo.powerinfer",
-            "--engine",
-            "reference",
-        ])
+        .run(&words("eval perplexity demo.powerinfer --engine reference"))
         .bad(1, &["is not a model", "made from"]);
 }

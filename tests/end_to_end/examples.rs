@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::{
     hub_server::HubServer,
-    sandbox::{Sandbox, can_judge, copy_folder, golden_model},
+    sandbox::{Sandbox, can_judge, copy_folder, golden_model, words},
 };
 
 /// Parts of commands that are not run here, with the reason. Tests of the command line check that they are valid.
@@ -134,14 +134,9 @@ fn prepared() -> &'static Sandbox {
             .run(&["prepare", "./my-model", "--data", "text.txt", "--vram", "0"])
             .good();
         sandbox
-            .run(&[
-                "profile",
-                "model.powerinfer.gguf",
-                "--data",
-                "text.txt",
-                "--tokens",
-                "2000",
-            ])
+            .run(&words(
+                "profile model.powerinfer.gguf --data text.txt --tokens 2000",
+            ))
             .good();
         copy_folder(
             crate::sandbox::prepared_demo(),

@@ -7,7 +7,7 @@ use powerinfer_model::{container::Container, gguf::GgufFile};
 
 use crate::{
     golden::floats,
-    sandbox::{Sandbox, golden_model},
+    sandbox::{Sandbox, golden_model, words},
 };
 
 fn golden(name: &str) -> String {
@@ -123,13 +123,9 @@ fn a_bundle_is_exported_with_its_weights() {
         .run(&["export", "llama-bpe.f16", "--to", "powerinfer", "out.gguf"])
         .bad(1, &["its engine runs only ReLU models"]);
     sandbox
-        .run(&[
-            "export",
-            "llama-bpe.f16",
-            "--to",
-            "gguf",
-            "llama-bpe.f16.powerinfer/bundle/out.gguf",
-        ])
+        .run(&words(
+            "export llama-bpe.f16 --to gguf llama-bpe.f16.powerinfer/bundle/out.gguf",
+        ))
         .bad(1, &["among the bundle's own files"]);
 }
 

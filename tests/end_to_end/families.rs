@@ -2,7 +2,7 @@
 
 use crate::{
     golden::{Golden, MODELS},
-    sandbox::{QUICK, Sandbox, golden_model},
+    sandbox::{QUICK, Sandbox, golden_model, words},
 };
 
 #[test]
@@ -70,16 +70,7 @@ fn a_conversation_goes_through_the_models_chat_template() {
     ];
     sandbox.run(&arguments).good();
     let chat = |lines: &str| {
-        let arguments = [
-            "run",
-            "llama-silu.powerinfer",
-            "-i",
-            "-v",
-            "-n",
-            "3",
-            "--temperature",
-            "0",
-        ];
+        let arguments = words("run llama-silu.powerinfer -i -v -n 3 --temperature 0");
         sandbox.run_with(&arguments, lines.as_bytes()).good()
     };
     let one = chat("return the sum\n");

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::sandbox::{QUICK, Sandbox, copy_folder, golden_model, prepared_demo};
+use crate::sandbox::{QUICK, Sandbox, copy_folder, golden_model, prepared_demo, words};
 
 #[test]
 fn stages_skip_what_is_up_to_date_and_force_repeats_them() {
@@ -26,15 +26,7 @@ fn stages_skip_what_is_up_to_date_and_force_repeats_them() {
         assert!(!forced.stderr.contains("up to date"), "{}", forced.stderr);
     }
     // Another budget packs again.
-    let other = sandbox.run(&[
-        "place",
-        "--vram",
-        "0",
-        "--context",
-        "64",
-        "--certify",
-        "none",
-    ]);
+    let other = sandbox.run(&words("place --vram 0 --context 64 --certify none"));
     assert!(!other.good().stderr.contains("up to date"));
 }
 
@@ -147,26 +139,11 @@ fn the_name_of_a_prepared_model_is_known_to_every_command() {
         .good()
         .stdout_contains(&["powerinfer-bundle", "halves overlap"]);
     sandbox
-        .run(&[
-            "eval",
-            "perplexity",
-            "mine",
-            "--data",
-            "page.html",
-            "--tokens",
-            "200",
-        ])
+        .run(&words("eval perplexity mine --data page.html --tokens 200"))
         .good()
         .stderr_contains(&["window 512, stride 256, "]);
     sandbox
-        .run(&[
-            "logits",
-            "mine",
-            "--ids",
-            "1,2",
-            "--out",
-            "logits.safetensors",
-        ])
+        .run(&words("logits mine --ids 1,2 --out logits.safetensors"))
         .good();
     // Without `-v` a screen is enough.
     let short = sandbox.run(&["inspect", "mine"]).good().text();
@@ -232,16 +209,7 @@ fn settings_of_earlier_runs_are_kept_until_they_are_changed() {
     let first = prepare(
         &[
             &QUICK[..],
-            &[
-                "--hardware",
-                "laptop",
-                "--quant",
-                "q4_0",
-                "--certify",
-                "none",
-                "--policy",
-                "exact",
-            ],
+            &words("--hardware laptop --quant q4_0 --certify none --policy exact"),
         ]
         .concat(),
     );
@@ -271,17 +239,9 @@ fn settings_of_earlier_runs_are_kept_until_they_are_changed() {
         .run(&["place", "demo.powerinfer", "--context", "64"])
         .good();
     prepare(&[]).stderr_contains(&["--context 64", "is up to date"]);
-    let afresh = prepare(&[
-        "--reset",
-        "--hardware",
-        "laptop",
-        "--certify",
-        "none",
-        "--steps",
-        "5",
-        "--tokens",
-        "5000",
-    ]);
+    let afresh = prepare(&words(
+        "--reset --hardware laptop --certify none --steps 5 --tokens 5000",
+    ));
     assert!(!afresh.stderr.contains("earlier runs"), "{}", afresh.stderr);
     assert_eq!(format(), "q8_0");
     std::fs::write(sandbox.path("demo.powerinfer/settings.json"), "[").unwrap();

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use crate::sandbox::{QUICK, Sandbox};
+use crate::sandbox::{QUICK, Sandbox, words};
 
 const PLACE: [&str; 6] = ["place", "demo", "--vram", "0G", "--certify", "none"];
 
@@ -134,15 +134,7 @@ fn pages_and_files_next_to_an_output_are_not_replaced() {
     let profile = "demo.powerinfer/profile";
     for command in [
         &["inspect", profile, "--html", "page.html"][..],
-        &[
-            "place",
-            "demo",
-            "--dry-run",
-            "--vram",
-            "0G",
-            "--html",
-            "page.html",
-        ],
+        &words("place demo --dry-run --vram 0G --html page.html"),
     ] {
         sandbox
             .run(command)

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::sandbox::{QUICK, Sandbox, copy_folder, golden_model};
+use crate::sandbox::{QUICK, Sandbox, copy_folder, golden_model, words};
 
 /// Creates a sandbox with texts and, as `model`, a copy of a golden checkpoint without `tokenizer.json`.
 fn sandbox(model: PathBuf) -> Sandbox {
@@ -16,16 +16,7 @@ fn sandbox(model: PathBuf) -> Sandbox {
 
 /// Prepares `model`, moves it away, and returns the output of running its bundle.
 fn prepare_and_run(sandbox: &Sandbox) -> String {
-    let prepare = [
-        "prepare",
-        "model",
-        "--data",
-        "text.txt",
-        "--vram",
-        "0G",
-        "--certify",
-        "none",
-    ];
+    let prepare = words("prepare model --data text.txt --vram 0G --certify none");
     sandbox.run(&[&prepare[..], &QUICK].concat()).good();
     let there = sandbox.path("model");
     std::fs::rename(&there, sandbox.path("elsewhere")).unwrap();
@@ -41,13 +32,7 @@ fn prepare_and_run(sandbox: &Sandbox) -> String {
     ];
     let text = sandbox.run(&run).good().text();
     sandbox
-        .run(&[
-            "eval",
-            "perplexity",
-            "model.powerinfer",
-            "--data",
-            "text.txt",
-        ])
+        .run(&words("eval perplexity model.powerinfer --data text.txt"))
         .good();
     std::fs::rename(sandbox.path("elsewhere"), &there).unwrap();
     text
@@ -83,14 +68,7 @@ fn a_published_layout_without_tokenizer_json_is_used_and_exported() {
     }
     let sandbox = sandbox(shared.clone());
     prepare_and_run(&sandbox);
-    let export = [
-        "export",
-        "model",
-        "--to",
-        "gguf",
-        "model.gguf",
-        "--any-activation",
-    ];
+    let export = words("export model --to gguf model.gguf --any-activation");
     sandbox.run(&export).good();
     let expected = std::fs::read(shared.join("expected.json")).unwrap();
     let expected: serde_json::Value = serde_json::from_slice(&expected).unwrap();

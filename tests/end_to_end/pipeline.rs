@@ -5,7 +5,7 @@ use std::{
     io::{BufRead, BufReader},
 };
 
-use crate::sandbox::{QUICK, Sandbox, can_judge, prepared_demo};
+use crate::sandbox::{QUICK, Sandbox, can_judge, prepared_demo, words};
 
 #[test]
 fn the_four_commands_work_in_an_empty_folder() {
@@ -100,18 +100,9 @@ fn the_same_inputs_give_the_same_bytes() {
     let digests = || {
         let sandbox = Sandbox::new();
         sandbox
-            .run(&[
-                "prepare",
-                "demo",
-                "--vram",
-                "24G",
-                "--tokens",
-                "1500",
-                "--steps",
-                "8",
-                "--trace-tokens",
-                "600",
-            ])
+            .run(&words(
+                "prepare demo --vram 24G --tokens 1500 --steps 8 --trace-tokens 600",
+            ))
             .good();
         let inspect = |path: &str| {
             sandbox
@@ -252,14 +243,7 @@ fn q4_k_is_closer_to_the_model_than_q4_0() {
         sandbox
             .run(&[&place[..], &["--quant", quant]].concat())
             .good();
-        let eval = [
-            "eval",
-            "perplexity",
-            "demo.powerinfer",
-            "--tokens",
-            "2000",
-            "--json",
-        ];
+        let eval = words("eval perplexity demo.powerinfer --tokens 2000 --json");
         let report = sandbox.run(&eval).good().json();
         report["dense_perplexity"].as_f64().unwrap().ln()
     });

@@ -11,7 +11,7 @@ use powerinfer_bundle::{FORMAT, Manifest, VERSION};
 use powerinfer_model::{ModelConfig, Positions};
 use serde_json::Value;
 
-use crate::sandbox::{QUICK, Run, Sandbox, assert_contains, golden_model};
+use crate::sandbox::{QUICK, Run, Sandbox, assert_contains, golden_model, words};
 
 /// Path of the demo's bundle in its sandbox.
 pub(crate) const BUNDLE: &str = "demo.powerinfer/bundle";
@@ -141,16 +141,7 @@ fn every_budget_can_change() {
         .bad(1, &["windows of", "longer `--context`"]);
     place(
         &sandbox,
-        &[
-            "--vram",
-            "1G",
-            "--ram",
-            "100M",
-            "--hardware",
-            "pc-low",
-            "--context",
-            "512",
-        ],
+        &words("--vram 1G --ram 100M --hardware pc-low --context 512"),
     )
     .good();
     let other = plan(&bundle);

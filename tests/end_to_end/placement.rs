@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::sandbox::{Run, Sandbox};
+use super::sandbox::{Run, Sandbox, words};
 
 /// Places the demo without writing a file.
 fn dry_run(sandbox: &Sandbox, more: &[&str]) -> Run {
@@ -63,23 +63,13 @@ fn solvers_agree_and_one_that_is_not_built_in_is_refused() {
 fn pins_are_kept_and_impossible_ones_are_refused() {
     let sandbox = demo();
     let pinned = |more: &[&str]| dry_run(&sandbox, &[&["--vram", "516M"], more].concat());
-    let plan = pinned(&[
-        "--pin",
-        "head=gpu",
-        "--pin",
-        "attention=gpu",
-        "--pin",
-        "layers:1-2=cpu",
-    ]);
+    let plan = pinned(&words(
+        "--pin head=gpu --pin attention=gpu --pin layers:1-2=cpu",
+    ));
     plan.bad(1, &["the same part is pinned to both devices"]);
-    let answer = pinned(&[
-        "--pin",
-        "head=gpu",
-        "--pin",
-        "layers:1-2=cpu",
-        "--pin",
-        "layers:0=gpu",
-    ]);
+    let answer = pinned(&words(
+        "--pin head=gpu --pin layers:1-2=cpu --pin layers:0=gpu",
+    ));
     let plan = answer.good().json()["plan"].clone();
     assert_eq!(plan["head"], "gpu");
     let layer = |index: usize| &plan["layers"][index];
@@ -131,13 +121,7 @@ fn several_gpus_get_contiguous_ranges_of_layers() {
         ],
     );
     let placed = sandbox
-        .run(&[
-            "place",
-            "demo.powerinfer/bundle",
-            "--vram",
-            "514M,515M",
-            "-v",
-        ])
+        .run(&words("place demo.powerinfer/bundle --vram 514M,515M -v"))
         .good();
     placed.stdout_contains(&["total, of 515.0 MiB"]);
     let run =
@@ -207,14 +191,7 @@ fn a_budget_above_the_vram_is_reported_and_a_named_machine_sets_the_ram() {
     let answer = dry_run(&sandbox, &["--vram", "64G", "--hardware", "rtx4060-8g"]).good();
     let message = "the budget of 64.0 GiB is more than the 8.0 GiB";
     answer.stderr_contains(&[message]);
-    let bundle = [
-        "place",
-        "demo.powerinfer/bundle",
-        "--vram",
-        "0G",
-        "--dry-run",
-        "--json",
-    ];
+    let bundle = words("place demo.powerinfer/bundle --vram 0G --dry-run --json");
     let again = sandbox.run(&[&bundle[..], &["--hardware", "rtx4060-8g"]].concat());
     for answer in [answer.json(), again.good().json()] {
         let plan = &answer["plan"];
@@ -260,14 +237,7 @@ fn a_page_replaces_no_other_file_and_a_failed_page_leaves_the_bundle_unchanged()
         sandbox.run(&place).bad(1, &[words]);
         assert_eq!(plan(), before);
     }
-    let place = [
-        "place",
-        "demo.powerinfer/bundle",
-        "--vram",
-        "520M",
-        "--html",
-        "page.html",
-    ];
+    let place = words("place demo.powerinfer/bundle --vram 520M --html page.html");
     sandbox.run(&place).good();
     sandbox.run(&place).good();
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::sandbox::{Sandbox, golden_model};
+use super::sandbox::{Sandbox, golden_model, words};
 
 /// Text for several sequences of 512 tokens.
 fn write_text(sandbox: &Sandbox) {
@@ -71,29 +71,16 @@ fn a_model_without_zeros_skips_neurons_within_the_perplexity_budget() {
             .exists()
     );
 
-    let run = [
-        "run",
-        "llama-silu.powerinfer",
-        "--prompt",
-        "words",
-        "-n",
-        "4",
-        "--json",
-    ];
+    let run = words("run llama-silu.powerinfer --prompt words -n 4 --json");
     let run = sandbox.run(&run).good().json();
     assert!(
         run["ffn_neurons_computed"].as_f64().unwrap() < 0.95,
         "{run}"
     );
     sandbox
-        .run(&[
-            "run",
-            "llama-silu.powerinfer",
-            "--prompt",
-            "words",
-            "--policy",
-            "predicted",
-        ])
+        .run(&words(
+            "run llama-silu.powerinfer --prompt words --policy predicted",
+        ))
         .bad(1, &["no predictor", "use `threshold` or `dense`"]);
 }
 
@@ -159,15 +146,7 @@ fn without_held_out_text_nothing_is_skipped_or_certified() {
     for message in ["0 tokens to decide on", "there is no certificate"] {
         prepared.stderr_contains(&[message]);
     }
-    let run = [
-        "run",
-        "llama-silu.powerinfer",
-        "--prompt",
-        "words",
-        "-n",
-        "4",
-        "--json",
-    ];
+    let run = words("run llama-silu.powerinfer --prompt words -n 4 --json");
     assert_eq!(sandbox.run(&run).good().json()["ffn_neurons_computed"], 1.0);
     sandbox
         .run(&["eval", "fidelity", "llama-silu.powerinfer", "--certificate"])

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::sandbox::{Run, Sandbox, assert_contains, golden_model};
+use crate::sandbox::{Run, Sandbox, assert_contains, golden_model, words};
 
 const TOKENS: [&str; 4] = ["--tokens", "4000", "--trace-tokens", "900"];
 
@@ -76,14 +76,7 @@ fn profiles_of_different_texts_merge_to_the_profile_of_all_texts() {
     assert!((0.0..0.9).contains(&overlap), "{overlap}");
     // A merged profile can be merged again, and trained from.
     sandbox
-        .run(&[
-            "train-predictors",
-            "demo",
-            "--profile",
-            "both",
-            "--steps",
-            "5",
-        ])
+        .run(&words("train-predictors demo --profile both --steps 5"))
         .good();
 }
 
@@ -187,14 +180,7 @@ fn predictors_that_cannot_be_merged_are_refused() {
         (["--seed", "1"], "its seed"),
         (["--steps", "9"], "its setting `steps`"),
     ] {
-        let usual = [
-            "train-predictors",
-            "demo",
-            "--shard",
-            "3/3",
-            "--out",
-            "other",
-        ];
+        let usual = words("train-predictors demo --shard 3/3 --out other");
         sandbox.run(&[&usual[..], &settings].concat()).good();
         merge(&["other"]).bad(1, &["`other/", difference, "; merge shards of one run"]);
     }
@@ -340,14 +326,7 @@ fn a_killed_profile_is_resumed() {
 
 #[test]
 fn a_profile_killed_between_rounds_is_resumed() {
-    let arguments = [
-        "profile",
-        "demo",
-        "--settled",
-        "0.5",
-        "--trace-tokens",
-        "7000",
-    ];
+    let arguments = words("profile demo --settled 0.5 --trace-tokens 7000");
     let resumed = killed_and_resumed(&arguments, "; reading on ");
     let whole = Sandbox::new();
     whole.run(&arguments).good();
@@ -367,14 +346,7 @@ fn sources_are_compared_and_the_page_is_self_contained() {
         "It was a dark and stormy night.\n".repeat(60),
     )
     .unwrap();
-    let data = [
-        "--data",
-        "a<b>.txt",
-        "--data",
-        "prose.txt",
-        "--data",
-        "a<b>.txt",
-    ];
+    let data = words("--data a<b>.txt --data prose.txt --data a<b>.txt");
     profile(&sandbox, &data);
     let report = digests(&sandbox);
     let overlap = |a: usize, b: usize| report["profile"]["source_overlap"][a][b].as_f64().unwrap();

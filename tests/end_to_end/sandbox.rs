@@ -165,6 +165,11 @@ pub(crate) fn run_command(mut command: Command, stdin: &[u8]) -> Run {
     }
 }
 
+/// The words of a command line without quotes.
+pub(crate) fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
 /// Path of the golden checkpoint `name`.
 pub(crate) fn golden_model(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

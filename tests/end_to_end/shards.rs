@@ -4,7 +4,7 @@ use std::{fs, process::Stdio, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::sandbox::{Run, Sandbox, assert_contains, can_judge};
+use crate::sandbox::{Run, Sandbox, assert_contains, can_judge, words};
 
 /// Rows of a file without the times that were measured.
 fn rows(sandbox: &Sandbox, name: &str) -> Vec<Value> {
@@ -61,19 +61,8 @@ fn shards_of_completions_merge_to_the_bytes_of_one_run() {
     sandbox.copy_demo();
     fs::write(sandbox.path("problems.jsonl"), problems(5)).unwrap();
     // Samples at a temperature: each problem has random streams of its own, whatever its shard.
-    let arguments = [
-        "eval",
-        "humaneval",
-        "demo",
-        "--data",
-        "problems.jsonl",
-        "-n",
-        "6",
-        "--samples",
-        "2",
-        "--temperature",
-        "1.5",
-    ];
+    let arguments =
+        words("eval humaneval demo --data problems.jsonl -n 6 --samples 2 --temperature 1.5");
     let [whole, merged] = whole_and_merged(&sandbox, &arguments, 3);
     assert_eq!(whole, merged);
     let [whole, merged] =
@@ -99,29 +88,13 @@ fn shards_of_answers_and_tasks_merge_to_the_rows_of_one_run() {
         .map(|index| format!("{}\n", question(index)))
         .collect();
     fs::write(sandbox.path("questions.jsonl"), questions).unwrap();
-    let arguments = [
-        "eval",
-        "multiple-choice",
-        "demo",
-        "--data",
-        "questions.jsonl",
-    ];
+    let arguments = words("eval multiple-choice demo --data questions.jsonl");
     let [whole, merged] = whole_and_merged(&sandbox, &arguments, 4);
     assert_eq!(whole, merged);
 
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
-    let arguments = [
-        "eval",
-        "tasks",
-        "demo",
-        "--count",
-        "5",
-        "-n",
-        "8",
-        "--policy",
-        "predicted",
-    ];
+    let arguments = words("eval tasks demo --count 5 -n 8 --policy predicted");
     let [whole, merged] = whole_and_merged(&sandbox, &arguments, 2);
     let figures = |report: &Value| {
         let mut policies = report["policies"].clone();
@@ -145,17 +118,7 @@ fn three_shards(sandbox: &Sandbox) -> impl Fn(&[&str]) -> Run {
 }
 
 fn complete(sandbox: &Sandbox, more: &[&str]) -> Run {
-    let arguments = [
-        "eval",
-        "humaneval",
-        "demo",
-        "--data",
-        "problems.jsonl",
-        "-n",
-        "4",
-        "--out",
-        "rows.jsonl",
-    ];
+    let arguments = words("eval humaneval demo --data problems.jsonl -n 4 --out rows.jsonl");
     sandbox.run(&[&arguments[..], more].concat())
 }
 
@@ -250,42 +213,15 @@ fn a_shard_of_a_sweep_has_the_points_of_the_whole_grid() {
     }
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
-    let arguments = [
-        "sweep",
-        "demo",
-        "--policy",
-        "dense,exact,predicted",
-        "--vram",
-        "0G",
-        "--tokens",
-        "200",
-        "--audit-tokens",
-        "100",
-        "--layer-tokens",
-        "50",
-        "--tasks",
-        "2",
-        "-n",
-        "4",
-        "--repeats",
-        "2",
-        "--context",
-        "16",
-        "--probe",
-        "4MiB",
-    ];
+    let arguments = words(
+        "sweep demo --policy dense,exact,predicted --vram 0G --tokens 200 --audit-tokens 100 --layer-tokens 50 --tasks 2 -n 4 --repeats 2 --context 16 --probe 4MiB",
+    );
     let run = |more: &[&str]| sandbox.run(&[&arguments[..], more].concat());
     run(&["--out", "whole.jsonl"]).good();
     for shard in ["1/2", "2/2"] {
         run(&["--out", "rows.jsonl", "--shard", shard]).good();
     }
-    let merge = [
-        "merge",
-        "rows-2-of-2.jsonl",
-        "rows-1-of-2.jsonl",
-        "--out",
-        "merged.jsonl",
-    ];
+    let merge = words("merge rows-2-of-2.jsonl rows-1-of-2.jsonl --out merged.jsonl");
     sandbox.run(&merge).good();
     // Speed is measured, so it differs.
     let figures = |name: &str| -> Vec<Value> {

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::sandbox::{Sandbox, assert_contains};
+use crate::sandbox::{Sandbox, assert_contains, words};
 
 /// The estimate of the first engine for one request.
 fn speed(answer: &Value) -> f64 {
@@ -56,14 +56,7 @@ fn estimates_name_their_sources_and_the_gap_of_the_solver() {
 fn several_gpus_are_used_and_the_placement_is_close_to_the_bound() {
     let sandbox = Sandbox::new();
     for (vram, largest_gap) in [("24G,24G", 1e-3), ("8G,8G", 1e-3), ("10G,10G,10G", 2e-3)] {
-        let arguments = [
-            "simulate",
-            "--like",
-            "llama-70b",
-            "--quant",
-            "q4_0",
-            "--json",
-        ];
+        let arguments = words("simulate --like llama-70b --quant q4_0 --json");
         let arguments = [&arguments[..], &["--vram", vram]].concat();
         let answer = sandbox.run(&arguments).good().json();
         let gap = answer["gap"].as_f64().unwrap();

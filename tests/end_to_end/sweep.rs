@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 
-use crate::sandbox::{Run, Sandbox, can_judge, golden_model};
+use crate::sandbox::{Run, Sandbox, can_judge, golden_model, words};
 
 /// Options of a short sweep.
 const SMALL: [&str; 18] = [
@@ -51,15 +51,9 @@ fn a_grid_is_measured_resumed_and_drawn() {
     }
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
-    let grid = [
-        "--policy",
-        "dense,exact,predicted,predicted:+3",
-        "--vram",
-        "0G,516M",
-        "--verbose",
-        "--html",
-        "page.html",
-    ];
+    let grid = words(
+        "--policy dense,exact,predicted,predicted:+3 --vram 0G,516M --verbose --html page.html",
+    );
     let first = sweep(&sandbox, &grid).good();
     first.stderr_contains(&["every logit is the same"]);
     let out = sandbox.path("demo.powerinfer/sweep.jsonl");
@@ -199,16 +193,8 @@ fn the_placement_changes_no_token() {
     }
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
-    let grid = [
-        "--policy",
-        "exact",
-        "--hot-threshold",
-        "0.5,1%,0",
-        "--run-placements",
-        "--activations",
-        "f32",
-        "--json",
-    ];
+    let grid =
+        words("--policy exact --hot-threshold 0.5,1%,0 --run-placements --activations f32 --json");
     let found = sweep(&sandbox, &grid).good().json();
     let rows = found["rows"].as_array().unwrap();
     let hot: Vec<u64> = rows
@@ -235,13 +221,7 @@ fn the_placement_changes_no_token() {
 /// Rows of a sweep of the demo on `text`.
 fn rows_on(sandbox: &Sandbox, text: &str, more: &[&str]) -> Vec<Value> {
     fs::write(sandbox.path("text.txt"), text).unwrap();
-    let line = [
-        "--data",
-        "text.txt",
-        "--policy",
-        "exact,predicted",
-        "--json",
-    ];
+    let line = words("--data text.txt --policy exact,predicted --json");
     let found = sweep(sandbox, &[&line[..], more].concat()).good().json();
     found["rows"].as_array().unwrap().clone()
 }
@@ -267,16 +247,7 @@ fn unusual_texts_and_machines_give_valid_rows() {
     );
     // A few tokens of one text are too few for significant differences.
     fs::write(sandbox.path("text.txt"), "def f(x):").unwrap();
-    let few = [
-        "--data",
-        "text.txt",
-        "--policy",
-        "predicted:+6",
-        "--vram",
-        "0G",
-        "--out",
-        "few.jsonl",
-    ];
+    let few = words("--data text.txt --policy predicted:+6 --vram 0G --out few.jsonl");
     let few = sweep(&sandbox, &few).good();
     few.stderr_contains(&["too little text for an interval"]);
     // Without a GPU the default grid has one VRAM budget.
@@ -288,14 +259,7 @@ fn unusual_texts_and_machines_give_valid_rows() {
     assert_eq!(rows.len(), 2);
     assert!(rows.iter().all(|row| row["axes"]["vram_bytes"] == 0));
     // Settings with raised thresholds run in half precision as well.
-    let halves = [
-        "--policy",
-        "predicted:+2",
-        "--vram",
-        "516M",
-        "--run-placements",
-        "--json",
-    ];
+    let halves = words("--policy predicted:+2 --vram 516M --run-placements --json");
     let found = sweep(&sandbox, &halves).good().json();
     assert_eq!(found["rows"][0]["speed"]["measured"]["placement_ran"], true);
     assert!(number(&found["rows"][0]["sparsity"]["computed_share"]) > 0.0);
@@ -318,15 +282,7 @@ fn functions_of_a_task_file_are_generated_and_judged() {
     let lines = [problem(0, "def f(x):\n"), problem(1, &long)];
     let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
     fs::write(sandbox.path("problems.jsonl"), text).unwrap();
-    let line = [
-        "--humaneval",
-        "problems.jsonl",
-        "--policy",
-        "exact",
-        "--vram",
-        "0G",
-        "--json",
-    ];
+    let line = words("--humaneval problems.jsonl --policy exact --vram 0G --json");
     let found = sweep(&sandbox, &line).good().json();
     let functions = found["rows"][0]["quality"]["functions"].as_array().unwrap();
     assert_eq!(functions.len(), 2);
@@ -402,16 +358,7 @@ fn models_without_zeros_have_their_own_settings() {
         ];
         line.extend(["--vram", "0G", "--data", "text.txt"]);
         line.extend(&SMALL[..6]);
-        line.extend([
-            "-n",
-            "4",
-            "--repeats",
-            "1",
-            "--context",
-            "12",
-            "--probe",
-            "4MiB",
-        ]);
+        line.extend(words("-n 4 --repeats 1 --context 12 --probe 4MiB"));
         sandbox.run(&line)
     };
     let found = run("dense,error:5%,error:20%,gate:40%").good().json();

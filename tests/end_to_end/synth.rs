@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, words};
 
 /// Writes a small configuration of `family`.
 fn config(sandbox: &Sandbox, family: &str) {
@@ -97,14 +97,7 @@ fn constructed_predictors_predict_and_the_pipeline_runs() {
     }
     let data = ["profile", "llama", "--data", "text.txt", "--tokens", "1000"];
     sandbox.run(&data).good();
-    let place = [
-        "place",
-        "llama",
-        "--vram",
-        "0G",
-        "--predictors",
-        "llama/predictors",
-    ];
+    let place = words("place llama --vram 0G --predictors llama/predictors");
     sandbox.run(&place).good();
     let text = |policy: &str| {
         let run = [
