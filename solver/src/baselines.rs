@@ -7,9 +7,8 @@ use crate::{
     account::{bytes_on, lines},
     cost::{self, Cost, Neurons},
     dense::{place_dense, reserve_bytes},
-    greedy,
+    greedy, impact,
     placement::{LayerPlacement, Placement},
-    solve::impact_chain,
 };
 
 /// All baselines and their predicted times. Without a GPU, or with several, only the one on the CPU.
@@ -41,14 +40,35 @@ pub(crate) fn all(problem: &Problem) -> Vec<Baseline> {
         &random.0,
         random.1,
     ));
-    let chain = impact_chain(problem, &dense, left_bytes);
-    let greedy = dense.with_hot(&greedy::hot_counts(&chain));
+    let greedy = hottest(problem, dense, left_bytes);
     baselines.push(baseline(
         "dense parts first, then the hottest neurons",
         &greedy,
         cost::total(problem, &greedy),
     ));
     baselines
+}
+
+/// `dense` with the hottest neurons that fit into the `left_bytes` of the GPU.
+fn hottest(problem: &Problem, dense: Placement, left_bytes: u64) -> Placement {
+    let chain = impact::chain_around(problem, &dense, left_bytes);
+    dense.with_hot(&greedy::hot_counts(&chain))
+}
+
+/// The dense parts and then the hottest neurons on the GPU, if that keeps the budget, with its time in seconds; none with pinned
+/// parts, which it may not respect, or several GPUs.
+pub(crate) fn fitting(problem: &Problem) -> Option<(Placement, f64)> {
+    let layers = &mut problem.layers.iter();
+    let is_pinned = problem.head_pin.is_some()
+        || layers.any(|layer| layer.pins.attention.or(layer.pins.neurons).is_some());
+    if problem.gpu().is_none() || problem.budget.vram_split.len() > 1 || is_pinned {
+        return None;
+    }
+    let (dense, left_bytes) = place_dense(problem);
+    let placement = hottest(problem, dense, left_bytes);
+    let cpu_bytes = bytes_on(Device::Cpu, &lines(problem, &placement));
+    let seconds = cost::total(problem, &placement).total;
+    (cpu_bytes <= problem.budget.ram_bytes).then_some((placement, seconds))
 }
 
 /// The placement of llama.cpp's `-ngl` with as many layers as fit: whole layers from the last one on, then
@@ -145,6 +165,35 @@ mod tests {
                 assert!(
                     time <= baseline.microseconds_per_token + 1e-3,
                     "{vram}: {time} but {baseline:?}"
+                );
+            }
+        }
+    }
+
+    /// Both memories together barely hold the model.
+    #[test]
+    fn the_plan_is_never_slower_than_a_baseline_if_both_memories_are_full() {
+        let mut problem = samples::shaped(12, 2048, samples::power_law);
+        let reserve = reserve_bytes(&problem);
+        for (vram, spare) in [
+            (3_000_000, 0),
+            (3_000_000, 20_000),
+            (40_000_000, 0),
+            (40_000_000, 1_000_000),
+        ] {
+            problem.budget.vram_bytes = reserve + vram;
+            problem.budget.ram_bytes = u64::MAX;
+            let (dense, left) = place_dense(&problem);
+            let hottest = hottest(&problem, dense, left);
+            problem.budget.ram_bytes = spare + bytes_on(Device::Cpu, &lines(&problem, &hottest));
+            let (plan, _) = place(&problem, &Options::default()).unwrap();
+            let bytes = plan.totals.cpu_bytes;
+            assert!(bytes <= problem.budget.ram_bytes);
+            for baseline in all(&problem).iter().filter(|baseline| baseline.fits_ram) {
+                assert!(
+                    plan.totals.microseconds_per_token <= baseline.microseconds_per_token + 1e-3,
+                    "{vram}, {spare}: {} but {baseline:?}",
+                    plan.totals.microseconds_per_token
                 );
             }
         }

@@ -16,9 +16,11 @@ use powerinfer_artifact::plan::Device;
 
 use crate::{
     Problem,
+    account::{bytes_on, lines},
     chain::{Chain, Choice, ON_CPU, Stage},
     decomposition::Taken,
     objective,
+    placement::Placement,
 };
 
 /// The chain of a valid `problem` with `vram_bytes` for hot neurons, next to `cpu_bytes` of other parts on the
@@ -112,6 +114,16 @@ pub(crate) fn hot_counts(taken: &[Taken]) -> Vec<usize> {
         .iter()
         .map(|taken| taken.choice.tag as usize)
         .collect()
+}
+
+/// The chain of the paper's objective; `placement` has everything but the hot neurons.
+pub(crate) fn chain_around(problem: &Problem, placement: &Placement, vram_bytes: u64) -> Chain {
+    let neurons = problem.layers.iter();
+    let neurons: u64 = neurons
+        .map(|layer| layer.neurons_bytes(layer.frequencies.len()))
+        .sum();
+    let cpu_bytes = bytes_on(Device::Cpu, &lines(problem, placement)) - neurons;
+    chain(problem, vram_bytes, cpu_bytes)
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@ use powerinfer_artifact::plan::Device;
 
 use crate::{
     Backend, Candidate, Options, Problem, SolveError,
-    account::{bytes_on, lines, too_small},
+    account::too_small,
+    baselines,
     candidate::with_modes,
     chain::Chain,
     cost,
@@ -104,7 +105,7 @@ pub(crate) fn solve_impact(problem: &Problem, options: &Options) -> Result<Solve
     if let Some(error) = pinned_too_much(problem, &placement, left_bytes) {
         return Err(error);
     }
-    let chain = impact_chain(problem, &placement, left_bytes);
+    let chain = impact::chain_around(problem, &placement, left_bytes);
     let solved = solve_chain(&chain, options, 0.0).map_err(|_| {
         let least = decomposition::least_ram(&chain);
         let least = least.expect("what is pinned to the GPU fits it");
@@ -134,16 +135,6 @@ pub(crate) fn solve_impact(problem: &Problem, options: &Options) -> Result<Solve
     })
 }
 
-/// The chain of the paper's objective; `placement` has everything but the hot neurons.
-pub(crate) fn impact_chain(problem: &Problem, placement: &Placement, vram_bytes: u64) -> Chain {
-    let neurons = problem.layers.iter();
-    let neurons: u64 = neurons
-        .map(|layer| layer.neurons_bytes(layer.frequencies.len()))
-        .sum();
-    let cpu_bytes = bytes_on(Device::Cpu, &lines(problem, placement)) - neurons;
-    impact::chain(problem, vram_bytes, cpu_bytes)
-}
-
 /// Solves for time, with the best candidate of each layer. Also returns the index of the candidate of each
 /// layer.
 ///
@@ -159,9 +150,18 @@ pub(crate) fn solve_latency(
     let solved = solve_chain(&chain, options, GOOD_ENOUGH)
         .map_err(|infeasible| explain(problem, candidates, &chain, infeasible))?;
     let answer = solved.answer;
-    let (placement, chosen) = latency::placement(problem, candidates, &answer.taken);
+    let (mut placement, mut chosen) = latency::placement(problem, candidates, &answer.taken);
     // Evaluated part by part, so that it does not depend on the order in which the solver sums.
-    let seconds = cost::total(&with_modes(problem, candidates, &chosen), &placement).total;
+    let mut seconds = cost::total(&with_modes(problem, candidates, &chosen), &placement).total;
+    if answer.gap() > GOOD_ENOUGH {
+        // If both memories are nearly full, the search can miss simple placements.
+        for modes in uniform(candidates).into_iter().chain([chosen.clone()]) {
+            let simple = baselines::fitting(&with_modes(problem, candidates, &modes));
+            if let Some((other, time)) = simple.filter(|(_, time)| *time < seconds) {
+                (placement, chosen, seconds) = (other, modes, time);
+            }
+        }
+    }
     let bound = if answer.is_optimal() {
         seconds
     } else {
@@ -178,6 +178,17 @@ pub(crate) fn solve_latency(
         vram_multiplier: answer.gpu_multipliers.first().copied(),
     };
     Ok((solved, chosen))
+}
+
+/// The choices of the same candidate in every layer, if it is allowed in all of them.
+fn uniform(candidates: &[Vec<Candidate>]) -> Vec<Vec<usize>> {
+    let most = candidates.iter().map(Vec::len).max().unwrap_or(0);
+    let is_allowed = |index: &usize| {
+        let mut layers = candidates.iter();
+        layers.all(|layer| layer.get(*index).is_some_and(|one| one.allowed))
+    };
+    let allowed = (0..most).filter(is_allowed);
+    allowed.map(|index| vec![index; candidates.len()]).collect()
 }
 
 /// The error for a chain without a solution, in lines of the memory account.
