@@ -153,14 +153,12 @@ pub(crate) fn solve_latency(
     let (mut placement, mut chosen) = latency::placement(problem, candidates, &answer.taken);
     // Evaluated part by part, so that it does not depend on the order in which the solver sums.
     let mut seconds = cost::total(&with_modes(problem, candidates, &chosen), &placement).total;
-    if answer.gap() > GOOD_ENOUGH {
-        // If both memories are nearly full, the search can miss simple placements.
-        for modes in uniform(candidates).into_iter().chain([chosen.clone()]) {
-            let simple = baselines::fitting(&with_modes(problem, candidates, &modes));
-            if let Some((other, time)) = simple.filter(|(_, time)| *time < seconds) {
-                (placement, chosen, seconds) = (other, modes, time);
-            }
-        }
+    // If both memories are nearly full, the search can miss simple placements.
+    if answer.gap() > GOOD_ENOUGH
+        && let Some(simple) = simple_placement(problem, candidates, &chosen)
+        && simple.2 < seconds
+    {
+        (placement, chosen, seconds) = simple;
     }
     let bound = if answer.is_optimal() {
         seconds
@@ -180,15 +178,25 @@ pub(crate) fn solve_latency(
     Ok((solved, chosen))
 }
 
-/// The choices of the same candidate in every layer, if it is allowed in all of them.
-fn uniform(candidates: &[Vec<Candidate>]) -> Vec<Vec<usize>> {
+/// The fastest of the placements of [`baselines::fitting`], with the `chosen` candidates or the same one in every layer; with its
+/// candidates and its seconds.
+fn simple_placement(
+    problem: &Problem,
+    candidates: &[Vec<Candidate>],
+    chosen: &[usize],
+) -> Option<(Placement, Vec<usize>, f64)> {
     let most = candidates.iter().map(Vec::len).max().unwrap_or(0);
     let is_allowed = |index: &usize| {
         let mut layers = candidates.iter();
         layers.all(|layer| layer.get(*index).is_some_and(|one| one.allowed))
     };
-    let allowed = (0..most).filter(is_allowed);
-    allowed.map(|index| vec![index; candidates.len()]).collect()
+    let uniform = (0..most).filter(is_allowed);
+    let uniform = uniform.map(|index| vec![index; candidates.len()]);
+    let placements = uniform.chain([chosen.to_vec()]).filter_map(|modes| {
+        let (placement, seconds) = baselines::fitting(&with_modes(problem, candidates, &modes))?;
+        Some((placement, modes, seconds))
+    });
+    placements.min_by(|one, other| one.2.total_cmp(&other.2))
 }
 
 /// The error for a chain without a solution, in lines of the memory account.
@@ -216,5 +224,52 @@ fn explain(
             let least = with_modes(problem, candidates, &chosen);
             too_small(&least, &placement, Device::Cpu, needed)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        account::{bytes_on, lines},
+        samples,
+    };
+
+    #[test]
+    fn a_simple_placement_keeps_the_budget_and_takes_the_fastest_candidates() {
+        let mut problem = samples::shaped(4, 640, samples::power_law);
+        problem.budget.vram_bytes = reserve_bytes(&problem) + 15_000_000;
+        problem.budget.ram_bytes = u64::MAX;
+        let candidate = |layer: &crate::Layer, share: f64, allowed| Candidate {
+            mode: layer.mode,
+            frequencies: layer.frequencies.iter().map(|one| share * one).collect(),
+            predictor_bytes: layer.predictor_bytes,
+            allowed,
+        };
+        let of = |layer: &crate::Layer| {
+            let shares = [(1.0, true), (0.5, true), (0.25, false)];
+            shares
+                .map(|(share, allowed)| candidate(layer, share, allowed))
+                .to_vec()
+        };
+        let candidates: Vec<Vec<Candidate>> = problem.layers.iter().map(of).collect();
+        let slow = [0; 4];
+        let (placement, modes, seconds) = simple_placement(&problem, &candidates, &slow).unwrap();
+        assert_eq!(modes, [1; 4]);
+        let problem_of = |modes: &[usize]| with_modes(&problem, &candidates, modes);
+        let cold = cost::total(&problem_of(&slow), &Placement::cold(&problem)).total;
+        assert!(seconds < cold && placement.layers.iter().any(|layer| layer.hot_count > 0));
+        let bytes = |device| bytes_on(device, &lines(&problem_of(&modes), &placement));
+        assert!(bytes(Device::Gpu) <= problem.budget.vram_bytes);
+        problem.budget.ram_bytes = bytes(Device::Cpu);
+        assert!(simple_placement(&problem, &candidates, &slow).is_some());
+        problem.budget.ram_bytes -= 1;
+        assert!(simple_placement(&problem, &candidates, &slow).is_none());
+        problem.budget.ram_bytes += 1;
+        problem.head_pin = Some(Device::Cpu);
+        assert!(
+            simple_placement(&problem, &candidates, &slow).is_none(),
+            "pins may not be kept"
+        );
     }
 }

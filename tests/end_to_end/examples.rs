@@ -9,9 +9,11 @@ use std::{
 };
 
 use flate2::{Compression, write::GzEncoder};
+use powerinfer_artifact::Digest;
 use serde_json::json;
 
 use crate::{
+    command_lines::command_lines,
     hub_server::HubServer,
     sandbox::{Sandbox, can_judge, copy_folder, golden_model, words},
 };
@@ -55,8 +57,17 @@ const NOT_RUN: [(&str, &str); 16] = [
 ];
 
 /// Settings under which all stages take seconds, as if an earlier run had been given them.
-const QUICK: &str =
-    r#"{"certify": ["none"], "steps": ["10"], "tokens": ["4000"], "trace-tokens": ["900"]}"#;
+fn quick(certify: &str) -> String {
+    let options = json!({
+        "certify": [certify], "steps": ["10"], "tokens": ["4000"], "trace-tokens": ["900"],
+    });
+    let model = json!({ "name": "any", "fingerprint": Digest::from_content(b"") });
+    let header = json!({
+        "format": "powerinfer-settings", "version": 1, "tool": "a test", "model": model,
+        "inputs": {}, "seed": 0, "settings": {},
+    });
+    json!({ "header": header, "options": options }).to_string()
+}
 
 /// A folder with `./my-model`, which is the demo, and the files that examples name.
 fn folder() -> Sandbox {
@@ -85,7 +96,7 @@ fn folder() -> Sandbox {
     for model in ["demo", "my-model", "other-model", "prosparse-llama-2-7b"] {
         write(
             &format!("{model}.powerinfer/settings.json"),
-            QUICK.as_bytes(),
+            quick("none").as_bytes(),
         );
     }
     let problem = |number: usize| {
@@ -144,19 +155,14 @@ fn prepared() -> &'static Sandbox {
     })
 }
 
-/// Command lines of `text` with this program, without comments; a line that ends in `\` continues on the next line.
-fn command_lines(text: &str) -> Vec<String> {
-    let whole = text.replace("\\\n", " ");
-    let lines = whole
-        .lines()
-        .map(|line| line.split(" #").next().unwrap_or(line).trim());
-    let lines = lines.map(|line| line.strip_prefix("$ ").unwrap_or(line).to_owned());
+/// Command lines of `text` that this program takes part in, and those that make folders for it.
+fn our_lines(text: &str) -> Vec<String> {
     let is_ours = |line: &String| {
         let starts = ["powerinfer ", "cat ", "echo ", "printf "];
-        line.starts_with("mkdir ")
-            || line.contains("powerinfer ") && starts.iter().any(|start| line.starts_with(start))
+        let starts = starts.iter().any(|start| line.starts_with(start));
+        line.starts_with("mkdir ") || starts && line.contains("powerinfer ")
     };
-    lines.filter(is_ours).collect()
+    command_lines(text).into_iter().filter(is_ours).collect()
 }
 
 /// Command lines in the blocks of a page.
@@ -167,7 +173,7 @@ fn page(name: &str) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap();
     let blocks = text.split("```").skip(1).step_by(2);
     let shell = blocks.filter_map(|block| block.strip_prefix("sh\n"));
-    shell.flat_map(command_lines).collect()
+    shell.flat_map(our_lines).collect()
 }
 
 /// Runs `lines` in `folder`; a line with a shard is run for every shard.
@@ -237,7 +243,7 @@ fn examples_of_the_pages_run_in_order() {
         }
         if name.contains("large-models") {
             let settings = sandbox.path("my-model.powerinfer/settings.json");
-            fs::write(settings, QUICK.replace("none", "quick")).unwrap();
+            fs::write(settings, quick("quick")).unwrap();
         }
         run_all(&sandbox.path(""), &lines, &server.endpoint);
     }
@@ -255,7 +261,7 @@ fn examples_of_the_help_run() {
         let examples = command
             .split_once("\nExample")
             .map_or("", |(_, examples)| examples);
-        let lines = command_lines(examples);
+        let lines = our_lines(examples);
         let name = command.lines().next().unwrap_or_default();
         // Merging needs shards, which the guide's examples make.
         if lines.is_empty() || name.contains("merge") || name.contains("pull") {

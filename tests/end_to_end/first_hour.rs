@@ -244,7 +244,18 @@ fn settings_of_earlier_runs_are_kept_until_they_are_changed() {
     ));
     assert!(!afresh.stderr.contains("earlier runs"), "{}", afresh.stderr);
     assert_eq!(format(), "q8_0");
-    std::fs::write(sandbox.path("demo.powerinfer/settings.json"), "[").unwrap();
+    // A file of somebody else is not replaced.
+    let file = sandbox.path("demo.powerinfer/settings.json");
+    std::fs::write(&file, "{}").unwrap();
+    for more in [&[][..], &["--reset"]] {
+        let run = sandbox.run(&[&["prepare", "demo"][..], more].concat());
+        run.bad(
+            1,
+            &["demo.powerinfer/settings.json` is JSON without a PowerInfer header"],
+        );
+        assert_eq!(std::fs::read(&file).unwrap(), b"{}");
+    }
+    std::fs::write(&file, "[").unwrap();
     sandbox.run(&["prepare", "demo"]).bad(
         1,
         &["demo.powerinfer/settings.json` is not the expected JSON"],

@@ -8,6 +8,8 @@ mod calibration_files;
 mod changed_files;
 mod cluster;
 mod command_line;
+#[path = "../support/command_lines.rs"]
+mod command_lines;
 #[cfg(target_os = "linux")]
 mod drivers;
 #[path = "../support/edit_checkpoint.rs"]

@@ -4,18 +4,23 @@ use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
     fs,
-    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
 use anyhow::Result;
 use clap::{Arg, ArgMatches, Args, Command, parser::ValueSource};
-use powerinfer_artifact::{ArtifactError, shell_quoted, write::write_file};
+use powerinfer_artifact::{ArtifactError, Header, ModelIdentity, document::Document, shell_quoted};
+use serde::{Deserialize, Serialize};
 
 use crate::{output::Output, progress::interrupted};
 
 /// File in the work folder of a model: options by name, with their values.
 const FILE: &str = "settings.json";
+
+/// Format name in the file's header.
+const FORMAT: &str = "powerinfer-settings";
+/// Version of the format.
+const VERSION: u32 = 1;
 
 /// Options of a single run.
 const NOT_KEPT: [&str; 13] = [
@@ -37,6 +42,12 @@ const NOT_KEPT: [&str; 13] = [
 /// Values of options, by the option's name.
 type Values = BTreeMap<String, Vec<String>>;
 
+/// Content of the file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Settings {
+    options: Values,
+}
+
 /// The option that starts afresh.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ResetArgument {
@@ -55,6 +66,7 @@ pub(crate) fn with_earlier<A: Args>(
     arguments: &A,
     matches: &ArgMatches,
     folder: Option<&PathBuf>,
+    model: &ModelIdentity,
     output: Output,
     run: impl FnOnce(&A) -> Result<()>,
 ) -> Result<()> {
@@ -63,18 +75,17 @@ pub(crate) fn with_earlier<A: Args>(
     };
     let command = A::augment_args(Command::new("powerinfer").no_binary_name(true));
     let path = folder.join(FILE);
-    let mut all = if given.get_flag("reset") {
-        Values::new()
-    } else {
-        read(&path)?
-    };
+    // Read in any case, so that a file of another origin is not replaced.
+    let mut all = read(&path)?;
+    if given.get_flag("reset") {
+        all.clear();
+    }
     let mut line = words_of(&command, given);
     let mut kept = Vec::new();
     for (name, values) in &all {
         let is_new = |option: &&Arg| !is_given(option, given);
-        let option = command
-            .get_arguments()
-            .find(|option| option.get_long() == Some(name));
+        let mut known = options(&command);
+        let option = known.find_map(|(known, option)| (known == name).then_some(option));
         let Some(option) = option.filter(is_new) else {
             continue;
         };
@@ -97,7 +108,7 @@ pub(crate) fn with_earlier<A: Args>(
     let result = run(&A::from_arg_matches(&command.get_matches_from(line))?);
     // An interrupted run is resumed with its settings.
     if !is_trial && (result.is_ok() || interrupted()) {
-        write(&path, &all)?;
+        write(&path, model, all)?;
     }
     result
 }
@@ -107,7 +118,11 @@ pub(crate) fn with_earlier<A: Args>(
 /// # Errors
 ///
 /// The settings file cannot be read or written.
-pub(crate) fn keep<A: Args>(matches: &ArgMatches, folder: &Path) -> Result<()> {
+pub(crate) fn keep<A: Args>(
+    matches: &ArgMatches,
+    folder: &Path,
+    model: &ModelIdentity,
+) -> Result<()> {
     let Some((_, given)) = matches.subcommand() else {
         return Ok(());
     };
@@ -117,7 +132,7 @@ pub(crate) fn keep<A: Args>(matches: &ArgMatches, folder: &Path) -> Result<()> {
         &A::augment_args(Command::new("powerinfer")),
         given,
     ));
-    write(&path, &all)
+    Ok(write(&path, model, all)?)
 }
 
 /// The options of `matches` that later runs keep.
@@ -130,27 +145,25 @@ fn given_values(command: &Command, matches: &ArgMatches) -> Values {
     values.collect()
 }
 
+/// The settings at `path`; none if there is no such file.
 fn read(path: &Path) -> Result<Values, ArtifactError> {
-    let bytes = match fs::read(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Values::new()),
-        bytes => bytes.map_err(ArtifactError::read(path))?,
-    };
-    serde_json::from_slice(&bytes).map_err(|source| ArtifactError::NotJson {
-        path: path.to_owned(),
-        source,
-    })
+    if !path.exists() {
+        return Ok(Values::new());
+    }
+    let document = Document::<Settings>::read(path, FORMAT, VERSION)?;
+    Ok(document.body.options)
 }
 
-fn write(path: &Path, values: &Values) -> Result<()> {
-    if values.is_empty() && !path.exists() {
+fn write(path: &Path, model: &ModelIdentity, options: Values) -> Result<(), ArtifactError> {
+    if options.is_empty() && !path.exists() {
         return Ok(());
     }
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(ArtifactError::write(folder))?;
     }
-    let mut json = serde_json::to_vec_pretty(values)?;
-    json.push(b'\n');
-    Ok(write_file(path, &json)?)
+    let header = Header::new(FORMAT, VERSION, model.clone(), 0);
+    let body = Settings { options };
+    Document { header, body }.write(path)
 }
 
 /// The options of `command` that later runs keep, with their names.

@@ -2,7 +2,7 @@
 
 use clap::{Command, CommandFactory};
 
-use crate::Arguments;
+use crate::{Arguments, command_lines::command_lines};
 
 /// Columns of the help.
 const WIDTH: usize = 100;
@@ -46,18 +46,14 @@ fn every_command_has_an_example() {
     }
 }
 
-/// Command lines of this program in `text`, without comments; a line that ends in `\` continues on the next line.
-fn command_lines(text: &str) -> Vec<String> {
-    let whole = text.replace("\\\n", " ");
-    let lines = whole.lines().map(str::trim);
-    let lines = lines.map(|line| line.strip_prefix("$ ").unwrap_or(line));
-    let calls = lines.flat_map(|line| {
-        let line = line.split(" #").next().unwrap_or(line);
+/// Calls of this program in `text`.
+fn calls(text: &str) -> Vec<String> {
+    let parts = command_lines(text).into_iter().flat_map(|line| {
         let parts = line.split("&&").flat_map(|part| part.split(['|', '>']));
-        parts.map(|part| part.trim().to_owned())
+        parts.map(|part| part.trim().to_owned()).collect::<Vec<_>>()
     });
-    calls
-        .filter(|call| call.starts_with("powerinfer "))
+    parts
+        .filter(|part| part.starts_with("powerinfer "))
         .collect()
 }
 
@@ -102,7 +98,7 @@ fn examples_of_help_and_documentation_are_valid() {
     });
     let mut count = 0;
     for (place, text) in help.chain(pages) {
-        for line in command_lines(&text) {
+        for line in calls(&text) {
             let parsed = Arguments::command().try_get_matches_from(words(&line));
             if let Err(error) = parsed
                 && error.use_stderr()

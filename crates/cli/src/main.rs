@@ -8,6 +8,9 @@
 mod budget_arguments;
 mod calibration_arguments;
 mod certificate_table;
+#[cfg(test)]
+#[path = "../../../tests/support/command_lines.rs"]
+mod command_lines;
 mod commands;
 mod earlier_settings;
 mod engine;

@@ -256,7 +256,7 @@ pub(crate) fn artifact(path: &Path) -> Result<PathBuf> {
         (false, true) => Ok(folder),
         (false, false) => bail!(Advised::new(
             format!(
-                "there is no artifact at `{}`, and no work folder `{}`",
+                "there is neither an artifact at `{}` nor a work folder `{}`",
                 path.display(),
                 folder.display()
             ),

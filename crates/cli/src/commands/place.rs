@@ -91,7 +91,8 @@ pub(crate) fn run(arguments: &PlaceArguments, matches: &ArgMatches, output: Outp
     let folder = model_argument::work_folder(&checkpoint.identity().name);
     let is_usual = arguments.out.is_none();
     let run = |arguments: &PlaceArguments| place(arguments, &checkpoint, &folder, output);
-    with_earlier(arguments, matches, is_usual.then_some(&folder), output, run)
+    let (folder, model) = (is_usual.then_some(&folder), checkpoint.identity());
+    with_earlier(arguments, matches, folder, model, output, run)
 }
 
 /// Places `checkpoint`, whose artifacts are in the work `folder`.
@@ -265,7 +266,7 @@ fn again(
                     .extension()
                     .is_some_and(|extension| extension == "powerinfer")
         }) {
-            keep::<PlaceArguments>(matches, work)?;
+            keep::<PlaceArguments>(matches, work, &model)?;
         }
         output.say(format!(
             "re-planned the bundle in `{}`; it computes the same neurons as before",

@@ -66,7 +66,8 @@ pub(crate) fn run(
     let run = |arguments: &PrepareArguments| {
         prepare_model(arguments, &checkpoint, &tokenizer, &folder, output)
     };
-    with_earlier(arguments, matches, Some(&folder), output, run)
+    let (folder, model) = (Some(&folder), checkpoint.identity());
+    with_earlier(arguments, matches, folder, model, output, run)
 }
 
 /// Prepares `checkpoint` in the work `folder`.

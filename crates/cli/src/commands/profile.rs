@@ -71,7 +71,8 @@ pub(crate) fn run(
     let is_whole = arguments.out.is_none() && shard == Shard::WHOLE;
     let run =
         |arguments: &ProfileArguments| measure(arguments, &checkpoint, &tokenizer, &folder, output);
-    with_earlier(arguments, matches, is_whole.then_some(&folder), output, run)
+    let (folder, model) = (is_whole.then_some(&folder), checkpoint.identity());
+    with_earlier(arguments, matches, folder, model, output, run)
 }
 
 /// Profiles `checkpoint`, whose artifacts are in the work `folder`.

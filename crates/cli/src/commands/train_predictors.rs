@@ -73,7 +73,8 @@ pub(crate) fn run(
     let folder = model_argument::work_folder(&checkpoint.identity().name);
     let is_whole = arguments.out.is_none() && arguments.shard == Shard::WHOLE;
     let run = |arguments: &TrainPredictorsArguments| make(arguments, &checkpoint, &folder, output);
-    with_earlier(arguments, matches, is_whole.then_some(&folder), output, run)
+    let (folder, model) = (is_whole.then_some(&folder), checkpoint.identity());
+    with_earlier(arguments, matches, folder, model, output, run)
 }
 
 /// Makes the predictors of `checkpoint`, whose artifacts are in the work `folder`.
