@@ -165,7 +165,7 @@ How throughput and latency of a 33B- and a 70B-class model on consumer GPUs depe
 VRAM and on the share of hot neurons. Predicted by
 the cost model of `powerinfer simulate`, not measured. [simulator.md](simulator.md) compares such
 predictions with published measurements of other engines. The GPU kernels are assumed to read at 80 % of a
-card's nominal bandwidth, which good kernels sustain; llama.cpp of 2023 reads four-bit weights at 56 %. Written by
+card's nominal bandwidth, which good kernels sustain, and each kernel to take a further 6 µs. Written by
 `scripts/33b-versus-70b.sh`.
 
 The models have the shapes of LLaMA-30B (32.5 billion parameters) and LLaMA-2-70B with a ReLU in their FFNs.

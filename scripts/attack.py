@@ -29,7 +29,7 @@ STAGES = [
     ("merge", "merge half-1 half-2 --out profile", "profile"),
     ("train-predictors", "train-predictors model --profile profile --steps 40 --out predictors", "predictors"),
     ("place", f"place model {PLACE} --vram 0 --quant q8_0 --out bundle", "bundle"),
-    ("place again", "place bundle --vram 513M --context 48 --hardware rtx4090", "bundle"),
+    ("place again", "place bundle --vram 67M --context 48 --hardware rtx4090", "bundle"),
     ("prepare", f"prepare model {PROFILE} --tokens 2500 --steps 20 --context 64 --hardware cpu-only --vram 0 --certify 1500 --out .", "bundle profile predictors"),
     ("run", "run bundle -n 4 --prompt Tomorrow --prompt-cache cache.safetensors", "cache.safetensors"),
     ("synth", "synth --like model --out synth", "synth"),
@@ -150,7 +150,7 @@ def prepare(arguments):
     for name in ("bundle", "profile", "predictors"):
         shutil.copytree(BASE / name, f"made/{name}")
     # All of the model on a GPU, and two of three layers.
-    for name, vram in (("whole", "514M"), ("part", "537650000B")):
+    for name, vram in (("whole", "68M"), ("part", "69985104B")):
         folder = pathlib.Path("made/contexts", name).resolve()
         folder.mkdir(parents=True)
         place = PLACE.replace("cpu-only", "rtx4090")

@@ -63,7 +63,7 @@ bench() { python3 -B "$root/scripts/bench_server.py" "$@"; }
         "$POWERINFER" synth --like "$shape" --sparsity 0.9 --predictor-rank 256 --out "$shape" --quiet >&2
         # The profile only sorts neurons within layers, so few tokens are enough.
         cp "$root/README.md" text.txt
-        "$POWERINFER" profile "$shape" --data text.txt --tokens 64 --out "$shape-profile" --quiet >&2
+        "$POWERINFER" profile "$shape" --data text.txt --tokens 96 --out "$shape-profile" --quiet >&2
         "$POWERINFER" place "$shape" --profile "$shape-profile" --predictors "$shape/predictors" --vram 0 \
           --context 1024 --quant q4_0 --policy exact --certify none --hardware cpu-only --out "$bundle" --quiet >&2
       fi

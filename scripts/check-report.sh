@@ -12,6 +12,6 @@ trap 'rm -rf "$scratch"' EXIT
 checker=$PWD/scripts/check_report.py
 cd "$scratch"
 "$POWERINFER" -q prepare demo --vram 24G --tokens 5000 --steps 30 --trace-tokens 2000
-"$POWERINFER" -q sweep demo --html page.html --vram 0G,515M,517M --batch 1,4 --context 32,64 -n 8 --repeats 2 --probe 16MiB \
+"$POWERINFER" -q sweep demo --html page.html --vram 0G,69M,71M --batch 1,4 --context 32,64 -n 8 --repeats 2 --probe 16MiB \
   --policy dense,exact,predicted:-2,predicted,predicted:+2,predicted:+4,predicted:+6 --tokens 1500 --audit-tokens 500 --layer-tokens 200 --tasks 10 > /dev/null
 python3 "$checker" "$browser" page.html

@@ -16,13 +16,13 @@ def main():
     start, end = tensor["data_offsets"]
     ours = array.array("f", data[8 + length + start : 8 + length + end])
     theirs = array.array("f", Path(theirs).read_bytes())
-    assert len(ours) == len(theirs), f"{len(ours)} logits of ours, {len(theirs)} of the original"
+    assert len(ours) == len(theirs), f"{len(ours)} logits from us, {len(theirs)} from the original"
     largest = max(map(abs, ours))
     difference = max(abs(one - other) for one, other in zip(ours, theirs))
     width = tensor["shape"][1]
     rows = [(ours[at : at + width], theirs[at : at + width]) for at in range(0, len(ours), width)]
     same = sum(one.index(max(one)) == other.index(max(other)) for one, other in rows)
-    print(f"{name}: largest difference {difference:.4f}, largest logit {largest:.1f}; most probable token the same {same} of {len(rows)} times")
+    print(f"{name}: largest difference {difference:.4f}, largest logit {largest:.1f}; same most probable token at {same} of {len(rows)} positions")
     if not difference <= LIMIT * largest or same != len(rows):
         sys.exit(f"error: {name} differs")
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Measures and tests a machine with an NVIDIA GPU: copies, launches, synchronisations and kernels; decode, batches, prefill and
 # profiling of synthetic models with all, half and a quarter of the weights on the GPU, compared with the predicted time of
-# each plan and with all neurons; the demo; then all tests of CUDA kernels; five kernels in Nsight Compute and the tests under
-# compute-sanitizer, if these are installed.
+# each plan and with all neurons; decoding on 1, 2, 4, 8 and 16 threads without the GPU; llama.cpp, if LLAMA is set; the demo; then
+# all tests of CUDA kernels; five kernels in Nsight Compute and the tests under compute-sanitizer, if these are installed.
 #
 # Each step runs in its own process with a time limit, and its result is appended to the report immediately. A failing or
 # hanging step does not stop the others. Needs only a driver.
@@ -11,7 +11,8 @@
 #   FOLDER  made by `gpu-pack.sh` [default: target/gpu-check]
 #   REPORT  [default: $OUT/gpu-results.md where OUT is set, or docs/reports/gpu-results.md]; next to it a file `.jsonl` with a
 #           line per step, and a folder with their logs
-# Variables: BUDGET=570, total seconds; SHAPES="llama-7b:4", models with their numbers of layers; QUANT=q4_0;
+# Variables: BUDGET=570, total seconds; SHAPES="llama-7b:32", models with their numbers of layers, of which the first is made while the
+# kernels are measured; QUANT=q4_0; LLAMA=folder with `llama-bench` and one GGUF file of the first shape, to compare with;
 # DEVICE=cpu HARDWARE=rtx4090 tries the script without a GPU. The exit status is 1 if a step failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -26,9 +27,14 @@ lines=${report%.md}.jsonl
 mkdir -p "$logs"
 : > "$lines"
 for file in "$packed"/*.xz; do
-  xz -dc "$file" > "$work/$(basename "$file" .xz)"
+  case $file in
+    *.tar.xz) tar -xJf "$file" -C "$work" ;;
+    *) xz -dc "$file" > "$work/$(basename "$file" .xz)" ;;
+  esac
 done
 chmod +x "$work"/*
+# In a checkout without data, the hybrid test runs the packed demo.
+[ -e datasets/demo ] || { mkdir -p datasets && cp -r "$work/datasets/demo" datasets/demo; }
 export powerinfer=$work/powerinfer hardware=${HARDWARE:-$work/machine.toml}
 # Cache of the PTX that the driver compiles.
 export CUDA_CACHE_PATH=$work/cache
@@ -86,14 +92,27 @@ make_model() {
   rm -rf "$work/model" "$work/profile" "$work/bundle"
   "$powerinfer" synth --like "$1" --layers "$2" --sparsity 0.9 --predictor-rank 256 --out "$work/model" --quiet
   # On the CPU, so that decoding is measured even if profiling on the GPU fails.
-  "$powerinfer" profile "$work/model" --data "$work/text.txt" --tokens 64 --device cpu --out "$work/profile" --quiet
+  "$powerinfer" profile "$work/model" --data "$work/text.txt" --tokens 96 --device cpu --out "$work/profile" --quiet
+  # `place_model` plans it again for the measured machine.
   "$powerinfer" place "$work/model" --profile "$work/profile" --predictors "$work/model/predictors" --quant "$quant" \
-    --policy predicted --certify none --context 4096 --vram 0G --hardware "$hardware" --out "$work/bundle" --quiet
+    --policy predicted --certify none --context 4096 --vram 0G --hardware rtx4090 --out "$work/bundle" --quiet
 }
-# Places the bundle with PERCENT of its weights on the GPU.
+# Places the bundle with PERCENT of its weights on the GPU; with 100, all neurons must be on it.
 place_model() {
-  "$powerinfer" place "$work/bundle" --vram "$(($(du -sm "$work/bundle" | cut -f1) * $1 / 100 + 640))MiB" --hardware "$hardware"
+  local size plan
+  size=$(du -sm "$work/bundle" | cut -f1)
+  # Beyond the weights: keys and values of 4096 positions, buffers.
+  (($1 < 100)) && size=$((size * $1 / 100 + 256)) || size=$((2 * size + 8192))
+  plan=$("$powerinfer" place "$work/bundle" --vram "${size}MiB" --hardware "$hardware") || return
+  echo "$plan"
+  (($1 < 100)) || grep -Eq '^GPU +([0-9]+) of \1 neurons' <<< "$plan" || { echo "error: not all neurons are on the GPU"; return 1; }
 }
+# Decodes without the GPU on THREADS threads.
+time_threads() {
+  "$powerinfer" bench "$work/bundle" --device cpu --threads "$1" -n 16 -p 0 --repeats 1
+}
+# Benchmarks llama.cpp: OPTION...
+time_llama() { "$LLAMA/llama-bench" -m "$LLAMA"/*.gguf -fa 1 -r 3 "$@"; }
 # Benchmarks the bundle, with further options: DEPTH OPTION...
 time_model() {
   local depth=$1
@@ -129,7 +148,7 @@ sweep_demo() {
   "$powerinfer" sweep demo "${where[@]}" --policy exact,predicted --hot-threshold 1,0.5,0.1,0.01,0 --activations f32 \
     --tokens 4096 --layer-tokens 0 --tasks 20 --out sweep.jsonl
 }
-export -f make_model place_model time_model time_profile profile_kernels sweep_demo
+export -f make_model place_model time_model time_threads time_llama time_profile profile_kernels sweep_demo
 # Runs a packed test executable: FILE FOLDER [COMMAND...].
 run_tests() { env POWERINFER_TEST_DEVICE=gpu CARGO_MANIFEST_DIR="$PWD/$2" "${@:3}" "$work/$1" --test-threads=1; }
 
@@ -137,21 +156,35 @@ card=$(timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total --form
 printf '# GPU results\n\nWritten by `scripts/gpu-check.sh`. Machine: %s; %s CPU cores.\n' "$card" "$(nproc)" > "$report"
 
 printf '\n## Machine\n' >> "$report"
-quoted doctor 60 "$powerinfer" doctor --write "$work/machine.toml"
+quoted doctor 120 "$powerinfer" doctor --write "$work/machine.toml"
 # Without a GPU in `machine.toml`, plans are for a named one.
 grep -qs '^\[gpu' "$work/machine.toml" || hardware=${HARDWARE:-rtx4090}
 emulate=()
 [ "$device" = gpu ] || emulate=(--emulate)
 export POWERINFER_REQUIRE_GPU=1
 [ "$device" = gpu ] || unset POWERINFER_REQUIRE_GPU
+# The first model is made on the CPU while the GPU's kernels are measured.
+shapes=(${SHAPES:-llama-7b:32})
+bash -c 'make_model "$@"' _ "${shapes[0]%%:*}" "${shapes[0]#*:}" > "$work/make.log" 2>&1 < /dev/null &
+making=$!
+wait_for_model() {
+  local code=0
+  wait "$making" || code=$?
+  cat "$work/make.log" >> "$logs/make.log"
+  return "$code"
+}
 printf '\n## Kernels\n' >> "$report"
 for section in launches syncs sparse dense prompts attention; do
   shown "kernels: $section" 40 "$work/bench-kernels" "$section" "${emulate[@]}"
 done
 
 printf '\n## Models\n\nDecoding 64 tokens and prefill of 512; 90 %% of the FFN activations are zero, predictors have 4 bits.\n' >> "$report"
-for shape in ${SHAPES:-llama-7b:4}; do
-  step "$shape: make" 120 bash -c 'make_model "$@"' _ "${shape%%:*}" "${shape#*:}" || continue
+for shape in "${shapes[@]}"; do
+  if [ "$shape" = "${shapes[0]}" ]; then
+    wait_for_model || { printf '\n%s: not made\n' "$shape" | tee -a "$report"; failed=1; continue; }
+  else
+    step "$shape: make" 200 bash -c 'make_model "$@"' _ "${shape%%:*}" "${shape#*:}" || continue
+  fi
   for percent in 100 50 25; do
     share="$shape, $quant, $percent % of the weights"
     quoted "$share: plan" 30 bash -c 'place_model "$@"' _ "$percent" || continue
@@ -160,6 +193,16 @@ for shape in ${SHAPES:-llama-7b:4}; do
     [ "$percent" != 100 ] || quoted "$share: after 4000 tokens" 30 bash -c 'time_model "$@"' _ 4000 -p 0
     [ "$percent" = 25 ] || quoted "$share: batches" 45 bash -c 'time_model "$@"' _ 0 -p 0 --batch 1,2,4,8
   done
+  for threads in 1 2 4 8 16; do
+    ((threads > $(nproc))) || quoted "$shape: CPU alone, $threads threads" 45 bash -c 'time_threads "$@"' _ "$threads"
+  done
+  if [ -n "${LLAMA:-}" ] && [ "$shape" = "${shapes[0]}" ]; then
+    export LLAMA
+    quoted "llama.cpp: all on the GPU" 45 bash -c 'time_llama "$@"' _ -ngl 99 -p 512 -n 64
+    quoted "llama.cpp: all on the GPU after 4000 tokens" 45 bash -c 'time_llama "$@"' _ -ngl 99 -p 0 -n 64 -d 4000
+    quoted "llama.cpp: half of the layers" 60 bash -c 'time_llama "$@"' _ -ngl "$((${shape#*:} / 2))" -p 512 -n 32
+    quoted "llama.cpp: CPU alone" 60 bash -c 'time_llama "$@"' _ -ngl 0 -nopo 1 -p 0 -n 16
+  fi
   for run in "$device 8192" "cpu 256"; do
     # shellcheck disable=SC2086
     quoted "$shape: profile on $run tokens" 45 bash -c 'time_profile "$@"' _ $run

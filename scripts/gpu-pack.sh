@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the executables that `gpu-check.sh` runs on a machine with only a GPU driver: the program, the GPU
-# tests and the kernel benchmark, stripped and compressed, in target/gpu-check.
+# tests and the kernel benchmark, stripped and compressed, and the demo, in target/gpu-check.
 #
 # usage: scripts/gpu-pack.sh
 # Needs rustup, a C++ compiler, strip and xz.
@@ -22,4 +22,6 @@ pack "$(test powerinfer-kernels cuda_observe)" test-observe
 pack "$(test powerinfer-runtime hybrid)" test-hybrid
 pack "$(test powerinfer-profile on_device)" test-profile
 pack "$(cargo bench --locked -p powerinfer-kernels --bench gpu --no-run --message-format=json | executable)" bench-kernels
+# The hybrid test runs the demo.
+tar -cJf "$out/demo.tar.xz" datasets/demo
 du -h "$out"/*

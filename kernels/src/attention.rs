@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::Isa;
-use crate::cpu::{Exp2MinusMax, PrefetchNextPosition, Scores, WeightedValues};
+use crate::cpu::{Exp2MinusMax, Prefetch, PrefetchNextPosition, Scores, WeightedValues};
 use powerinfer_tensor::BLOCK;
 use powerinfer_tensor::{CacheLayout, CachePlane};
 
@@ -13,6 +13,11 @@ impl Isa {
     /// Prefetches the cache lines that the next position of `plane` is written to: stores wait for them one by one.
     pub fn prefetch_next_position(&self, plane: &CachePlane) {
         self.run(PrefetchNextPosition { plane });
+    }
+
+    /// Prefetches the cache lines of `bytes`.
+    pub fn prefetch(&self, bytes: &[u8]) {
+        self.run(Prefetch { bytes });
     }
 
     /// Attention scores: `out[q, p] = queries[q] · keys[head, p]` for the positions of `tiles`; each key is read once.

@@ -2,7 +2,7 @@
 
 use powerinfer_artifact::plan::{
     ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
-    PREDICTORS, SCRATCH,
+    PREDICTORS, RESERVE, SCRATCH,
 };
 
 use crate::{Problem, SolveError, placement::Placement};
@@ -39,8 +39,7 @@ fn gpu_lines(problem: &Problem, placement: &Placement, gpu: usize, lines: &mut V
         .filter(|(_, place)| place.gpu == gpu)
         .map(|(layer, place)| layer.neurons_bytes(place.hot_count));
     if placement.use_gpu(gpu) {
-        let context = problem.gpu().map_or(0, |gpu| gpu.context_bytes);
-        line("CUDA context and reserve", context);
+        line(RESERVE, problem.gpu_reserve_bytes());
         line(SCRATCH, problem.gpu_scratch_bytes);
     }
     line(ATTENTION, attention);

@@ -55,8 +55,8 @@ fn hottest(problem: &Problem, dense: Placement, left_bytes: u64) -> Placement {
     dense.with_hot(&greedy::hot_counts(&chain))
 }
 
-/// The dense parts and then the hottest neurons on the GPU, if that keeps the budget, with its time in seconds; none with pinned
-/// parts, which it may not respect, or several GPUs.
+/// The placement that puts the dense parts, then the hottest neurons, on the GPU, with its time in seconds. `None` if the rest
+/// exceeds the RAM budget, if parts are pinned (it might move them), or if there is no GPU or more than one.
 pub(crate) fn fitting(problem: &Problem) -> Option<(Placement, f64)> {
     let layers = &mut problem.layers.iter();
     let is_pinned = problem.head_pin.is_some()

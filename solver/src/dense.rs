@@ -14,11 +14,11 @@ use crate::{
     placement::{LayerPlacement, Placement},
 };
 
-/// Bytes that the use of a GPU takes before any part is placed on it: CUDA context and scratch.
+/// Bytes that a GPU needs before any part is placed on it: reserve and scratch.
 pub(crate) fn reserve_bytes(problem: &Problem) -> u64 {
-    problem
-        .gpu()
-        .map_or(0, |gpu| gpu.context_bytes + problem.gpu_scratch_bytes)
+    problem.gpu().map_or(0, |_| {
+        problem.gpu_reserve_bytes() + problem.gpu_scratch_bytes
+    })
 }
 
 /// Places the dense parts of a valid problem. Returns the placement and the bytes of VRAM left for neurons.

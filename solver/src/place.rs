@@ -236,7 +236,7 @@ mod tests {
                     let model = problem.embedding_bytes
                         + problem.head_bytes
                         + layer_count as u64 * (80_000 + 6912 * neuron_count as u64);
-                    let overhead: u64 = ["scratch", "CUDA context and reserve"]
+                    let overhead: u64 = ["scratch", "reserve"]
                         .iter()
                         .flat_map(|name| plan.lines.iter().filter(move |line| line.name == *name))
                         .map(|line| line.bytes)

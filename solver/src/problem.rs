@@ -92,6 +92,12 @@ impl Problem {
             .filter(|_| self.budget.vram_bytes > 0)
     }
 
+    /// Bytes of a GPU's budget that are not available to the model; see [`Gpu::reserve_bytes`].
+    pub(crate) fn gpu_reserve_bytes(&self) -> u64 {
+        let largest = self.budget.vram_per_gpu().into_iter().max().unwrap_or(0);
+        self.gpu().map_or(0, |gpu| gpu.reserve_bytes(largest))
+    }
+
     /// The problem without its layers.
     pub(crate) fn without_layers(&self) -> Self {
         Self {
@@ -130,17 +136,12 @@ impl Problem {
                 hardware: self.hardware.name.clone(),
             });
         }
-        let gpu_context = self
-            .hardware
-            .gpu
-            .as_ref()
-            .map_or(0, |gpu| gpu.context_bytes);
         let mut total: u128 = [
             self.embedding_bytes,
             self.head_bytes,
             self.gpu_scratch_bytes,
             self.cpu_scratch_bytes,
-            gpu_context,
+            self.gpu_reserve_bytes(),
         ]
         .into_iter()
         .map(u128::from)

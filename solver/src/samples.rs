@@ -36,6 +36,10 @@ pub(crate) fn shaped(
         kv_bytes: 30_000,
         pins: Default::default(),
     });
+    let mut hardware = hardware::named("pc-high").unwrap();
+    let gpu = hardware.gpu.as_mut().unwrap();
+    // A card that no budget exceeds, and a reserve that matters.
+    (gpu.vram_bytes, gpu.context_bytes) = (1 << 50, 512 << 20);
     Problem {
         layers: layers.collect(),
         embedding_bytes: 100_000,
@@ -52,7 +56,7 @@ pub(crate) fn shaped(
             kv_cache: CacheFormat::F32,
             vram_split: Vec::new(),
         },
-        hardware: hardware::named("pc-high").unwrap(),
+        hardware,
         head_pin: None,
     }
 }

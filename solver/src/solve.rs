@@ -178,8 +178,8 @@ pub(crate) fn solve_latency(
     Ok((solved, chosen))
 }
 
-/// The fastest of the placements of [`baselines::fitting`], with the `chosen` candidates or the same one in every layer; with its
-/// candidates and its seconds.
+/// The fastest placement that [`baselines::fitting`] finds with the `chosen` candidates or with one candidate index in every layer.
+/// Returns the placement, its candidate indices and its time in seconds.
 fn simple_placement(
     problem: &Problem,
     candidates: &[Vec<Candidate>],

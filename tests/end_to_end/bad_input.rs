@@ -459,6 +459,10 @@ fn sizes_and_settings_out_of_range_are_refused() {
         .run(&["place", "demo", "--vram", "0G", "--ram", "1K"])
         .bad(1, &["KiB"]);
     sandbox
+        .run(&["prepare", "demo", "--out", "new", "--recall", "2"])
+        .bad(1, &["invalid target recall 2"]);
+    assert!(!sandbox.path("new").exists());
+    sandbox
         .run(&["train-predictors", "demo", "--recall", "1.5"])
         .bad(1, &["1.5"]);
     sandbox

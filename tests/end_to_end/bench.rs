@@ -239,6 +239,32 @@ fn completions_are_timed_with_and_without_proposals() {
 }
 
 #[test]
+fn parts_are_timed_for_more_threads_than_there_are() {
+    let arguments = ["-p", "0", "-n", "4", "--parts", "3,16", "--threads", "1"];
+    let more = ["--policy", "dense", "--json"];
+    let report = bench(&[&arguments[..], &more].concat()).good().json();
+    let layers = report["bundle"]["layers"].as_u64().unwrap();
+    let parts = report["parts"].as_array().unwrap();
+    assert_eq!(parts.len(), 2);
+    for (parts, threads) in parts.iter().zip([3, 16]) {
+        assert_eq!(parts["threads"], threads);
+        for stage in parts["stages"].as_array().unwrap() {
+            let figure = |name: &str| stage[name].as_f64().unwrap();
+            let (all, slowest) = (figure("part_microseconds"), figure("makespan_microseconds"));
+            assert!(
+                slowest <= all && all <= slowest * threads as f64 * 1.001,
+                "{stage}"
+            );
+            assert_eq!(figure("jobs") == 0.0, all == 0.0, "{stage}");
+            // Attention takes three jobs at most, all others fewer.
+            assert!(figure("jobs") <= 3.0 * layers as f64, "{stage}");
+        }
+    }
+    let printed = ["3 threads", "16 threads", "imbalance", "\nparts  "];
+    bench(&arguments).good().stdout_contains(&printed);
+}
+
+#[test]
 fn invalid_bench_settings_are_refused() {
     let sandbox = Sandbox::new();
     let demo = prepared_demo().to_str().unwrap();
@@ -248,15 +274,18 @@ fn invalid_bench_settings_are_refused() {
             .bad(code, parts);
     };
     refused(2, &["--repeats", "0"], &["--repeats", "0 is not in"]);
-    let context = ["--prompt-tokens", "100000", "--context", "hint: "];
+    let context = ["--prompt-tokens", "100000", "hint: ", "no more"];
     refused(1, &["-p", "100000"], &context);
-    let context = ["--depth", "100001", "--context"];
+    let context = ["--depth", "100001", "no more"];
     refused(1, &["-d", "100000", "-n", "1"], &context);
     refused(1, &["-p", "0", "-n", "0"], &["nothing to time"]);
     let density = ["--ffn-densities", "not above 0"];
     refused(2, &["--ffn-densities", "0"], &density);
     refused(2, &["--batch", "0"], &["--batch", "0 is not in"]);
-    refused(2, &["--batch", "x"], &["--batch", "invalid digit"]);
+    refused(2, &["--batch", "x"], &["--batch", "whole number"]);
+    refused(2, &["--parts", "0"], &["--parts", "0 is not in"]);
+    let no_tokens = ["--parts", "--decode-tokens"];
+    refused(1, &["--parts", "4", "-n", "0", "-p", "8"], &no_tokens);
     refused(2, &["--batch", "1025"], &["--batch", "1025 is not in"]);
     refused(
         1,
@@ -264,7 +293,8 @@ fn invalid_bench_settings_are_refused() {
         &["--batch", "--decode-tokens"],
     );
     let too_long = ["--batch", "2", "-n", "100000"];
-    refused(1, &too_long, &["--decode-tokens", "--context"]);
+    refused(1, &too_long, &["--decode-tokens", "no more"]);
+    refused(1, &["-d", "1000"], &["--depth", "room for"]);
     refused(1, &["--probe", "1K"], &["--probe", "1MiB"]);
     refused(1, &["--probe", "9000G"], &["--probe", "give less"]);
     sandbox

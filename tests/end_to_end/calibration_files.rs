@@ -255,7 +255,7 @@ fn commands_in_messages_can_be_pasted_into_a_shell() {
     let options = ["--steps", "5", "--certify", "none", "--hardware", "laptop"];
     let prepare = ["prepare", "my model's v1.0", "--data", "text.txt"];
     let run = sandbox.run(&[&prepare[..], &options].concat()).good();
-    let ready = r"powerinfer run 'my model'\''s v1.0.powerinfer'";
+    let ready = r"powerinfer run 'my model'\''s v1.0'";
     run.stderr_contains(&[&format!("ready: `{ready}`")]);
     #[cfg(unix)]
     {

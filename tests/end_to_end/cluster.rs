@@ -15,7 +15,7 @@ const OPTIONS: [&str; 14] = [
     "--hardware",
     "pc-low",
     "--vram",
-    "516M",
+    "70M",
     "--certify",
     "500",
     "--seed",
@@ -155,7 +155,7 @@ fn scripts_have_the_options_of_their_stage() {
         ),
         (
             &place,
-            &["--pin=head=cpu", "--vram=516M", "--certify-later"],
+            &["--pin=head=cpu", "--vram=70M", "--certify-later"],
             &["--data", "--steps", "--seed", "#SBATCH --array"],
         ),
         (

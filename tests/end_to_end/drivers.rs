@@ -153,6 +153,6 @@ fn a_gpu_that_is_too_small_or_fails_is_an_error_with_a_hint() {
     .concat();
     for (variable, value) in [("FAKE_LAUNCHES", "719"), ("FAKE_MEMORY", "1000")] {
         run_with(&sandbox, &driver, &[(variable, value)], &profile)
-            .bad(1, &["Fake Card", "`--device cpu` resumes without it"]);
+            .bad(1, &["Fake Card", "add `--device cpu` to resume"]);
     }
 }

@@ -48,7 +48,13 @@ fn text_is_asked_for_once() {
     // What the model alone decides is an error before text is read.
     prepare(&["--context", "0"]).bad(1, &["no room for 0 tokens"]);
     prepare(&["--pin", "layers:0-99=cpu"]).bad(1, &["layer 99 is pinned"]);
-    prepare(&["--data", "text.txt"]).good();
+    let first = prepare(&["--data", "text.txt"]).good();
+    // All held-out text is used already, so the advice is to profile more.
+    first.stderr_contains(&["there is no certificate: ", "; profile more text: "]);
+    first.stderr_contains(&["this will take ", "ready: `powerinfer run llama-relu-gqa`"]);
+    for misleading in ["--certify", " 0 s"] {
+        assert!(!first.stderr.contains(misleading), "{}", first.stderr);
+    }
     for more in [
         &["--quant", "f16"][..],
         &["--policy", "exact"],
@@ -148,11 +154,33 @@ fn the_name_of_a_prepared_model_is_known_to_every_command() {
     // Without `-v` a screen is enough.
     let short = sandbox.run(&["inspect", "mine"]).good().text();
     assert!(short.lines().count() <= 30, "{short}");
-    // The words for a model mean the model.
+    // The name of a model and that of its work folder mean the same, before and after it is prepared.
+    let same = |verb: &[&str], code: i32, part: &str| {
+        let both = ["demo", "demo.powerinfer", "demo:latest"];
+        let runs = both.map(|name| sandbox.run(&[verb, &[name]].concat()));
+        let texts = runs.each_ref().map(|run| (run.code, run.text()));
+        assert_eq!(texts[0].0, code, "{}", runs[0].stderr);
+        let said = |run: &crate::sandbox::Run| run.text() + &run.stderr;
+        for run in &runs {
+            assert!(said(run).contains(part), "{part}: {}", said(run));
+        }
+        texts
+    };
+    for (verb, code, part) in [
+        (&["show"][..], 0, "`powerinfer prepare demo` prepares it"),
+        (&["run"], 1, "hint: `powerinfer prepare demo` makes one"),
+        (&["serve"], 1, "error: `demo` is a model"),
+        (&["rm"], 2, "`rm -r demo.powerinfer`"),
+        (&["place"], 1, "hint: `powerinfer profile demo` makes one"),
+    ] {
+        let texts = same(verb, code, part);
+        assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+    }
     sandbox.copy_demo();
-    let model = sandbox.run(&["inspect", "demo"]).good();
-    model.stdout_contains(&["parameters"]);
-    model.stderr_contains(&["`powerinfer inspect demo.powerinfer`"]);
+    let shown = same(&["show"], 0, "parameters   3.5 M");
+    assert_eq!(shown[0], shown[1]);
+    assert_eq!(shown[0], shown[2]);
+    same(&["run", "-p", "def", "-n", "2"], 0, "decode: 2 tokens");
 
     for verb in [
         &["run"][..],
@@ -164,7 +192,7 @@ fn the_name_of_a_prepared_model_is_known_to_every_command() {
     ] {
         sandbox
             .run(&[verb, &["other"]].concat())
-            .bad(1, &["hint: the bundles here are `demo`, `mine`"]);
+            .bad(1, &["hint: prepared in this folder: `demo`, `mine`"]);
     }
     Sandbox::new()
         .run(&["place", "other"])
@@ -232,13 +260,24 @@ fn settings_of_earlier_runs_are_kept_until_they_are_changed() {
     prepare(&[]).stderr_contains(&["--quant q4_0"]);
     // One setting is changed, the others stay.
     let changed = prepare(&["--quant=f16"]);
-    changed.stderr_contains(&["earlier runs: --certify none --hardware laptop --policy exact --s"]);
+    changed.stderr_contains(&[
+        "earlier runs: --certify none --hardware laptop --policy exact --s",
+        "was made from other artifacts or settings",
+    ]);
     assert_eq!(format(), "f16");
-    // The plan of a bundle that is placed again is kept too.
-    sandbox
+    // The options of re-planning are kept too; it fills in only the kept options that it accepts.
+    let replaced = sandbox
         .run(&["place", "demo.powerinfer", "--context", "64"])
         .good();
-    prepare(&[]).stderr_contains(&["--context 64", "is up to date"]);
+    replaced.stderr_contains(&["as in earlier runs: --hardware laptop (`--reset`"]);
+    prepare(&[]).stderr_contains(&[
+        "--context 64",
+        "`demo.powerinfer/bundle` was re-planned with the policies of its first budget",
+    ]);
+    std::fs::remove_dir_all(sandbox.path("demo.powerinfer/bundle")).unwrap();
+    let shown = sandbox.run(&["show", "demo"]).good();
+    shown.stdout_contains(&["powerinfer-profile"]);
+    shown.stderr_contains(&["there is no bundle yet"]);
     let afresh = prepare(&words(
         "--reset --hardware laptop --certify none --steps 5 --tokens 5000",
     ));
@@ -278,7 +317,44 @@ fn habits_of_other_programs_are_understood() {
     assert_eq!(list["models"][0]["folder"], "./demo.powerinfer/bundle");
     let shown = sandbox.run(&["show", "demo.powerinfer/bundle"]).good();
     shown.stdout_contains(&["powerinfer-bundle"]);
-    sandbox.run(&["rm", "demo"]).bad(2, &["`NAME.powerinfer`"]);
+    // If `demo.gguf` is missing, it does not stand for the prepared model `demo`.
+    for argument in ["demo.gguf", "./demo.gguf"] {
+        let run = sandbox.run(&["run", argument, "x"]);
+        run.bad(
+            1,
+            &["there is no file `", "prepared in this folder: `demo`"],
+        );
+        sandbox.run(&["show", argument]).bad(1, &["demo.gguf"]);
+    }
+    sandbox
+        .run(&["run", "demo", "--seed", "-1", "x"])
+        .bad(2, &["--seed", "-1", "whole number"]);
+    sandbox
+        .run(&["run", "demo", "--stop", "x"])
+        .bad(2, &["`stop` in the API of `powerinfer serve`"]);
+    // A certification that was interrupted leaves the windows that it measured.
+    let windows = sandbox.path("mine.powerinfer/bundle-certificate.jsonl");
+    sandbox
+        .run(&words(
+            "place demo --vram 0 --certify none --out mine.powerinfer/bundle",
+        ))
+        .good();
+    let state = || {
+        let list = sandbox.run(&["list", "--json"]).good().json();
+        let models = list["models"].as_array().unwrap().clone();
+        models
+            .iter()
+            .map(|model| model["certificate"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(state(), ["complete", "none"]);
+    std::fs::write(&windows, "").unwrap();
+    assert_eq!(state(), ["complete", "incomplete"]);
+    let list = sandbox.run(&["list"]).good();
+    list.stderr_contains(&["run the same `powerinfer prepare` again"]);
+    let shown = sandbox.run(&["show", "mine"]).good();
+    shown.stdout_contains(&["the certificate is incomplete"]);
+    std::fs::remove_dir_all(sandbox.path("mine.powerinfer")).unwrap();
     let given = sandbox
         .run(&["run", "demo", "def add(a, b):", "-n", "8"])
         .good();
@@ -336,9 +412,24 @@ fn options_of_llama_cpp_name_ours() {
         (&["run", "demo", "-cnv"], "`powerinfer run MODEL -i`"),
         (&["run", "demo", "-sys", "Be brief."], "`/system TEXT`"),
         (&["prepare", "-c", "4096"], "`--context N`"),
+        (&["run", "demo", "--num-ctx", "4096"], "`--context N`"),
+        (&["run", "demo", "--prompt-file", "a.txt"], "MODEL < FILE`"),
+        (&["run", "demo", "--num-predict", "9"], "`-n N`"),
+        (&["run", "demo", "-fa"], "omit it"),
+        (&["serve", "demo", "-np", "4"], "`--parallel N`"),
+        (&["stop", "demo"], "Ctrl-C"),
+        (&["rm", "org/tiny:Q4_0"], "`rm -r tiny.powerinfer`"),
+        (&["rm"], "`rm -r NAME.powerinfer`"),
+        (
+            &["perplexity", "-m", "x.gguf"],
+            "`powerinfer eval perplexity",
+        ),
     ] {
-        sandbox.run(options).bad(2, &["\nhint: ", ours]);
+        let run = sandbox.run(options).bad(2, &["\nhint: ", ours]);
+        assert!(!run.stderr.contains("tip: "), "{}", run.stderr);
     }
+    let help = sandbox.run(&["run", "-hf", "org/name"]);
+    help.stderr_contains(&["hint: give the name", "prepare org/name:Q4_K_M"]);
     let others = sandbox.run(&["run", "--contest", "4096"]).bad(2, &[]);
     assert!(!others.stderr.contains("hint: "), "{}", others.stderr);
     sandbox
@@ -365,8 +456,18 @@ fn json_is_one_document() {
 /// Types `keys`, at each prompt one of them, into `powerinfer run demo -i` on a terminal; `None` where `script` cannot
 /// make one.
 fn chat_on_a_terminal(sandbox: &Sandbox, keys: &[&str]) -> Option<String> {
+    on_a_terminal(sandbox, "run demo -i -n 8", "> ", keys)
+}
+
+/// Runs a command on a terminal and types one of `keys` after each `prompt`; `None` if `script` cannot create a terminal.
+fn on_a_terminal(
+    sandbox: &Sandbox,
+    arguments: &str,
+    prompt: &str,
+    keys: &[&str],
+) -> Option<String> {
     let program = env!("CARGO_BIN_EXE_powerinfer");
-    let line = format!("{program} run demo -i -n 8");
+    let line = format!("{program} {arguments}");
     let mut child = Command::new("script")
         .args(["-qec", &line, "/dev/null"])
         .current_dir(sandbox.path(""))
@@ -384,7 +485,7 @@ fn chat_on_a_terminal(sandbox: &Sandbox, keys: &[&str]) -> Option<String> {
         // The prompt of the editor comes after what it turns on.
         let from = seen.len();
         let mut bytes = [0; 4096];
-        while !String::from_utf8_lossy(&seen[from..]).contains("> ") {
+        while !String::from_utf8_lossy(&seen[from..]).contains(prompt) {
             let count = output.read(&mut bytes).unwrap();
             if count == 0 {
                 break;
@@ -421,7 +522,7 @@ fn a_chat_has_commands_history_and_lines_that_continue() {
         "/system TEXT",
         "no command `/halp`",
         "the folder `nowhere` does not exist",
-        "written to `chat.json`",
+        "saved the chat to `chat.json`",
         "1 answer: ",
     ] {
         assert!(seen.contains(part), "{part}: {seen}");
@@ -435,6 +536,24 @@ fn a_chat_has_commands_history_and_lines_that_continue() {
     );
     let history = std::fs::read_to_string(sandbox.path("cache/chat_history")).unwrap();
     assert!(history.contains("/save chat.json"), "{history}");
+}
+
+#[test]
+fn a_terminal_is_for_a_conversation() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let keys = ["def f(xs):\r", "/bye\r"];
+    let Some(seen) = on_a_terminal(&sandbox, "run demo -n 8", "> ", &keys) else {
+        eprintln!("skipped: `script` is not installed");
+        return;
+    };
+    for part in ["an example:", "def answer(", "2 answers: "] {
+        assert!(seen.contains(part), "{part}: {seen}");
+    }
+    let keys = ["def f\n\u{4}"];
+    let seen = on_a_terminal(&sandbox, "tokenize demo", "Ctrl-D", &keys).unwrap();
+    assert!(seen.contains("reading text from standard input"), "{seen}");
+    assert!(seen.contains(']'), "{seen}");
 }
 
 #[test]

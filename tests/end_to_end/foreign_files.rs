@@ -32,7 +32,7 @@ fn a_manifest_that_mentions_powerinfer_is_not_ours() {
         1,
         &[
             "`u` exists and was not made by this command: it has no `manifest.json` of powerinfer, but `index.html`, `manifest.json`",
-            "hint: name another folder with `--out`, or remove it",
+            "hint: name another folder with `--out`, or remove what is there",
         ],
     );
     assert_eq!(names(&folder), ["index.html", "manifest.json"]);

@@ -39,7 +39,7 @@ fn a_model_of_the_hub_computes_the_logits_of_its_folder_online_and_offline() {
     let mut server = HubServer::of_folder("tiny/llama-silu", &folder);
     server.behave(Behaviour {
         token: Some("hf_secret".to_owned()),
-        cuts: vec![20_000],
+        cuts: vec![10_000],
         ..Behaviour::default()
     });
     let endpoint = server.endpoint.clone();
@@ -51,7 +51,7 @@ fn a_model_of_the_hub_computes_the_logits_of_its_folder_online_and_offline() {
     assert_eq!(logits(online, &sandbox, model), expected.1);
     assert!(server.bodies("expected").is_empty(), "only what is needed");
     let bodies = server.bodies("/blobs/");
-    let resumed = |range: &Option<String>| range.as_deref() == Some("bytes=20000-");
+    let resumed = |range: &Option<String>| range.as_deref() == Some("bytes=10000-");
     assert!(
         bodies.iter().any(|body| resumed(&body.range)),
         "the cut transfer went on"
@@ -127,6 +127,28 @@ fn a_gguf_file_alone_in_its_repository_is_a_model() {
 }
 
 #[test]
+fn a_quantization_selects_a_gguf_file() {
+    let sandbox = Sandbox::new();
+    let file =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/gguf/llama-sp.q4_k_m.gguf");
+    let bytes = fs::read(&file).unwrap();
+    let files = [("m-Q4_K_M.gguf", bytes), ("m-Q8_0.gguf", b"GGUF".to_vec())];
+    let files = files.map(|(name, bytes)| (name.to_owned(), bytes));
+    let server = HubServer::start("tiny/m-GGUF", files.into());
+    let run = |arguments: &[&str]| run(&sandbox, &server.endpoint, arguments);
+    let about = run(&["show", "hf.co/tiny/m-GGUF:q4_k_m"]).good();
+    about.stdout_contains(&["model        m-GGUF\n"]);
+    assert!(server.bodies("Q8_0").is_empty(), "only what is needed");
+    run(&["show", "tiny/m-GGUF:Q2_K"]).bad(1, &["there: m-Q4_K_M.gguf, m-Q8_0.gguf"]);
+    run(&["show", "tiny/m-GGUF"]).bad(
+        1,
+        &["several GGUF models", "hint: ", "`tiny/m-GGUF:Q4_K_M`"],
+    );
+    let command = "`powerinfer prepare hf.co/tiny/m-GGUF:Q4_K_M --data TEXT`";
+    run(&["run", "hf.co/tiny/m-GGUF:Q4_K_M"]).bad(1, &["m-GGUF.powerinfer/bundle", command]);
+}
+
+#[test]
 fn an_existing_path_takes_precedence_over_the_hub() {
     let sandbox = Sandbox::new();
     copy_folder(&golden_model("llama-silu"), &sandbox.path("tiny/llama"));
@@ -145,7 +167,11 @@ fn a_failed_download_is_an_error_with_a_hint() {
     let run = |arguments: &[&str]| run(&sandbox, &server.endpoint, arguments);
     run(&["inspect", "tiny/lama"]).bad(1, &["no public model `tiny/lama`", "; check"]);
     run(&["tokenize", "tiny/llama@v2"]).bad(1, &["no revision `v2`", "; leave out `@v2`"]);
-    run(&["pull", "demo"]).bad(1, &["`demo`", "; write `organization/name`"]);
+    run(&["pull", "demo"]).bad(
+        1,
+        &["`demo` is part of the program", "hint: ", "prepare demo"],
+    );
+    run(&["pull", "llama"]).bad(1, &["`llama`", "; write `organization/name`"]);
     run(&["pull", "tiny/llama", "--file", "../x"]).bad(1, &["../x", "refusing"]);
     run(&["run", "tiny/llama"]).bad(1, &["llama.powerinfer/bundle", "powerinfer prepare"]);
     // The sandbox is offline.

@@ -75,7 +75,7 @@ fn placing_again_changes_only_the_plan_and_keeps_the_text() {
     };
     let (before, first, text) = (files(&bundle), plan(&bundle), run());
 
-    let placed = place(&sandbox, &["--vram", "517M", "--json"]).good().json();
+    let placed = place(&sandbox, &["--vram", "71M", "--json"]).good().json();
     let less = plan(&bundle);
     assert_eq!(
         placed["plan"],
@@ -109,7 +109,7 @@ fn placing_again_changes_only_the_plan_and_keeps_the_text() {
 
     // Placing with the same budget changes nothing; the first budget restores the first plan.
     sandbox
-        .run(&["place", "demo.powerinfer", "--vram", "517M"])
+        .run(&["place", "demo.powerinfer", "--vram", "71M"])
         .good();
     assert_eq!(
         files(&bundle),
@@ -191,7 +191,7 @@ fn options_that_change_more_than_the_plan_are_refused() {
     place(&sandbox, &["--vram", "1G", "--hardware", "cpu-only"]).bad(1, &["cpu-only"]);
     place(&sandbox, &["--vram", "1G", "--hardware", "abacus"]).bad(1, &["abacus"]);
     place(&sandbox, &["--dry-run"]).good();
-    place(&sandbox, &["--vram", "517M", "--dry-run"]).good();
+    place(&sandbox, &["--vram", "71M", "--dry-run"]).good();
     assert_eq!(files(&bundle), before);
 }
 
@@ -285,7 +285,7 @@ fn bundles_of_older_versions_are_refused() {
 #[test]
 fn a_plan_with_another_memory_account_than_the_bundle_is_refused() {
     let (sandbox, bundle) = demo();
-    place(&sandbox, &["--vram", "517M", "--context", "64"]).good();
+    place(&sandbox, &["--vram", "71M", "--context", "64"]).good();
     let (path, whole) = (bundle.join("plan.json"), plan(&bundle));
     let mut document: Document<Plan> = Document::read(&path, "powerinfer-plan", 3).unwrap();
     let mut refused = |edit: &dyn Fn(&mut Plan), parts: &[&str]| {
@@ -308,10 +308,12 @@ fn a_plan_with_another_memory_account_than_the_bundle_is_refused() {
         let edit = |plan: &mut Plan| {
             let line = plan.lines.iter_mut().find(|line| line.name == name);
             let line = line.unwrap();
-            line.bytes -= 4;
+            // A GPU's scratch also has room for copies of neurons, with which prompts are faster.
+            let less = if name == "scratch" { 2 << 20 } else { 4 };
+            line.bytes -= less;
             match line.device {
-                powerinfer_artifact::plan::Device::Gpu => plan.totals.gpu_bytes -= 4,
-                powerinfer_artifact::plan::Device::Cpu => plan.totals.cpu_bytes -= 4,
+                powerinfer_artifact::plan::Device::Gpu => plan.totals.gpu_bytes -= less,
+                powerinfer_artifact::plan::Device::Cpu => plan.totals.cpu_bytes -= less,
             }
             // The layers may not take more than the lines.
             for layer in &mut plan.layers {
@@ -319,7 +321,10 @@ fn a_plan_with_another_memory_account_than_the_bundle_is_refused() {
             }
         };
         let message = format!("bytes for `{name}`, but running takes");
-        refused(&edit, &[&message, "hint: run `powerinfer place` again"]);
+        refused(
+            &edit,
+            &[&message, "hint: run `powerinfer place demo` again"],
+        );
     }
     refused(&|plan| plan.lines[0].bytes -= 4, &["totals.gpu_bytes"]);
     refused(
@@ -332,7 +337,7 @@ fn a_plan_with_another_memory_account_than_the_bundle_is_refused() {
     );
     refused(
         &|plan| plan.lines.push(plan.lines[0].clone()),
-        &["two lines `CUDA context and reserve`"],
+        &["two lines `reserve`"],
     );
     refused(&|plan| plan.lines.clear(), &["totals."]);
 }
@@ -347,7 +352,7 @@ fn prepare_detects_a_bundle_that_was_placed_again() {
         message.matches("up to date").count()
     };
     assert_eq!(prepare(), 3);
-    place(&sandbox, &["--vram", "517M"]).good();
+    place(&sandbox, &["--vram", "71M"]).good();
     assert_eq!(prepare(), 2, "the plan has another budget");
     assert_eq!(files(&bundle), before);
     assert_eq!(prepare(), 3);
@@ -359,15 +364,7 @@ fn a_plan_is_drawn_on_one_page() {
     let before = files(&bundle);
     fs::create_dir(sandbox.path("pages")).unwrap();
     let draw = |model: &str, page: &str| {
-        let arguments = [
-            "place",
-            model,
-            "--vram",
-            "517M",
-            "--dry-run",
-            "--html",
-            page,
-        ];
+        let arguments = ["place", model, "--vram", "71M", "--dry-run", "--html", page];
         let run = sandbox.run(&arguments).good();
         run.stderr_contains(&[&format!("drawn in `{page}`")]);
         fs::read_to_string(sandbox.path(page)).unwrap()

@@ -24,7 +24,7 @@ fn time(answer: &Value) -> f64 {
 #[test]
 fn both_objectives_are_solved_with_a_proven_gap() {
     let sandbox = demo();
-    for vram in ["0G", "514M", "516M", "24G"] {
+    for vram in ["0G", "68M", "70M", "24G"] {
         let latency = dry_run(&sandbox, &["--vram", vram]).good().json();
         let impact = dry_run(&sandbox, &["--vram", vram, "--objective", "impact"]);
         let impact = impact.good().json();
@@ -48,7 +48,7 @@ fn both_objectives_are_solved_with_a_proven_gap() {
 #[test]
 fn solvers_agree_and_one_that_is_not_built_in_is_refused() {
     let sandbox = demo();
-    let solved = |solver: &str| dry_run(&sandbox, &["--vram", "516M", "--solver", solver]);
+    let solved = |solver: &str| dry_run(&sandbox, &["--vram", "70M", "--solver", solver]);
     let objective = |solver: &str| solved(solver).good().json()["objective"].as_f64().unwrap();
     let ours = objective("decomposition");
     assert!((ours - objective("microlp")).abs() <= 1e-6 * ours);
@@ -62,7 +62,7 @@ fn solvers_agree_and_one_that_is_not_built_in_is_refused() {
 #[test]
 fn pins_are_kept_and_impossible_ones_are_refused() {
     let sandbox = demo();
-    let pinned = |more: &[&str]| dry_run(&sandbox, &[&["--vram", "516M"], more].concat());
+    let pinned = |more: &[&str]| dry_run(&sandbox, &[&["--vram", "70M"], more].concat());
     let plan = pinned(&words(
         "--pin head=gpu --pin attention=gpu --pin layers:1-2=cpu",
     ));
@@ -84,11 +84,11 @@ fn pins_are_kept_and_impossible_ones_are_refused() {
     pinned(&["--pin", "ffn=gpu"]).bad(2, &["such as `attention=gpu`"]);
     let none = dry_run(&sandbox, &["--vram", "0G", "--pin", "head=gpu"]);
     none.bad(1, &["pinned to the GPU", "hint: allow VRAM"]);
-    let little = dry_run(&sandbox, &["--vram", "514M", "--pin", "layers=gpu"]);
+    let little = dry_run(&sandbox, &["--vram", "68M", "--pin", "layers=gpu"]);
     little.bad(
         1,
         &[
-            "does not fit: gpu memory is 514.0 MiB",
+            "does not fit: gpu memory is 68.0 MiB",
             "hint: raise `--vram`",
         ],
     );
@@ -97,7 +97,7 @@ fn pins_are_kept_and_impossible_ones_are_refused() {
 #[test]
 fn several_gpus_get_contiguous_ranges_of_layers() {
     let sandbox = demo();
-    let answer = dry_run(&sandbox, &["--vram", "514M,515M"]).good().json();
+    let answer = dry_run(&sandbox, &["--vram", "68M,69M"]).good().json();
     let plan = &answer["plan"];
     assert_eq!(plan["budget"]["vram_split"].as_array().unwrap().len(), 2);
     let layers = plan["layers"].as_array().unwrap();
@@ -113,7 +113,7 @@ fn several_gpus_get_contiguous_ranges_of_layers() {
         let used: u64 = here.map(|line| line["bytes"].as_u64().unwrap()).sum();
         assert!(used <= (514 + gpu) << 20);
     }
-    dry_run(&sandbox, &["--vram", "514M,515M", "--objective", "impact"]).bad(
+    dry_run(&sandbox, &["--vram", "68M,69M", "--objective", "impact"]).bad(
         1,
         &[
             "supports one GPU and the budget is for 2",
@@ -121,9 +121,9 @@ fn several_gpus_get_contiguous_ranges_of_layers() {
         ],
     );
     let placed = sandbox
-        .run(&words("place demo.powerinfer/bundle --vram 514M,515M -v"))
+        .run(&words("place demo.powerinfer/bundle --vram 68M,69M -v"))
         .good();
-    placed.stdout_contains(&["total, of 515.0 MiB"]);
+    placed.stdout_contains(&["total, of 69.0 MiB"]);
     let run =
         |device: &str| sandbox.run(&["run", "demo", "-p", "1 + 1", "-n", "2", "--device", device]);
     run("gpu").bad(
@@ -230,14 +230,14 @@ fn a_page_replaces_no_other_file_and_a_failed_page_leaves_the_bundle_unchanged()
             "place",
             "demo.powerinfer/bundle",
             "--vram",
-            "520M",
+            "74M",
             "--html",
             page,
         ];
         sandbox.run(&place).bad(1, &[words]);
         assert_eq!(plan(), before);
     }
-    let place = words("place demo.powerinfer/bundle --vram 520M --html page.html");
+    let place = words("place demo.powerinfer/bundle --vram 74M --html page.html");
     sandbox.run(&place).good();
     sandbox.run(&place).good();
 }

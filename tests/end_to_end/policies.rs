@@ -152,7 +152,10 @@ fn without_held_out_text_nothing_is_skipped_or_certified() {
         .run(&["eval", "fidelity", "llama-silu.powerinfer", "--certificate"])
         .bad(
             1,
-            &["has no certificate", "hint: `powerinfer place` makes one"],
+            &[
+                "has no certificate",
+                "hint: `powerinfer place MODEL` makes one",
+            ],
         );
     sandbox
         .run(&["place", &model, "--vram", "0G", "--policy", "threshold"])

@@ -52,7 +52,7 @@ fn a_grid_is_measured_resumed_and_drawn() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let grid = words(
-        "--policy dense,exact,predicted,predicted:+3 --vram 0G,516M --verbose --html page.html",
+        "--policy dense,exact,predicted,predicted:+3 --vram 0G,70M --verbose --html page.html",
     );
     let first = sweep(&sandbox, &grid).good();
     first.stderr_contains(&["every logit is the same"]);
@@ -169,7 +169,7 @@ fn a_grid_is_measured_resumed_and_drawn() {
         }
     }
     // Another grid is added to the same file, other measurements get a file of their own.
-    let more = ["--policy", "exact", "--vram", "517M"];
+    let more = ["--policy", "exact", "--vram", "71M"];
     sweep(&sandbox, &more).good();
     assert_eq!(rows(&out).len(), 9);
     let other = ["--policy", "exact", "--vram", "0G", "--seed", "7"];
@@ -178,7 +178,7 @@ fn a_grid_is_measured_resumed_and_drawn() {
     let kept = fs::read(&out).unwrap();
     sweep(&sandbox, &other)
         .good()
-        .stderr_contains(&["results go to `demo.powerinfer/sweep-2.jsonl`"]);
+        .stderr_contains(&["writing results to `demo.powerinfer/sweep-2.jsonl`"]);
     assert_eq!(fs::read(&out).unwrap(), kept);
     assert_eq!(
         rows(&sandbox.path("demo.powerinfer/sweep-2.jsonl")).len(),
@@ -259,7 +259,7 @@ fn unusual_texts_and_machines_give_valid_rows() {
     assert_eq!(rows.len(), 2);
     assert!(rows.iter().all(|row| row["axes"]["vram_bytes"] == 0));
     // Settings with raised thresholds run in half precision as well.
-    let halves = words("--policy predicted:+2 --vram 516M --run-placements --json");
+    let halves = words("--policy predicted:+2 --vram 70M --run-placements --json");
     let found = sweep(&sandbox, &halves).good().json();
     assert_eq!(found["rows"][0]["speed"]["measured"]["placement_ran"], true);
     assert!(number(&found["rows"][0]["sparsity"]["computed_share"]) > 0.0);

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 pub use error::HardwareError;
 pub use named::{NAMES, named};
-pub use rates::{CpuRates, ModelShape};
+pub use rates::{CpuRates, EngineRates, ModelShape};
 
 /// Measurements of one machine.
 ///
@@ -141,12 +141,37 @@ pub struct Gpu {
     pub sync_seconds: f64,
     /// Fixed time per kernel launch.
     pub kernel_launch_seconds: f64,
-    /// Device memory that is not available: CUDA context, and a reserve for fragmentation.
+    /// Device memory of a run in addition to the model's data: loaded kernels, captured graphs, partly used pages. Excludes the
+    /// CUDA context.
     pub context_bytes: u64,
     /// Sustained arithmetic throughput of GEMMs (prefill) with f16 inputs and f32 accumulation, in
     /// operations per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operations_per_second: Option<f64>,
+}
+
+impl Hardware {
+    /// Whether the value `name`, such as `cpu.operations_per_second`, was measured.
+    pub fn is_measured(&self, name: &str) -> bool {
+        let source = self.sources.get(name);
+        source.is_some_and(|source| source.starts_with("measured"))
+    }
+}
+
+/// Device memory of a CUDA context, assumed: 0.5 GiB on an H200.
+const CONTEXT_BYTES: u64 = 512 << 20;
+
+impl Gpu {
+    /// Bytes of a budget of `budget` bytes that a plan leaves free: [`context_bytes`](Self::context_bytes), or more if the card
+    /// could not hold the rest of the budget and a CUDA context. A budget far beyond the card is taken to be for another card.
+    pub fn reserve_bytes(&self, budget: u64) -> u64 {
+        let most = self.vram_bytes.saturating_sub(CONTEXT_BYTES);
+        if budget > self.vram_bytes.saturating_add(CONTEXT_BYTES) {
+            self.context_bytes
+        } else {
+            self.context_bytes.max(budget.saturating_sub(most))
+        }
+    }
 }
 
 /// Serialises a [`Format`] by its name.

@@ -76,6 +76,8 @@ pub enum Hint {
     NoDryRun,
     /// Hold out more text, and use more of it.
     MoreHeldOutText,
+    /// Profile more text, because all held-out text is already used.
+    ProfileMoreText,
     /// Put fewer neurons on the GPU, or allow more VRAM.
     FewerHotNeurons,
     /// Use a policy for activations that are exactly zero.
@@ -96,6 +98,8 @@ pub enum Hint {
     ThresholdPolicy,
     /// Use a lossless policy, or train predictors and run `place`.
     LosslessPolicyOrTrain,
+    /// Use a lossless policy, or pack the signs of the gate.
+    LosslessPolicyOrSigns,
     /// Use the dense policy, or train predictors and run `place`.
     DensePolicyOrTrain,
     /// Delete the prompt cache, or name another file.

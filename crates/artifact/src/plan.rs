@@ -18,7 +18,7 @@ pub use forecast::{Baseline, BatchSpeed, Forecast, PROMPT_TOKENS};
 pub use layer::{LayerPlan, Limit};
 pub use memory_use::{
     ATTENTION, BudgetLine, COLD_NEURONS, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE, PREDICTORS,
-    SCRATCH, Totals,
+    RESERVE, SCRATCH, Totals,
 };
 pub use policy::Policy;
 use serde::{Deserialize, Serialize};

@@ -2,9 +2,9 @@
 
 use crate::Hint;
 
-/// The user interrupted the work; finished steps are kept.
+/// The user interrupted the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("interrupted; run the same command again: finished parts are kept")]
+#[error("interrupted")]
 pub struct Interrupted;
 
 /// Receiver of progress reports, implemented by the command line.

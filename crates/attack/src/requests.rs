@@ -47,7 +47,7 @@ const REQUESTS: [(&str, &str); 12] = [
     ("api-show.1.json", r#"{"model": "m", "verbose": true}"#),
     (
         "api-generate.1.json",
-        r#"{"model": "m", "prompt": "Hello", "stream": false, "raw": true, "system": "s", "format": "json", "options": {"num_predict": 4, "temperature": 0, "seed": 1, "top_k": 3, "repeat_penalty": 1.1, "stop": ["a"]}, "keep_alive": "5m"}"#,
+        r#"{"model": "m", "prompt": "Hello", "stream": false, "raw": true, "system": "", "format": "json", "options": {"num_predict": 4, "temperature": 0, "seed": 1, "top_k": 3, "repeat_penalty": 1.1, "stop": ["a"]}, "keep_alive": "5m"}"#,
     ),
     (
         "api-chat.1.json",

@@ -346,6 +346,15 @@ impl Bundle {
         (self.weights.bytes().len() + predictors) as u64
     }
 
+    /// Returns the total size in bytes of the files that the manifest lists.
+    pub fn bytes_on_disk(&self) -> u64 {
+        let files = self.manifest_document().body.files.keys();
+        let length = |name: &String| {
+            std::fs::metadata(self.folder().join(name)).map_or(0, |found| found.len())
+        };
+        files.map(length).sum()
+    }
+
     /// Returns the predictors, if the bundle has any.
     pub fn predictors(&self) -> Option<&PredictorFile> {
         self.predictors.as_ref()

@@ -1,7 +1,8 @@
 //! A certificate in words and a table.
 
-use powerinfer_artifact::{certificate::Certificate, counted};
+use powerinfer_artifact::{Shard, certificate::Certificate, counted};
 use powerinfer_bundle::Bundle;
+use powerinfer_planner::certify::windows_file;
 
 use crate::output::{Output, Table, percent};
 
@@ -39,7 +40,7 @@ pub(crate) fn describe(certificate: &Certificate) -> String {
         ),
     };
     format!(
-        "certified on {} held-out tokens in {}: window {}, stride {}, {begins}\n\
+        "certified on {} reserved tokens in {}: window {}, stride {}, {begins}\n\
          perplexity        {:.4} as planned, {:.4} dense: {:+.3}% ({:+.3} to {:+.3}, 95% confidence), {verdict}\n\
          KL divergence     {:.5} nats on average, {:.5} for 99% of the tokens\n\
          top-1 agreement   {}; first other token {divergence}\n\
@@ -88,11 +89,24 @@ fn share(share: f64) -> String {
     format!("{}%", (share * 1e6).round() / 1e4)
 }
 
+/// State of the certificate of `bundle`: `complete`, `incomplete` or `none`.
+pub(crate) fn state(bundle: &Bundle) -> &'static str {
+    match bundle.certificate() {
+        Some(_) => "complete",
+        // An interrupted certification leaves the file of its windows.
+        None if windows_file(bundle.folder(), Shard::WHOLE).exists() => INCOMPLETE,
+        None => "none",
+    }
+}
+
+/// State of a bundle whose certification was interrupted.
+pub(crate) const INCOMPLETE: &str = "incomplete";
+
 /// Says in a line what a bundle is certified for.
 pub(crate) fn say_certificate(bundle: &Bundle, output: Output) {
     if let Some(certificate) = bundle.certificate() {
         output.say(format!(
-            "certified on {} held-out tokens: perplexity {:+.2}% relative to `dense` (95% interval {:+.2} to {:+.2}), top-1 agreement {}, {} of the FFN neurons computed",
+            "certified on {} reserved tokens: perplexity {:+.2}% relative to `dense` (95% interval {:+.2} to {:+.2}), top-1 agreement {}, {} of the FFN neurons computed",
             certificate.scoring.tokens,
             100.0 * certificate.perplexity_rise.value,
             100.0 * certificate.perplexity_rise.low,

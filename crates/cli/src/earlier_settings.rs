@@ -56,8 +56,9 @@ pub(crate) struct ResetArgument {
     pub(crate) reset: bool,
 }
 
-/// Calls `run` with `arguments`, completed by the options kept in the work `folder`; `matches` are those of the command. The
-/// given options are kept there for later runs, unless the run fails. Without a folder, nothing is completed or kept.
+/// Calls `run` with `arguments`, filling in options kept in the work `folder`. `matches` are the top-level parsed arguments. The
+/// given options are kept for later runs, except in a dry run or if the run fails; an interrupted run keeps them. Without a
+/// folder, no options are filled in or kept. Kept options that `check` refuses are not filled in.
 ///
 /// # Errors
 ///
@@ -68,6 +69,7 @@ pub(crate) fn with_earlier<A: Args>(
     folder: Option<&PathBuf>,
     model: &ModelIdentity,
     output: Output,
+    check: impl Fn(&A) -> Result<()>,
     run: impl FnOnce(&A) -> Result<()>,
 ) -> Result<()> {
     let (Some(folder), Some((_, given))) = (folder, matches.subcommand()) else {
@@ -75,7 +77,7 @@ pub(crate) fn with_earlier<A: Args>(
     };
     let command = A::augment_args(Command::new("powerinfer").no_binary_name(true));
     let path = folder.join(FILE);
-    // Read in any case, so that a file of another origin is not replaced.
+    // Read even with `--reset`, so that a file not written by powerinfer is never replaced.
     let mut all = read(&path)?;
     if given.get_flag("reset") {
         all.clear();
@@ -91,8 +93,10 @@ pub(crate) fn with_earlier<A: Args>(
         };
         let more = words(option, values.iter().map(OsStr::new));
         let both = [line.clone(), more.clone()].concat();
+        let parsed = command.clone().try_get_matches_from(&both);
+        let parsed = parsed.and_then(|both| A::from_arg_matches(&both));
         // An option is not kept if its values are no longer valid, or if it cannot be combined with those given.
-        if command.clone().try_get_matches_from(&both).is_ok() {
+        if parsed.is_ok_and(|both| check(&both).is_ok()) {
             line = both;
             kept.extend(more.iter().map(|word| shown(&word.to_string_lossy())));
         }
@@ -111,28 +115,6 @@ pub(crate) fn with_earlier<A: Args>(
         write(&path, model, all)?;
     }
     result
-}
-
-/// Keeps the options of `matches`, for a command with the arguments `A`, for later runs in the work `folder`.
-///
-/// # Errors
-///
-/// The settings file cannot be read or written.
-pub(crate) fn keep<A: Args>(
-    matches: &ArgMatches,
-    folder: &Path,
-    model: &ModelIdentity,
-) -> Result<()> {
-    let Some((_, given)) = matches.subcommand() else {
-        return Ok(());
-    };
-    let path = folder.join(FILE);
-    let mut all = read(&path)?;
-    all.extend(given_values(
-        &A::augment_args(Command::new("powerinfer")),
-        given,
-    ));
-    Ok(write(&path, model, all)?)
 }
 
 /// The options of `matches` that later runs keep.

@@ -7,12 +7,14 @@ use clap::ValueEnum;
 use powerinfer_artifact::{mapped_file::Residence, plan::Policy};
 use powerinfer_kernels::cuda::{CudaUnavailable, Device};
 use powerinfer_planner::for_this_machine;
-use powerinfer_pool::{environment, usable_cores};
+use powerinfer_pool::environment;
 use powerinfer_runtime::{ActivationFormat, DeviceChoice, Engine, Execution, Verification};
 
 pub(crate) mod evaluated;
 
-use crate::{model_argument::open_bundle, output::Output, progress::Bar};
+use crate::{
+    model_argument::open_bundle, output::Output, progress::Bar, thread_argument::ThreadArgument,
+};
 
 /// Which neurons to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -46,9 +48,8 @@ impl From<PolicyArgument> for Policy {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Execution")]
 pub(crate) struct EngineArguments {
-    /// Threads to compute with [default: one per physical core]
-    #[arg(short, long, value_name = "N")]
-    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadArgument,
     /// Policy of all layers [default: the plan's, layer by layer]
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Option<PolicyArgument>,
@@ -75,6 +76,7 @@ pub(crate) enum DeviceArgument {
     /// The CPU
     Cpu,
     /// The GPU; an error if there is none
+    #[value(alias = "cuda")]
     Gpu,
     /// The GPU's kernels on the processor, thousands of times slower
     #[cfg(feature = "emulator")]
@@ -160,7 +162,7 @@ impl EngineArguments {
                 (false, true) => Residence::Locked,
                 (false, false) => Residence::Mapped,
             },
-            ..Execution::on_cpu(self.thread_count())
+            ..Execution::on_cpu(self.threads.count())
         }
     }
 
@@ -175,11 +177,6 @@ impl EngineArguments {
 
     fn policy(&self) -> Option<Policy> {
         self.policy.map(Policy::from)
-    }
-
-    /// Threads to use.
-    pub(crate) fn thread_count(&self) -> usize {
-        self.threads.unwrap_or_else(usable_cores).clamp(1, 1024)
     }
 }
 

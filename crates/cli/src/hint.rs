@@ -1,12 +1,19 @@
 //! The sentences of [`Hint`]s, which name this program's commands and flags.
 
-use std::error::Error;
+use std::{
+    error::Error,
+    ffi::OsStr,
+    num::{IntErrorKind, ParseFloatError, ParseIntError},
+    sync::OnceLock,
+};
 
 use clap::{
     ArgMatches,
-    error::{ContextKind, ContextValue},
+    error::{ContextKind, ContextValue, ErrorKind},
 };
-use powerinfer_artifact::{ArtifactError, Hint, hardware::HardwareError, plan::PlanError};
+use powerinfer_artifact::{
+    ArtifactError, Hint, hardware::HardwareError, plan::PlanError, shell_quoted,
+};
 use powerinfer_bundle::BundleError;
 use powerinfer_cluster::ClusterError;
 use powerinfer_eval::EvalError;
@@ -22,6 +29,8 @@ use powerinfer_runtime::RuntimeError;
 use powerinfer_server::ServerError;
 use powerinfer_solver::SolveError;
 use powerinfer_synth::SynthError;
+
+use crate::model_name::{DEMO, is_model, untagged, work_folder_of};
 
 /// An error of a command, and what its user can do.
 #[derive(Debug, thiserror::Error)]
@@ -40,9 +49,9 @@ impl Advised {
 }
 
 /// The hint of the first error in the chain of causes that has one.
-pub(crate) fn of(error: &anyhow::Error) -> Option<&str> {
+pub(crate) fn of(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|cause| match cause.downcast_ref() {
-        Some(Advised { hint, .. }) => Some(hint.as_str()),
+        Some(Advised { hint, .. }) => Some(hint.clone()),
         None => of_cause(cause).map(sentence),
     })
 }
@@ -74,13 +83,47 @@ fn of_cause(cause: &(dyn Error + 'static)) -> Option<Hint> {
         .or_else(|| hint(cause, PipelineError::hint))
 }
 
+/// The innermost command in `matches`.
+pub(crate) fn innermost(mut matches: &ArgMatches) -> &ArgMatches {
+    while let Some((_, inner)) = matches.subcommand() {
+        matches = inner;
+    }
+    matches
+}
+
+/// MODEL or BUNDLE on the command line, as it was typed.
+static TYPED: OnceLock<String> = OnceLock::new();
+
+/// Set if an interrupted command keeps its finished parts for the next run.
+static KEEPS_PARTS: OnceLock<()> = OnceLock::new();
+
+/// Remembers what hints need from the command line: the model or bundle, and whether finished parts are kept.
+pub(crate) fn remember(matches: &ArgMatches) {
+    let command = innermost(matches);
+    let given = |id: &str| command.try_get_raw(id).ok()??.next();
+    let mut typed = ["model", "bundle", "path"].into_iter().filter_map(given);
+    if let Some(typed) = typed.next().and_then(OsStr::to_str) {
+        let _ = TYPED.set(untagged(typed).to_owned());
+    }
+    let keeps = match matches.subcommand_name() {
+        Some("pull" | "profile" | "train-predictors" | "place" | "prepare" | "sweep") => true,
+        Some("eval") => given("out").is_some(),
+        _ => false,
+    };
+    if keeps {
+        let _ = KEEPS_PARTS.set(());
+    }
+}
+
+/// The hint after an interruption; `None` if the command does not keep finished parts.
+pub(crate) fn of_interruption() -> Option<String> {
+    let text = "run the same command again: finished parts are kept";
+    KEEPS_PARTS.get().map(|()| text.to_owned())
+}
+
 /// The hint for a file that changes while the command in `matches` reads it; names only options that the command has.
 pub(crate) fn of_changed_files(matches: &ArgMatches) -> &'static str {
-    let mut command = matches;
-    while let Some((_, inner)) = command.subcommand() {
-        command = inner;
-    }
-    match command.try_get_one("no_mmap") {
+    match innermost(matches).try_get_one("no_mmap") {
         Ok(Some(false)) => {
             "replace files by renaming, not by overwriting them; `--no-mmap` reads them into memory first"
         }
@@ -88,18 +131,26 @@ pub(crate) fn of_changed_files(matches: &ArgMatches) -> &'static str {
     }
 }
 
-/// Options of llama.cpp that have another name here, and what to use instead.
-const OPTIONS_OF_LLAMA_CPP: [(&[&str], &str); 8] = [
+/// Options of llama.cpp and Ollama that have another name here, or none, and what to use instead.
+const OPTIONS_OF_OTHERS: [(&[&str], &str); 14] = [
     (
         &["-m", "--model"],
         "give the model without an option: `powerinfer prepare MODEL`, then `powerinfer run MODEL`",
     ),
     (
-        &["-hfr", "--hf-repo"],
-        "give the name of a model on the hub without an option: `powerinfer prepare org/name`, then `powerinfer run name`",
+        &["-hf", "-hfr", "-hff", "--hf-repo", "--hf-file"],
+        "give the name of a model on the hub without an option: `powerinfer prepare org/name:Q4_K_M --data TEXT`, then `powerinfer run name`",
     ),
     (
-        &["-c", "--ctx-size", "--context"],
+        &[
+            "-c",
+            "--ctx",
+            "--ctx-size",
+            "--context",
+            "--num-ctx",
+            "--num_ctx",
+            "--n-ctx",
+        ],
         "the context is part of the plan: use `--context N` with `powerinfer prepare` and `powerinfer place`",
     ),
     (
@@ -107,54 +158,120 @@ const OPTIONS_OF_LLAMA_CPP: [(&[&str], &str); 8] = [
         "the KV cache is part of the plan: use `--kv-cache FORMAT` with `powerinfer prepare` and `powerinfer place`",
     ),
     (
-        &["-ngl", "--n-gpu-layers", "--gpu-layers"],
+        &["-ngl", "--n-gpu-layers", "--gpu-layers", "--num-gpu"],
         "neurons, not layers, are placed on the GPU: use `--vram SIZE` with `powerinfer prepare` and `powerinfer place`",
     ),
     (
-        &["-f", "--file"],
-        "a prompt in a file comes from stdin: `powerinfer run MODEL < FILE`",
+        &["-f", "--file", "--prompt-file"],
+        "pass a prompt file through stdin: `powerinfer run MODEL < FILE`",
+    ),
+    (&["-np"], "use `--parallel N` with `powerinfer serve`"),
+    (
+        &["--num-predict", "--num_predict", "--n_predict"],
+        "use `-n N` with `powerinfer run`",
     ),
     (
         &["-cnv", "--conversation"],
-        "a chat is `powerinfer run MODEL -i`",
+        "to chat, use `powerinfer run MODEL -i`",
     ),
     (
-        &["-sys", "--system-prompt"],
-        "a chat (`powerinfer run MODEL -i`) sets a system message with `/system TEXT`",
+        &["-sys", "--system", "--system-prompt"],
+        "set a system message with `/system TEXT` in a chat (`powerinfer run MODEL -i`)",
+    ),
+    (
+        &["--format"],
+        "`--json` prints the text and its statistics as JSON; for an answer that is itself JSON, use `format` in the API of `powerinfer serve`",
+    ),
+    (
+        &["--stop", "-r", "--reverse-prompt"],
+        "`powerinfer run` has no stop strings; use `stop` in the API of `powerinfer serve`",
+    ),
+    (
+        &["--keepalive"],
+        "omit it: a model is loaded as long as its `powerinfer run` or `powerinfer serve` runs",
+    ),
+    (
+        &[
+            "--modelfile",
+            "--template",
+            "--nowordwrap",
+            "--think",
+            "--insecure",
+            "-fa",
+            "--flash-attn",
+            "-b",
+            "--batch-size",
+            "--color",
+            "--jinja",
+            "--no-display-prompt",
+            "--hidethinking",
+            "--license",
+            "--parameters",
+        ],
+        "omit it: PowerInfer has no such setting",
     ),
 ];
 
-/// Commands of Ollama that have another name here, or none, and what to do instead.
-const COMMANDS_OF_OLLAMA: [(&str, &str); 5] = [
-    ("chat", "a chat is `powerinfer run MODEL -i`"),
+/// Commands of Ollama and llama.cpp that have another name here, or none, and what to do instead.
+const COMMANDS_OF_OTHERS: [(&str, &str); 9] = [
+    ("chat", "to chat, use `powerinfer run MODEL -i`"),
     (
         "create",
-        "`powerinfer prepare MODEL` makes the bundle that `powerinfer run` runs",
+        "Modelfiles are not supported: `powerinfer prepare MODEL` makes the bundle that `powerinfer run` runs",
+    ),
+    (
+        "cp",
+        "to copy a prepared model, copy its folder `NAME.powerinfer`",
     ),
     (
         "ps",
-        "`powerinfer list` lists the prepared models of this folder",
+        "a model is loaded as long as its `powerinfer run` or `powerinfer serve` runs; `powerinfer list` lists the prepared models in this folder",
+    ),
+    (
+        "push",
+        "uploads are not supported: to share a prepared model, copy its folder `NAME.powerinfer`",
     ),
     (
         "rm",
-        "everything about a prepared model is in the folder `NAME.powerinfer`: delete that; `powerinfer list` lists the models of this folder",
+        "to remove a prepared model, delete its folder: `rm -r NAME.powerinfer`; `powerinfer list` lists the models in this folder",
     ),
-    ("stop", "Ctrl-C stops the server"),
+    (
+        "perplexity",
+        "use `powerinfer eval perplexity MODEL --data TEXT`",
+    ),
+    (
+        "quantize",
+        "choose a format with `--quant FORMAT` at `powerinfer prepare` and `powerinfer place`",
+    ),
+    (
+        "stop",
+        "Ctrl-C stops `powerinfer serve`; if it runs in the background, use `kill PID`",
+    ),
 ];
 
-/// Advice if `error` is about an option of llama.cpp among `arguments`, or about a command of Ollama.
-pub(crate) fn of_usage(
-    error: &clap::Error,
-    arguments: impl Iterator<Item = String>,
-) -> Option<&'static str> {
+/// Advice if `command` is one of Ollama's or llama.cpp's; it names the folder of `model` if that is given.
+pub(crate) fn of_command(command: &str, model: Option<&str>) -> Option<String> {
+    let mut known = COMMANDS_OF_OTHERS.iter();
+    let (_, hint) = known.find(|(name, _)| *name == command)?;
+    Some(match model {
+        None => (*hint).to_owned(),
+        Some(model) => {
+            let folder = work_folder_of(model);
+            hint.replace("NAME.powerinfer", &shell_quoted(&folder.to_string_lossy()))
+        }
+    })
+}
+
+/// Advice if `error` is about an option or a command of llama.cpp or Ollama among `arguments`.
+pub(crate) fn of_usage(error: &clap::Error, arguments: &[String]) -> Option<String> {
     let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
     };
     if let Some(command) = context(ContextKind::InvalidSubcommand) {
-        let mut known = COMMANDS_OF_OLLAMA.iter();
-        let found = known.find(|(name, _)| *name == command);
-        return found.map(|(_, hint)| *hint);
+        let mut rest = arguments.iter().skip_while(|word| *word != command).skip(1);
+        let model = rest.find(|word| !word.starts_with('-'));
+        return of_command(command, model.map(String::as_str));
     }
     let unknown = context(ContextKind::InvalidArg);
     let value = context(ContextKind::InvalidValue);
@@ -162,18 +279,49 @@ pub(crate) fn of_usage(
         let option = argument.split('=').next().unwrap_or_default();
         // `-ngl` is parsed as `-n gl`, and `-ctk` as `-c` followed by more letters.
         let is_meant = unknown.is_some_and(|unknown| option.starts_with(unknown))
-            || option.get(2..).is_some_and(|rest| value == Some(rest));
-        let mut known = OPTIONS_OF_LLAMA_CPP.iter();
+            || option.get(2..).is_some_and(|rest| value == Some(rest))
+            // `-hf` is parsed as `-h`.
+            || error.kind() == ErrorKind::DisplayHelp && option.starts_with("-hf");
+        let mut known = OPTIONS_OF_OTHERS.iter();
         if is_meant && let Some((_, hint)) = known.find(|(names, _)| names.contains(&option)) {
-            return Some(hint);
+            return Some((*hint).to_owned());
         }
     }
     None
 }
 
-pub(crate) fn sentence(hint: Hint) -> &'static str {
+/// If `error` is about a number: its reason in the standard library's words, and in plain words.
+pub(crate) fn of_number(error: &clap::Error) -> Option<(String, &'static str)> {
+    let source = error.source()?;
+    let plain = match source.downcast_ref().map(ParseIntError::kind) {
+        Some(IntErrorKind::PosOverflow | IntErrorKind::NegOverflow) => "the number is out of range",
+        Some(_) => "give a whole number",
+        None if source.is::<ParseFloatError>() => "give a number",
+        None => return None,
+    };
+    Some((source.to_string(), plain))
+}
+
+/// The sentence of `hint`. Its placeholders are replaced with the model or bundle of this command line, if it has one of that kind.
+pub(crate) fn sentence(hint: Hint) -> String {
+    let text = template(hint);
+    let Some(typed) = TYPED.get() else {
+        return text.to_owned();
+    };
+    let quoted = shell_quoted(typed);
+    let text = text.replace("BUNDLE", &quoted);
+    if is_model(typed) {
+        let text = text.replace("MODEL", &quoted);
+        text.replace("demo --data TEXT", DEMO)
+    } else {
+        text
+    }
+}
+
+/// The sentence of `hint`, with MODEL and BUNDLE as placeholders.
+fn template(hint: Hint) -> &'static str {
     match hint {
-        Hint::OtherFolder => "name another folder with `--out`, or remove it",
+        Hint::OtherFolder => "name another folder with `--out`, or remove what is there",
         Hint::MoveForeign => "move that elsewhere, or name another folder with `--out`",
         Hint::OtherJobsFolder => "move that elsewhere, or name another folder with `--jobs`",
         Hint::WaitOrOtherFolder => "wait until it is done, or name another folder with `--out`",
@@ -181,14 +329,16 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
         Hint::WaitOrOtherFile => "wait until it is done, or name another file with `--out`",
         Hint::NoMemoryLock => "omit `--mlock` and `--no-mmap`, or raise the limit (`ulimit -l`)",
         Hint::MeasureHardware => "measure it with `powerinfer doctor` or correct the file",
-        Hint::MeasureWhenIdle => "run `powerinfer doctor` when nothing else runs",
+        Hint::MeasureWhenIdle => "measure again when nothing else is running",
         Hint::WriteHardwareFile => "`powerinfer doctor --write FILE` writes such a file",
-        Hint::MakeBundle => "make one with `powerinfer place` or `powerinfer prepare`",
-        Hint::MakeBundleAgain => "make the bundle again from its model with `powerinfer place`",
-        Hint::PlaceAgain => {
-            "run `powerinfer place` again; the plan was made by another version of the program, or edited"
+        Hint::MakeBundle => "make one with `powerinfer prepare MODEL --data TEXT`",
+        Hint::MakeBundleAgain => {
+            "make the bundle again from its model with `powerinfer place MODEL`"
         }
-        Hint::LargerBudget => "run `powerinfer place` with a larger `--vram` or `--ram`",
+        Hint::PlaceAgain => {
+            "run `powerinfer place MODEL` again; the plan was made by another version of the program, or edited"
+        }
+        Hint::LargerBudget => "run `powerinfer place MODEL` with a larger `--vram` or `--ram`",
         Hint::LessSkipping => {
             "a smaller `--max-ppl-increase` skips fewer neurons, `--policy dense` none"
         }
@@ -199,39 +349,42 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
         Hint::NoInputSparsity => "place it without `--input-sparsity`",
         Hint::LongerContext => "place it with a longer `--context`",
         Hint::OtherContext => "give another `--context`, or fewer `--decode-tokens`",
-        Hint::ShorterContext => "run `powerinfer place` on the bundle with a shorter `--context`",
+        Hint::ShorterContext => "run `powerinfer place BUNDLE` with a shorter `--context`",
         Hint::MoreVramOrShorterContext => {
-            "run `powerinfer place` on the bundle with a larger `--vram` or a shorter `--context`"
+            "run `powerinfer place BUNDLE` with a larger `--vram` or a shorter `--context`"
         }
         Hint::LessVram => "lower `--vram`, the context or the budget of the plan",
-        Hint::PlaceOnGpu => {
-            "run `powerinfer place` on the bundle with `--vram`, or omit `--device`"
-        }
-        Hint::SmallerVram => "run `powerinfer place` on the bundle with a smaller `--vram`",
+        Hint::PlaceOnGpu => "run `powerinfer place BUNDLE` with `--vram`, or omit `--device`",
+        Hint::SmallerVram => "run `powerinfer place BUNDLE` with a smaller `--vram`",
         Hint::RunOnCpu => "run it with `--device cpu`",
-        Hint::ResumeOnCpu => "`--device cpu` resumes without it, after the last finished layer",
+        Hint::ResumeOnCpu => {
+            "add `--device cpu` to resume on the CPU after the last finished layer"
+        }
         Hint::OtherPolicy => "omit `--policy`",
-        Hint::LargerPerplexityBudget => "`--max-ppl-increase` allows more",
-        Hint::NameHardware => "`--hardware` names another machine",
+        Hint::LargerPerplexityBudget => "raise `--max-ppl-increase` to allow more",
+        Hint::NameHardware => "name another machine with `--hardware`",
         Hint::GiveVramOrHardware => {
             "give a size instead of `--vram auto`, or name a machine with `--hardware`"
         }
         Hint::ProfileOfPredictors => {
-            "name their profile with `--profile`, or run `powerinfer train-predictors` with this one"
+            "name their profile with `--profile`, or run `powerinfer train-predictors MODEL` with this one"
         }
         Hint::NoDryRun => "omit `--input-sparsity` or `--dry-run`",
         Hint::MoreHeldOutText => "profile more text, or raise `--certify`",
+        Hint::ProfileMoreText => {
+            "profile more text: give it to `powerinfer prepare` or `powerinfer profile` with `--data`"
+        }
         Hint::FewerHotNeurons => "lower `--hot`, or raise `--vram`",
         Hint::ZerosPolicy => "use `exact` or `predicted`",
         Hint::TrainPredictorsAndPlace => {
-            "run `powerinfer train-predictors`, then `powerinfer place`"
+            "run `powerinfer train-predictors MODEL`, then `powerinfer place MODEL`"
         }
-        Hint::TrainPredictors => "run `powerinfer train-predictors`",
+        Hint::TrainPredictors => "run `powerinfer train-predictors MODEL`",
         Hint::TrainLargerPredictors => {
-            "run `powerinfer train-predictors`, if necessary with a larger `--max-bytes`"
+            "run `powerinfer train-predictors MODEL`, if necessary with a larger `--max-bytes`"
         }
         Hint::TrainWithLowerRecall => {
-            "run `powerinfer train-predictors`, if necessary with a lower `--recall`"
+            "run `powerinfer train-predictors MODEL`, if necessary with a lower `--recall`"
         }
         Hint::SmallerFormat => "use a `--quant` with fewer bits at `place`",
         Hint::WiderFormat => "place it with `--quant bf16` or `--quant f32`",
@@ -239,17 +392,24 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
             "the model's activation is never exactly zero: use `threshold` or `dense`; a sweep also accepts `error:10%`"
         }
         Hint::LosslessPolicyOrTrain => {
-            "use `exact` or `dense`, or run `powerinfer train-predictors`, then `powerinfer place`"
+            "use `exact` or `dense`, or pack what the policy needs with `powerinfer place MODEL --policy NAME`; for `predicted`, first run `powerinfer train-predictors MODEL --max-bytes 10%`"
+        }
+        Hint::LosslessPolicyOrSigns => {
+            "use `exact` or `dense`, or pack the signs with `powerinfer place MODEL --policy sign-bit`"
         }
         Hint::DensePolicyOrTrain => {
-            "use `dense`, or run `powerinfer train-predictors`, then `powerinfer place`"
+            "use `dense`, or pack what `threshold` needs with `powerinfer place MODEL --policy threshold`"
         }
         Hint::OtherPromptCache => "delete it, or name another file with `--prompt-cache`",
         Hint::PullOneFile => {
-            "download one with `powerinfer pull MODEL --file NAME` and give the path it prints"
+            "add a quantization that occurs in only one file's name, as in `MODEL:Q4_K_M`, or give the path that `powerinfer pull MODEL --file NAME` prints"
         }
-        Hint::Profile => "make one with `powerinfer profile`",
-        Hint::ProfileAgain => "remove the profile and run `powerinfer profile` again",
+        Hint::Profile => {
+            "`powerinfer profile MODEL --data TEXT` makes one, `powerinfer prepare MODEL --data TEXT` all that `run` needs"
+        }
+        Hint::ProfileAgain => {
+            "remove the profile and run `powerinfer profile MODEL --data TEXT` again"
+        }
         Hint::GiveText => "give text with `--data FILE`",
         Hint::GivePath => "`--data` takes files, folders, or `-` for stdin",
         Hint::ListAll => "`-v` lists all",
@@ -258,7 +418,7 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
         Hint::OtherSeed => "try another `--seed`",
         Hint::ImportAsF32 => "import it with `--predictor-quant f32`",
         Hint::InstallPython => {
-            "they run in a sandbox of Linux: install Python 3 and util-linux (`apt install python3 util-linux`) and permit user namespaces"
+            "generated functions run in a Linux sandbox: install Python 3 and util-linux (`apt install python3 util-linux`) and allow user namespaces"
         }
         Hint::AllowVramOrUnpin => "allow VRAM, or omit `--pin`",
         Hint::LatencyObjective => "use `--objective latency`",
@@ -270,11 +430,11 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
         Hint::OtherFormat => "choose another format with `--quant`",
         Hint::ExportGguf => "`--to gguf` writes a file for llama.cpp",
         Hint::PlaceWithoutPredictors => {
-            "run `powerinfer place` with `--policy exact` or `--policy dense` to export without predictors"
+            "run `powerinfer place MODEL` with `--policy exact` or `--policy dense` to export without predictors"
         }
         Hint::PlaceWithPredictors => "place the model with `--policy predicted`",
         Hint::PlaceOnOneGpu => {
-            "run `powerinfer place` on the bundle with the `--vram` of one GPU, or run it with `--device cpu`"
+            "run `powerinfer place BUNDLE` with the `--vram` of one GPU, or run it with `--device cpu`"
         }
         Hint::MergeShards => "merge all shards with `powerinfer merge`",
         Hint::SmallerProbe => "give a smaller `--probe`",

@@ -14,10 +14,12 @@ mod command_lines;
 mod commands;
 mod earlier_settings;
 mod engine;
+mod estimate;
 #[cfg(test)]
 mod help_test;
 mod hint;
 mod model_argument;
+mod model_name;
 mod output;
 mod page_file;
 mod plan_table;
@@ -25,16 +27,18 @@ mod predictor_table;
 mod profile_stage;
 mod progress;
 mod special_token_arguments;
+mod thread_argument;
 mod training_stage;
 mod values;
 
 use std::{
     io::{ErrorKind, Write},
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use anyhow::{Result, bail};
-use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand, error::ContextKind};
 use output::{Output, escaped};
 use powerinfer_artifact::{ByteSize, mapped_file};
 use powerinfer_guard::worker;
@@ -90,7 +94,7 @@ enum Command {
     Cluster(Box<cluster::ClusterArguments>),
     /// Generate text with a bundle
     Run(run::RunArguments),
-    /// Serve a bundle to clients of OpenAI's API
+    /// Serve a bundle to clients of OpenAI's and Ollama's APIs
     Serve(serve::ServeArguments),
     /// Measure quality and speed of a bundle
     Eval(eval::EvalArguments),
@@ -136,7 +140,8 @@ fn help(path: &[String]) -> Result<()> {
             Some(found) => found,
             None => bail!(Advised::new(
                 format!("there is no command `{name}`"),
-                "`powerinfer help` lists them"
+                hint::of_command(name, None)
+                    .unwrap_or_else(|| "`powerinfer help` lists them".to_owned())
             )),
         };
     }
@@ -157,14 +162,21 @@ fn main() -> ExitCode {
     }
     let (arguments, matches) = match parse() {
         Ok(parsed) => parsed,
-        Err(error) => return misused(&error),
+        Err(error) => return misused(error),
     };
     mapped_file::exit_if_files_shrink(hint::of_changed_files(&matches));
+    hint::remember(&matches);
     let output = Output {
         quiet: arguments.quiet,
         verbose: arguments.verbose,
     };
     progress::listen_for_interrupts();
+    let data = hint::innermost(&matches).try_get_many::<PathBuf>("data");
+    if let Ok(Some(mut paths)) = data
+        && paths.any(|path| path == Path::new("-"))
+    {
+        output.say_if_typed("text");
+    }
     let result = match arguments.command {
         Command::Pull(arguments) => pull::run(&arguments, output),
         Command::Profile(arguments) => profile::run(&arguments, &matches, output),
@@ -208,19 +220,30 @@ fn parse() -> Result<(Arguments, ArgMatches), clap::Error> {
 }
 
 /// Prints what is wrong with the command line, or the help that it asks for.
-fn misused(error: &clap::Error) -> ExitCode {
+fn misused(mut error: clap::Error) -> ExitCode {
     let arguments = std::env::args_os().skip(1);
     let arguments: Vec<String> = arguments
         .map(|argument| argument.to_string_lossy().into_owned())
         .collect();
+    let hint = hint::of_usage(&error, &arguments);
+    if hint.is_some() {
+        // The hint replaces suggestions of names that only look similar.
+        error.remove(ContextKind::SuggestedArg);
+        error.remove(ContextKind::SuggestedSubcommand);
+    }
+    // Clap suggests passing an unknown option as a value, but it is not meant as a prompt.
+    error.remove(ContextKind::Suggested);
     let is_plain = |argument: &String| *escaped(argument) == **argument;
     // A closed stderr does not change the exit status.
-    let _ = if arguments.iter().all(is_plain) {
-        error.print()
-    } else {
+    let _ = if !arguments.iter().all(is_plain) {
         write!(anstream::stderr(), "{}", escaped(&error.to_string()))
+    } else if let Some((found, plain)) = hint::of_number(&error) {
+        let text = error.render().ansi().to_string();
+        write!(anstream::stderr(), "{}", text.replace(&found, plain))
+    } else {
+        error.print()
     };
-    if let Some(hint) = hint::of_usage(error, arguments.into_iter()) {
+    if let Some(hint) = hint {
         let _ = writeln!(anstream::stderr(), "hint: {hint}");
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
@@ -243,13 +266,17 @@ fn fail(error: &anyhow::Error) -> ExitCode {
             lines.push(cause);
         }
     }
-    let hint = hint::of(error);
+    let hint = if progress::interrupted() {
+        hint::of_interruption()
+    } else {
+        hint::of(error)
+    };
     let (style, reset) = ("\u{1b}[1;31m", "\u{1b}[0m");
     let mut stderr = anstream::stderr();
     let lines = lines.join("\n  ");
     let _ = writeln!(stderr, "{style}error:{reset} {}", escaped(&lines));
     if let Some(hint) = hint {
-        let _ = writeln!(stderr, "hint: {}", escaped(hint));
+        let _ = writeln!(stderr, "hint: {}", escaped(&hint));
     }
     if progress::interrupted() {
         ExitCode::from(130)

@@ -10,14 +10,17 @@ use anyhow::{Result, bail};
 use powerinfer_artifact::{ByteSize, shell_quoted};
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_hub::{Hub, ModelName, Snapshot};
-use powerinfer_model::{Checkpoint, Files, ModelConfig, gguf_model, gguf_name};
+use powerinfer_model::{Checkpoint, Files, ModelConfig};
 use powerinfer_runtime::SamplingSettings;
 use powerinfer_text::Tokenizer;
 
-use crate::{hint::Advised, output::Output, progress::Bar};
-
-/// The word for the model that is embedded in the program.
-pub(crate) const DEMO: &str = "demo";
+pub(crate) use crate::model_name::{DEMO, model_elsewhere, work_folder, work_folder_of};
+use crate::{
+    hint::Advised,
+    model_name::{holds_model, hub_name, is_model, untagged},
+    output::Output,
+    progress::Bar,
+};
 
 /// Opens the checkpoint called `model`: a folder, a GGUF file, `org/name` on the hub, or the word
 /// `demo`.
@@ -46,13 +49,26 @@ pub(crate) fn open_model(model: &str, output: Output) -> Result<(Checkpoint, Tok
 
 /// The files of the model called `model`; they are fetched if they are on the hub alone.
 pub(crate) fn files(model: &str, output: Output) -> Result<Files> {
+    let model = untagged(model);
     let folder = Path::new(model);
+    let is_work_folder = folder.is_dir()
+        && folder
+            .extension()
+            .is_some_and(|ending| ending == "powerinfer")
+        && !holds_model(folder);
+    let is_demo = is_work_folder && folder.file_name() == work_folder(DEMO).file_name();
     // A folder called `demo` right here is meant when it is there and holds a model.
-    if model == DEMO && !folder.join("config.json").exists() {
+    if is_demo || (model == DEMO && !folder.join("config.json").exists()) {
         return Ok(Files::Embedded {
             name: DEMO,
             files: powerinfer_datasets::demo::FILES,
         });
+    }
+    if is_work_folder {
+        bail!(Advised::new(
+            format!("`{model}` is the folder of a prepared model, not a model"),
+            "give the model that it was prepared from"
+        ));
     }
     match hub_name(model) {
         Some(name) => {
@@ -76,38 +92,6 @@ fn check_configuration(folder: &Path) -> Result<(), Box<dyn Error + Send + Sync>
     Ok(())
 }
 
-/// The model on the hub that `argument` means: what is here goes before it.
-fn hub_name(argument: &str) -> Option<ModelName> {
-    let name = ModelName::parse(argument).ok()?;
-    // Repositories may have such names, but a mistyped path must not reach the network; `pull` takes them.
-    let is_path = |part: &str| {
-        let part = part.to_ascii_lowercase();
-        FILE_ENDINGS.iter().any(|ending| part.ends_with(ending))
-    };
-    let is_path = Path::new(argument).exists() || name.repository().split('/').any(is_path);
-    (!is_path).then_some(name)
-}
-
-/// Endings of files and folders; what has one is a path, not a model on the hub.
-const FILE_ENDINGS: [&str; 10] = [
-    ".bin",
-    ".gguf",
-    ".json",
-    ".jsonl",
-    ".powerinfer",
-    ".pt",
-    ".pth",
-    ".safetensors",
-    ".txt",
-    ".zip",
-];
-
-/// `argument`, if it means a model that is not at a path here: the demo, or one on the hub.
-pub(crate) fn model_elsewhere(argument: &Path) -> Option<&str> {
-    let name = argument.to_str().filter(|_| !argument.exists())?;
-    (name == DEMO || hub_name(name).is_some()).then_some(name)
-}
-
 /// One line about what was fetched.
 pub(crate) fn describe(name: &ModelName, snapshot: &Snapshot) -> String {
     let fetched = snapshot.files.iter().filter(|file| file.fetched);
@@ -121,38 +105,25 @@ pub(crate) fn describe(name: &ModelName, snapshot: &Snapshot) -> String {
     )
 }
 
-/// The folder for the artifacts of the model called `name`, `./<name>.powerinfer`; a name that ends so is that of the
-/// folder.
-pub(crate) fn work_folder(name: &str) -> PathBuf {
-    let name = name.strip_suffix(".powerinfer").unwrap_or(name);
-    PathBuf::from(format!("{name}.powerinfer"))
-}
-
-/// The work folder of the model meant by `argument`: of its name, whether that is given as a path or as one on the hub.
-pub(crate) fn work_folder_of(argument: &str) -> PathBuf {
-    let given = Path::new(argument);
-    let in_folder = gguf_model(given).ok().flatten();
-    let given = in_folder.as_deref().unwrap_or(given);
-    match (hub_name(argument), given.file_name()) {
-        (Some(name), _) => work_folder(name.name()), // without the revision
-        (None, Some(name)) => {
-            let name = name.to_string_lossy();
-            work_folder(gguf_name(&name))
-        }
-        (None, None) => work_folder(argument),
-    }
+/// The command that prepares the model `argument`, in backquotes.
+pub(crate) fn prepare_command(argument: &str) -> String {
+    let text = match argument {
+        DEMO => "",
+        _ => " --data TEXT",
+    };
+    format!("`powerinfer prepare {}{text}`", shell_quoted(argument))
 }
 
 /// The folder of the bundle meant by `argument`: the bundle itself, a work folder with a bundle
 /// in it, or the name of a model whose work folder is here.
 pub(crate) fn bundle_folder(argument: &str) -> PathBuf {
-    let given = PathBuf::from(argument);
+    let given = PathBuf::from(untagged(argument));
     let named = work_folder_of(argument).join("bundle");
     [given.clone(), given.join("bundle"), named.clone()]
         .into_iter()
         .find(|folder| Bundle::is_bundle(folder))
         .unwrap_or_else(|| {
-            if given.is_dir() && !is_model(&given) {
+            if given.is_dir() && !holds_model(&given) {
                 given
             } else {
                 named
@@ -160,10 +131,15 @@ pub(crate) fn bundle_folder(argument: &str) -> PathBuf {
         })
 }
 
-/// Returns whether `path` is a file, or a folder that contains a model.
-fn is_model(path: &Path) -> bool {
-    let has_gguf = || gguf_model(path).is_ok_and(|file| file.is_some());
-    path.is_file() || path.join("config.json").is_file() || has_gguf()
+/// The name of the prepared model whose bundle is in `folder`, as `list` shows it; `None` if `folder` is neither a work folder nor
+/// `bundle` in one.
+pub(crate) fn prepared_name(folder: &Path) -> Option<String> {
+    let folder = folder.canonicalize().ok()?;
+    let name = |folder: &Path| {
+        let name = folder.file_name()?.to_str()?;
+        name.strip_suffix(".powerinfer").map(str::to_owned)
+    };
+    name(&folder).or_else(|| name(folder.parent().filter(|_| folder.ends_with("bundle"))?))
 }
 
 /// Opens the bundle meant by `argument`, as [`bundle_folder`] finds it.
@@ -172,6 +148,7 @@ fn is_model(path: &Path) -> bool {
 ///
 /// It cannot be opened, there is none, or `argument` is a model that is not prepared.
 pub(crate) fn open_bundle(argument: &str) -> Result<Bundle> {
+    let argument = untagged(argument);
     let folder = bundle_folder(argument);
     if !Bundle::is_bundle(&folder) {
         let given = Path::new(argument);
@@ -184,22 +161,21 @@ pub(crate) fn open_bundle(argument: &str) -> Result<Bundle> {
                 "give the folder of the bundle"
             ));
         }
-        let is_demo = argument == DEMO;
-        if is_demo || is_model(given) || hub_name(argument).is_some() {
-            let text = if is_demo { "" } else { " --data TEXT" };
+        if argument == DEMO || is_model(argument) {
             bail!(Advised::new(
                 format!(
                     "`{argument}` is a model, and there is no bundle of it in `{}`",
                     folder.display()
                 ),
-                format!(
-                    "make one with `powerinfer prepare {}{text}`",
-                    shell_quoted(argument)
-                )
+                format!("{} makes one", prepare_command(argument))
             ));
         }
         bail!(Advised::new(
-            format!("there is no bundle in `{}`", folder.display()),
+            if argument.ends_with(".gguf") && !given.exists() {
+                format!("there is no file `{argument}`")
+            } else {
+                format!("there is no bundle in `{}`", folder.display())
+            },
             bundles_here()
         ));
     }
@@ -223,9 +199,9 @@ fn bundles_here() -> String {
     let names = bundles_in(Path::new(".")).into_keys();
     let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();
     if names.is_empty() {
-        "there are none here, `powerinfer prepare MODEL` makes one".to_owned()
+        "no model is prepared in this folder; `powerinfer prepare MODEL` prepares one, and `powerinfer prepare demo` the built-in one".to_owned()
     } else {
-        format!("the bundles here are {}", names.join(", "))
+        format!("prepared in this folder: {}", names.join(", "))
     }
 }
 
@@ -244,6 +220,15 @@ pub(crate) fn existing_bundle(argument: &str) -> Option<PathBuf> {
     folders.into_iter().find(|folder| Bundle::is_bundle(folder))
 }
 
+/// The work folder here of the model called `name`, if there is a finished artifact in it.
+pub(crate) fn existing_work_folder(name: &str) -> Option<PathBuf> {
+    let folder = work_folder_of(name);
+    let mut artifacts = ["profile", "predictors", "bundle"].into_iter();
+    artifacts
+        .any(|artifact| folder.join(artifact).is_dir())
+        .then_some(folder)
+}
+
 /// The artifact meant by `path`: what is there, or the work folder of the model of that name.
 ///
 /// # Errors
@@ -255,11 +240,15 @@ pub(crate) fn artifact(path: &Path) -> Result<PathBuf> {
         (true, _) => Ok(path.to_owned()),
         (false, true) => Ok(folder),
         (false, false) => bail!(Advised::new(
-            format!(
-                "there is neither an artifact at `{}` nor a work folder `{}`",
-                path.display(),
-                folder.display()
-            ),
+            if path == folder {
+                format!("there is no folder `{}`", folder.display())
+            } else {
+                format!(
+                    "there is neither an artifact at `{}` nor a work folder `{}`",
+                    path.display(),
+                    folder.display()
+                )
+            },
             bundles_here()
         )),
     }

@@ -38,6 +38,15 @@ impl Output {
         }
     }
 
+    /// If stdin is a terminal, prints that `what` is read from it.
+    pub(crate) fn say_if_typed(self, what: &str) {
+        if std::io::stdin().is_terminal() {
+            self.say(format!(
+                "reading {what} from standard input; Ctrl-D at the start of a line ends it"
+            ));
+        }
+    }
+
     /// A line for `--verbose`.
     pub(crate) fn detail(self, line: impl AsRef<str>) {
         if self.verbose {

@@ -32,7 +32,7 @@ pub(crate) fn draw(
 
 /// Microseconds per token below which no speed is predicted: caches and waits between kernels then dominate, and the cost
 /// model does not describe them well.
-const SHORTEST_PREDICTED: f64 = 1000.0;
+const SHORTEST_PREDICTED: f64 = 2000.0;
 
 /// Whether a token takes so little time that no speed is predicted.
 fn is_short(plan: &Plan) -> bool {
@@ -71,12 +71,12 @@ pub(crate) fn summary(plan: &Plan, report: Option<&SolveReport>) -> String {
         ("CPU", memory(Device::Cpu)),
     ];
     if is_short(plan) {
-        let speeds = "over 1000 tokens/s; the cost model is not precise for models this small";
-        lines.push(("predicted", speeds.to_owned()));
+        let speeds = "over 500 tokens/s; the cost model is not precise for models this small";
+        lines.push(("forecast", speeds.to_owned()));
     }
     if let Some(forecast) = plan.forecast.as_ref().filter(|_| !is_short(plan)) {
         let mut predicted = predicted(plan, forecast).into_iter();
-        lines.extend(predicted.next().map(|speeds| ("predicted", speeds)));
+        lines.extend(predicted.next().map(|speeds| ("forecast", speeds)));
         let own = totals.microseconds_per_token;
         // The first two baselines: the CPU alone, and whole layers on the GPU.
         let others: Vec<String> = forecast
@@ -149,7 +149,7 @@ pub(crate) fn describe(plan: &Plan, report: Option<&SolveReport>) -> String {
         }
         text += &format!("\n{table}");
         for sentence in predicted(plan, forecast) {
-            text += &format!("predicted: {sentence}\n");
+            text += &format!("forecast: {sentence}\n");
         }
     }
     if let Some(report) = report {
@@ -324,7 +324,7 @@ fn figure(speed: f64) -> String {
 pub(crate) fn say_warnings(plan: &Plan, report: &SolveReport, output: Output) {
     if let Some(failure) = &report.failure {
         output.say(format!(
-            "the integer program was not solved to the end: {failure}"
+            "the integer program was not solved to optimality ({failure}); the plan is the best one found"
         ));
     }
     if plan.budget.vram_bytes > 0 && plan.totals.gpu_bytes == 0 {
@@ -348,13 +348,14 @@ pub(crate) fn say_cost_of_skipping(plan: &Plan, config: &ModelConfig, output: Ou
     let skipping = skipping.filter(|layer| layer.policy != Policy::Dense);
     output.say(match skipping.count() {
         0 => format!(
-            "this model runs dense, without a gain from sparsity: its activation, {}, is never exactly zero, so skipping neurons costs accuracy; `--max-ppl-increase` sets how much is allowed",
+            "every layer computes all neurons, so sparsity gives no speedup: the activation, {}, is never exactly zero, so skipping neurons would cost accuracy; `--max-ppl-increase` sets how much loss is allowed",
             config.activation.name()
         ),
         count => format!(
-            "{} of {} skip the neurons that contribute least, which costs accuracy: the activation, {}, is never exactly zero; `--max-ppl-increase` sets how much is allowed",
+            "{} of {} {} the neurons that contribute least, which costs accuracy: the activation, {}, is never exactly zero; `--max-ppl-increase` sets how much loss is allowed",
             count,
             counted(plan.layers.len(), "layer"),
+            if count == 1 { "skips" } else { "skip" },
             config.activation.name()
         ),
     });

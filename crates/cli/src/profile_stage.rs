@@ -91,7 +91,7 @@ pub(crate) fn say_stage(made: &Stage<Profile>, output: Output) {
 /// The share of zeros, and how few neurons the others come from.
 pub(crate) fn zeros(profile: &ProfileDocument) -> String {
     format!(
-        "{} of FFN activations are zero; the busiest {} of the neurons produce 80% of the others",
+        "{} of FFN activations are zero; the busiest {} of the neurons produce 80% of the non-zero ones",
         percent(profile.mean(|layer| layer.sparsity)),
         percent(profile.neurons_for.most),
     )

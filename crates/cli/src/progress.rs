@@ -86,10 +86,10 @@ impl Progress for Bar {
             ProgressDrawTarget::hidden()
         };
         let template = if unit == "bytes" {
-            "{msg} {bar:30} {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {left}"
+            "{msg} {wide_bar} {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {left}"
                 .to_owned()
         } else {
-            format!("{{msg}} {{bar:30}} {{human_pos}} of {{human_len}} {unit}  {{rate}}{{left}}")
+            format!("{{msg}} {{wide_bar}} {{human_pos}} of {{human_len}} {unit}  {{rate}}{{left}}")
         };
         let stage = self.stage.read().unwrap_or_else(PoisonError::into_inner);
         let message = format!("{stage}{}", escaped(title));
@@ -100,7 +100,7 @@ impl Progress for Bar {
                 move |state: &indicatif::ProgressState, text: &mut dyn std::fmt::Write| {
                     // Of less than one a second, the time that is left says more.
                     if state.per_sec() >= 1.0 {
-                        let _ = write!(text, "{:.0} {unit}/s  ", state.per_sec());
+                        let _ = write!(text, "{:.0}/s  ", state.per_sec());
                     }
                 },
             );

@@ -1,10 +1,11 @@
 //! Cost of the stages of a preparation: time, memory, disk and traffic.
 //!
 //! Time is work over rate. The work follows from the model's shape. The rates are those of GEMMs of prompts, which `doctor`
-//! measures: `profile` and training multiply floats, bundles are quantised. The products of `profile` reach the rate; what the other
-//! stages reach is fitted to runs of `llama-1b` with 3 layers and `llama-7b` and `llama-13b` with one, on two cores of an AMD EPYC
-//! (Zen 5), see the guide.
+//! measures: `profile` and training multiply floats, bundles are quantised. The GEMMs of `profile` reach the rate; the efficiency
+//! of the other stages is fitted to runs of `llama-1b` with 3 layers and `llama-7b` and `llama-13b` with one, on two cores of an
+//! AMD EPYC (Zen 5) and of an Intel Xeon; see the guide.
 
+use powerinfer_artifact::hardware::Hardware;
 use powerinfer_model::{ModelConfig, Weight};
 use powerinfer_tensor::Format;
 
@@ -12,20 +13,24 @@ use crate::StageKind;
 
 /// Memory of the program itself, with its libraries and buffers.
 const PROGRAM: u64 = 256 << 20;
-/// Additional cost of attention and softmax in `profile`, per head and token in sequences of 512, as operations.
+/// Additional cost of attention and softmax in `profile`, per head and token in sequences of [`SEQUENCE`], as operations.
 const ATTENTION: f64 = 2.5e6;
+/// Tokens of a full sequence of a profile.
+const SEQUENCE: f64 = 512.0;
 /// Parameters per second that `profile` reads and converts to f32, on one core.
 const LOAD: f64 = 90e6;
-/// Share of the rate that training reaches.
-const TRAIN: f64 = 0.44;
+/// Cost of labels, losses and their gradients in training, per neuron and token, as operations.
+const LOSS: f64 = 2400.0;
+/// Seconds of a step of training in addition to its operations.
+const STEP: f64 = 1e-3;
 /// Tokens of a batch of training.
 const BATCH: f64 = 256.0;
 /// Steps that the search for a layer's rank takes in all, as steps at the first rank: early stopping ends each training.
 const SEARCH_STEPS: f64 = 900.0;
 /// Passes over the certificate's text as passes of `dense`: that, and the plan with its verification, which computes less.
-const CERTIFY: f64 = 1.7;
+const CERTIFY: f64 = 2.0;
 /// The same for the search of policies within the perplexity budget.
-const DECIDE: f64 = 1.6;
+const DECIDE: f64 = 1.9;
 /// Weights per second and core that `place` quantises and writes.
 const PACK: f64 = 50e6;
 /// Bytes per second that shared storage is read at.
@@ -42,6 +47,25 @@ pub struct Rates {
     pub float_operations_per_second: f64,
 }
 
+/// Operations per second of a core if they were not measured.
+const USUAL_OPERATIONS: f64 = 40e9;
+
+impl Rates {
+    /// Rates of `hardware`, or usual ones if its file has none.
+    pub fn new(hardware: &Hardware) -> Self {
+        let cores = hardware.cpu.threads;
+        let rate = |format| {
+            let measured = hardware.cpu.gemm_operations_per_second(format);
+            measured.unwrap_or(USUAL_OPERATIONS * cores as f64)
+        };
+        Self {
+            cores,
+            operations_per_second: rate(Format::Q4_0),
+            float_operations_per_second: rate(Format::F32),
+        }
+    }
+}
+
 /// The work of a preparation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Workload {
@@ -56,6 +80,8 @@ pub struct Workload {
     checkpoint_bytes: u64,
     /// Tokens to profile.
     pub tokens: u64,
+    /// Mean number of tokens of a sequence.
+    pub sequence_tokens: f64,
     /// Tokens per layer to keep samples of.
     pub trace_tokens: u64,
     /// Optimiser steps per network.
@@ -64,6 +90,8 @@ pub struct Workload {
     pub density: f64,
     /// Tokens of the certificate.
     pub certify_tokens: u64,
+    /// Whether `place` measures the perplexity of policies.
+    pub searches: bool,
     /// Format of the bundle's weights.
     pub quant: Format,
     /// Cores of a task.
@@ -121,10 +149,12 @@ impl Workload {
             layer_parameters: of_layer(0),
             checkpoint_bytes: 2 * parameters,
             tokens: 131_072,
+            sequence_tokens: SEQUENCE,
             trace_tokens: 16_384,
             steps: 2_000,
             density: 0.1,
             certify_tokens: 8_192,
+            searches: true,
             quant,
             cores,
             rates,
@@ -160,7 +190,8 @@ impl Workload {
         let (seconds, memory, written_bytes, read_bytes) = match kind {
             StageKind::Profile => {
                 let tokens = self.tokens.div_ceil(tasks);
-                let attention = ATTENTION * (self.layers * self.heads) as f64;
+                let share = self.sequence_tokens / SEQUENCE;
+                let attention = share * ATTENTION * (self.layers * self.heads) as f64;
                 let operations = (2.0 * in_layers + attention) * tokens as f64;
                 let time = operations / float_rate + in_layers / LOAD;
                 // A layer in f32, and the hidden states of all tokens before and after it.
@@ -179,13 +210,19 @@ impl Workload {
                 let network = self.rank() * (self.hidden + self.neurons) as f64;
                 // The first training, and a larger and a smaller rank of half the steps.
                 let steps = SEARCH_STEPS.min(2.0 * self.steps as f64);
-                let time = layers * steps * BATCH * 6.0 * network / (TRAIN * float_rate);
+                let operations = BATCH * (6.0 * network + LOSS * self.neurons as f64);
+                let time = layers * steps * (operations / float_rate + STEP);
                 let bytes = samples / tasks;
                 let memory = self.sample_bytes() + (5.0 * 4.0 * network) as u64;
                 (time + read(bytes), memory, (layers * network) as u64, bytes)
             }
             StageKind::Place => {
-                let time = self.parameters as f64 / (PACK * cores) + DECIDE * scored / rate;
+                let searching = if self.searches {
+                    DECIDE * scored / rate
+                } else {
+                    0.0
+                };
+                let time = self.parameters as f64 / (PACK * cores) + searching;
                 let memory = 2 * 4 * self.layer_parameters;
                 (time, memory, self.bundle_bytes(), self.checkpoint_bytes)
             }

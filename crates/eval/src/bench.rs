@@ -7,6 +7,7 @@ mod check;
 mod densities;
 mod hybrid;
 mod measure;
+mod parts;
 mod speculation;
 
 pub use batches::{BatchBench, BatchMeasured, kv_cache_bytes};
@@ -14,4 +15,5 @@ pub use check::{CHECKED_TOKENS, Check, Comparison, check};
 pub use densities::{FfnTime, time_ffns};
 pub use hybrid::{HybridLayer, HybridTimes, ReadRate, time_hybrid};
 pub use measure::{Bench, BytesRead, Measured, Spread, StageCost, Work};
+pub use parts::{PartTimes, StageParts, time_parts};
 pub use speculation::{Completion, PassTime, SpeculationTimes, time_speculation};

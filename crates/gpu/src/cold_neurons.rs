@@ -11,7 +11,7 @@ use powerinfer_tensor::Matrix;
 use crate::{DeviceModel, launches::activate_batch};
 
 /// Neurons that are copied, and then multiplied, at a time.
-pub(crate) const PIECE: usize = 512;
+pub const COPIED_NEURONS: usize = 512;
 
 /// Neurons of a layer in host memory, all of them by rows.
 #[derive(Clone, Copy)]
@@ -49,7 +49,7 @@ impl Piece {
         ffn: &Ffn,
         most: usize,
     ) -> Result<Self, DeviceError> {
-        let rows = most.min(PIECE);
+        let rows = most.min(COPIED_NEURONS);
         let matrix = |like: &GpuMatrix| {
             GpuMatrix::with_capacity(device, like.format(), rows, like.columns())
         };

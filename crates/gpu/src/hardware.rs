@@ -13,7 +13,7 @@ use std::{
 use cudarc::driver::{
     CudaContext, CudaSlice, CudaStream, DriverError, PinnedHostSlice, sys::CUdevice_attribute,
 };
-use powerinfer_artifact::hardware::Gpu;
+use powerinfer_artifact::{ByteSize, hardware::Gpu};
 use powerinfer_kernels::{
     Arithmetic,
     cuda::{CudaDevice, Gpu as Kernels},
@@ -23,8 +23,10 @@ use powerinfer_kernels::{
 const LARGE: usize = 256 << 20;
 /// Bytes of a copy that is bound by latency: a few hidden states.
 const SMALL: usize = 16 << 10;
-/// VRAM that a run cannot allocate: fragmentation, and loaded modules.
-const RESERVE_BYTES: u64 = 512 << 20;
+/// Memory that the driver takes during a run in addition to the kernels: captured graphs, partly used pages.
+const DRIVER_BYTES: u64 = 32 << 20;
+/// Memory of the kernels if they could not be loaded.
+const KERNEL_BYTES: u64 = 32 << 20;
 /// Share of the nominal operations that matrix products sustain.
 const SUSTAINED_OPERATIONS: f64 = 0.5;
 
@@ -153,7 +155,8 @@ fn measure(context: &Arc<CudaContext>, driver: String) -> Result<MeasuredGpu, Dr
     let down = link.median(|link| link.stream.memcpy_htod(&link.host, &mut link.one))?;
     let up = link.median(|link| link.stream.memcpy_dtoh(&link.one, &mut link.host))?;
     let latency = link.median(|link| link.stream.memcpy_htod(&link.small_host, &mut link.small))?;
-    let (sync, sync_source) = match sync_by_flags() {
+    let (kernel_bytes, sync) = with_kernels().unzip();
+    let (sync, sync_source) = match sync.flatten() {
         Some(seconds) => (
             seconds,
             "flags in mapped memory that a kernel and the host wait for, with the kernels",
@@ -198,8 +201,14 @@ fn measure(context: &Arc<CudaContext>, driver: String) -> Result<MeasuredGpu, Dr
         ),
         (
             "gpu.context_bytes",
-            "assumed: loaded modules and a reserve; the context itself is not in the free memory"
-                .to_owned(),
+            format!(
+                "{}, and {} assumed for graphs and partly used pages; the CUDA context is not part of the free memory",
+                match kernel_bytes {
+                    Some(_) => format!("{measured}: memory of the loaded kernels"),
+                    None => "assumed: memory of the kernels".to_owned(),
+                },
+                ByteSize(DRIVER_BYTES)
+            ),
         ),
     ];
     if operations.is_some() {
@@ -220,7 +229,7 @@ fn measure(context: &Arc<CudaContext>, driver: String) -> Result<MeasuredGpu, Dr
             pcie_latency_seconds: latency,
             sync_seconds: sync,
             kernel_launch_seconds: launch,
-            context_bytes: RESERVE_BYTES,
+            context_bytes: kernel_bytes.unwrap_or(KERNEL_BYTES) + DRIVER_BYTES,
             operations_per_second: operations
                 .map(|nominal| (nominal * SUSTAINED_OPERATIONS).round()),
         },
@@ -228,12 +237,14 @@ fn measure(context: &Arc<CudaContext>, driver: String) -> Result<MeasuredGpu, Dr
     })
 }
 
-/// Seconds of a synchronisation as decoding does it; `None` if the GPU does not run the kernels.
-fn sync_by_flags() -> Option<f64> {
+/// Bytes of the loaded kernels, and seconds of a synchronisation as in decoding; `None` if the GPU cannot run the kernels.
+fn with_kernels() -> Option<(u64, Option<f64>)> {
     let device = CudaDevice::open(0).ok()?;
+    let bytes = device.kernel_bytes() as u64;
     let gpu = Kernels::new(Arc::new(device), Arithmetic::Integer);
-    let seconds = gpu.sync_seconds(SYNC_PASSES).ok()?;
-    seconds.get(seconds.len() / 2).copied()
+    let seconds = gpu.sync_seconds(SYNC_PASSES).ok();
+    let median = seconds.and_then(|seconds| seconds.get(seconds.len() / 2).copied());
+    Some((bytes, median))
 }
 
 /// Graphs of synchronisations that are timed.

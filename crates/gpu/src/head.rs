@@ -67,12 +67,17 @@ impl DeviceHead {
         Ok(())
     }
 
-    /// Size in bytes on the device.
-    pub(crate) fn bytes(&self) -> usize {
-        let project = self.project.as_ref();
-        let project = project.map_or(0, |(linear, output)| linear.bytes() + output.bytes());
+    /// Sizes in bytes of the weights and of the results.
+    pub(crate) fn bytes(&self) -> [usize; 2] {
+        let [project, output] = match &self.project {
+            Some((linear, output)) => [linear.bytes(), output.bytes()],
+            None => [0; 2],
+        };
         let results = self.logits.bytes() + self.token.bytes() + self.scratch.bytes();
-        norm_bytes(&self.norm) + project + self.head.bytes() + results
+        [
+            norm_bytes(&self.norm) + project + self.head.bytes(),
+            output + results,
+        ]
     }
 }
 

@@ -124,12 +124,13 @@ impl DeviceLayer {
         })
     }
 
-    /// Size in bytes on the device, without the KV cache.
-    pub(crate) fn bytes(&self) -> usize {
+    /// Sizes in bytes on the device, without the KV cache: attention and all norms, predictor, neurons.
+    pub(crate) fn bytes(&self) -> [usize; 3] {
         let attention = self.attention.as_ref().map_or(0, DeviceAttention::bytes);
-        let ffn = self.ffn.as_ref().map_or(0, DeviceFfn::bytes);
+        let [ffn_norm, predictor, neurons] = self.ffn.as_ref().map_or([0; 3], DeviceFfn::bytes);
         let norms = self.norms_after.iter().flatten().map(GpuNorm::bytes);
-        attention + ffn + norms.sum::<usize>()
+        let norms = ffn_norm + norms.sum::<usize>();
+        [attention + norms, predictor, neurons]
     }
 }
 
@@ -151,7 +152,8 @@ impl DeviceAttention {
 }
 
 impl DeviceFfn {
-    fn bytes(&self) -> usize {
+    /// Sizes in bytes of norm and output bias, predictor, and neurons.
+    fn bytes(&self) -> [usize; 3] {
         let Ffn {
             gate,
             up,
@@ -159,13 +161,9 @@ impl DeviceFfn {
             bias,
             ..
         } = &self.ffn;
-        gate.bytes()
-            + up.as_ref().map_or(0, GpuLinear::bytes)
-            + down.bytes()
-            + buffer_bytes(bias)
-            + norm_bytes(&self.norm)
-            + self.selector.bytes()
-            + buffer_bytes(&self.offset)
+        let neurons = gate.bytes() + up.as_ref().map_or(0, GpuLinear::bytes) + down.bytes();
+        let around = buffer_bytes(bias) + norm_bytes(&self.norm) + buffer_bytes(&self.offset);
+        [around, self.selector.bytes(), neurons]
     }
 }
 

@@ -20,7 +20,7 @@ mod state;
 mod upload;
 
 pub use bytes::read_bandwidth;
-pub use cold_neurons::ColdNeurons;
+pub use cold_neurons::{COPIED_NEURONS, ColdNeurons};
 pub use hardware::{MeasuredGpu, gpu_instances, installed_gpus, vram_free};
 pub use head::DeviceHead;
 pub use launches::FfnInput;

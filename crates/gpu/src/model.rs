@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use powerinfer_artifact::plan::{ATTENTION, HEAD, HOT_NEURONS, PREDICTORS, SCRATCH};
 use powerinfer_kernels::cuda::{CacheShape, Device, DeviceError, Gpu, GpuCache, NeuronCounts};
 use powerinfer_model::{ModelConfig, Positions};
 use powerinfer_tensor::CacheFormat;
@@ -150,10 +151,27 @@ impl DeviceModel {
 
     /// Size in bytes on the device, without KV caches.
     pub fn bytes(&self) -> usize {
-        let layers: usize = self.layers.iter().map(DeviceLayer::bytes).sum();
-        let head = self.head.as_ref().map_or(0, DeviceHead::bytes);
+        self.memory().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Sizes in bytes on the device, without KV caches, by the lines of a plan.
+    pub fn memory(&self) -> [(&'static str, usize); 5] {
+        let (mut attention, mut predictors, mut neurons) = (0, 0, 0);
+        for layer in &self.layers {
+            let [around, predictor, ffn] = layer.bytes();
+            attention += around;
+            predictors += predictor;
+            neurons += ffn;
+        }
+        let [head, results] = self.head.as_ref().map_or([0; 2], DeviceHead::bytes);
         let other = self.other.as_ref().map_or(0, State::bytes);
-        layers + head + self.state.bytes() + other
+        [
+            (ATTENTION, attention),
+            (PREDICTORS, predictors),
+            (HEAD, head),
+            (HOT_NEURONS, neurons),
+            (SCRATCH, self.state.bytes() + other + results),
+        ]
     }
 
     /// Layers whose KV cache is on the device.

@@ -7,7 +7,7 @@ use powerinfer_kernels::cuda::{
 
 use crate::{
     DeviceLayer, ModelShape,
-    cold_neurons::{PIECE, Piece},
+    cold_neurons::{COPIED_NEURONS, Piece},
 };
 
 /// How the tokens of a pass are computed.
@@ -114,7 +114,7 @@ impl State {
         };
         let cold = streamed().map(|layer| layer.neurons - layer.hot_count());
         let most_cold = cold.max().unwrap_or(0);
-        let wide = hot.max(most_cold.min(PIECE));
+        let wide = hot.max(most_cold.min(COPIED_NEURONS));
         let prompt = match products {
             Products::Gemv => None,
             Products::Gemm => Some(Prompt {

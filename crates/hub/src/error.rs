@@ -183,6 +183,14 @@ pub enum HubError {
         /// The files; for a split file, the first part.
         files: Vec<String>,
     },
+    /// No GGUF model of the repository has the requested quantization in its name.
+    #[error("`{model}`: no GGUF file has this quantization in its name; GGUF files there: {}", files.join(", "))]
+    NoQuantization {
+        /// The model's name, with the quantization.
+        model: String,
+        /// The GGUF models, or `none`.
+        files: Vec<String>,
+    },
     /// The repository lacks parts of a split file.
     #[error(
         "`{model}` has `{file}` without {}; the model cannot be used as it is on the hub",

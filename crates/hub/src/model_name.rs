@@ -11,17 +11,19 @@ const LONGEST_NAME: usize = 96;
 /// Most characters of a revision.
 const LONGEST_REVISION: usize = 255;
 
-/// `organization/name@revision` in the characters that the hub allows; safe in a path.
+/// `organization/name:quantization@revision`, in characters that the hub allows; safe in a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelName {
     organization: String,
     name: String,
+    quantization: Option<String>,
     revision: String,
 }
 
 impl ModelName {
     /// Reads `organization/name` or `organization/name@revision`; a revision is a branch, a tag,
-    /// a commit, or a reference such as `refs/pr/3`. The address of a model at `huggingface.co` or `hf.co` is also accepted.
+    /// a commit, or a reference such as `refs/pr/3`. As in Ollama and llama.cpp, `organization/name:Q4_K_M` is the GGUF file
+    /// of that quantization. The address of a model at `huggingface.co` or `hf.co` is also accepted.
     ///
     /// # Errors
     ///
@@ -40,13 +42,18 @@ impl ModelName {
         let (organization, name) = repository
             .split_once('/')
             .ok_or_else(|| bad("it has no organization"))?;
-        for part in [organization, name] {
+        let (name, quantization) = match name.split_once(':') {
+            Some((name, quantization)) => (name, Some(quantization)),
+            None => (name, None),
+        };
+        for part in [organization, name].into_iter().chain(quantization) {
             check_part(part).map_err(bad)?;
         }
         check_revision(revision).map_err(bad)?;
         Ok(Self {
             organization: organization.to_owned(),
             name: name.to_owned(),
+            quantization: quantization.map(str::to_owned),
             revision: revision.to_owned(),
         })
     }
@@ -56,7 +63,12 @@ impl ModelName {
         format!("{}/{}", self.organization, self.name)
     }
 
-    /// The name without the organisation.
+    /// The requested quantization, which the name of the GGUF file must contain, such as `Q4_K_M`.
+    pub fn quantization(&self) -> Option<&str> {
+        self.quantization.as_deref()
+    }
+
+    /// The name without organisation, quantization and revision.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -70,6 +82,9 @@ impl ModelName {
 impl fmt::Display for ModelName {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}/{}", self.organization, self.name)?;
+        if let Some(quantization) = &self.quantization {
+            write!(formatter, ":{quantization}")?;
+        }
         if self.revision != MAIN {
             write!(formatter, "@{}", self.revision)?;
         }
@@ -140,6 +155,8 @@ mod tests {
             "org/name@v1.0",
             "org/name@refs/pr/3",
             "_o/n@0123456789abcdef0123456789abcdef01234567",
+            "org/name-GGUF:Q4_K_M",
+            "org/name:Q8_0@v1.0",
         ] {
             assert_eq!(ModelName::parse(text).unwrap().to_string(), text);
         }
@@ -199,6 +216,10 @@ mod tests {
             "org/name@a/.b",
             "org/name@-x",
             "org/name@a@b",
+            "org/name:",
+            "org/name:a/b",
+            "org/name:a:b",
+            "org:a/name",
             "org/name@a\nb",
             &long,
         ] {

@@ -46,7 +46,8 @@ pub(crate) struct SelectedFiles {
 }
 
 impl SelectedFiles {
-    /// Chooses among the files called `names`: safetensors first, then pickles, then a single GGUF model.
+    /// Chooses among the files called `names`: safetensors first, then pickles, then a single GGUF model. If `model` names a
+    /// quantization, chooses the single GGUF model with it.
     pub(crate) fn new(model: &ModelName, names: &BTreeSet<String>) -> Result<Self, HubError> {
         let present = |name: &str| {
             let is_there = names.contains(name);
@@ -55,11 +56,15 @@ impl SelectedFiles {
         let companions = COMPANIONS.iter().map(|name| present(name));
         let companions: Vec<Option<FileName>> = companions.collect::<Result<_, _>>()?;
         let companions = companions.into_iter().flatten().collect();
-        for single in WEIGHTS {
+        let formats = match model.quantization() {
+            None => &WEIGHTS[..],
+            Some(_) => &[],
+        };
+        for single in formats {
             let index = format!("{single}.index.json");
             let numbered = names.iter().find(|name| {
                 let part = PartName::parse(name);
-                part.is_some_and(|part| format!("{}.{}", part.stem, part.extension) == single)
+                part.is_some_and(|part| format!("{}.{}", part.stem, part.extension) == *single)
             });
             let weights = match (present(single)?, present(&index)?, numbered) {
                 (Some(single), ..) => Weights::Files(vec![single]),
@@ -74,7 +79,19 @@ impl SelectedFiles {
                 weights,
             });
         }
-        match &gguf_models(names)?[..] {
+        let mut gguf = gguf_models(names)?;
+        let mut all: Vec<String> = gguf.iter().map(ToString::to_string).collect();
+        if all.is_empty() {
+            all.push("none".to_owned());
+        }
+        if let Some(quantization) = model.quantization() {
+            gguf.retain(|file| names_quantization(file.as_str(), quantization));
+        }
+        match &gguf[..] {
+            [] if model.quantization().is_some() => Err(HubError::NoQuantization {
+                model: model.to_string(),
+                files: all,
+            }),
             [] => Err(HubError::NoWeights {
                 model: model.to_string(),
                 found: what_there_is(names),
@@ -110,6 +127,16 @@ fn gguf_models(names: &BTreeSet<String>) -> Result<Vec<FileName>, HubError> {
         gguf.retain(|name| !is_encoder(name));
     }
     gguf.into_iter().map(|name| FileName::parse(name)).collect()
+}
+
+/// Whether the path `file` contains `quantization` as a whole word, as `model-Q4_K_M.gguf` and `q4_k_m/model.gguf` do.
+fn names_quantization(file: &str, quantization: &str) -> bool {
+    let (file, quantization) = (file.to_ascii_lowercase(), quantization.to_ascii_lowercase());
+    let is_end = |c: Option<char>| c.is_none_or(|c| "-./".contains(c));
+    file.match_indices(&quantization).any(|(start, found)| {
+        let (before, after) = (&file[..start], &file[start + found.len()..]);
+        is_end(before.chars().next_back()) && is_end(after.chars().next())
+    })
 }
 
 /// Returns the file called `name`, or all parts if it belongs to a split GGUF file.
@@ -279,6 +306,40 @@ mod tests {
             let error = select(&names[1..]).unwrap_err().to_string();
             assert!(error.contains(&format!("`{}`", names[0])), "{error}");
         }
+    }
+
+    #[test]
+    fn a_quantization_chooses_a_gguf_file() {
+        let names = [
+            "model.safetensors",
+            "m-Q4_K_M.gguf",
+            "m-IQ4_K_M.gguf",
+            "m.q8_0.gguf",
+            "Q6_K/m-00001-of-00002.gguf",
+            "Q6_K/m-00002-of-00002.gguf",
+            "mmproj-m-Q8_0.gguf",
+        ];
+        let select = |quantization: &str| {
+            let model = ModelName::parse(&format!("org/name:{quantization}")).unwrap();
+            SelectedFiles::new(&model, &names.map(str::to_owned).into())
+        };
+        for (quantization, files) in [
+            ("Q4_K_M", &names[1..2]),
+            ("Q8_0", &names[3..4]),
+            ("q6_k", &names[4..6]),
+        ] {
+            let files = files.iter().map(|name| file(name)).collect();
+            assert_eq!(select(quantization).unwrap().weights, Weights::Gguf(files));
+        }
+        for unknown in ["Q4", "Q2_K"] {
+            let error = select(unknown).unwrap_err().to_string();
+            assert!(
+                error.contains("there: Q6_K/m-00001-of-00002.gguf, m-"),
+                "{error}"
+            );
+        }
+        let error = select("gguf").unwrap_err();
+        assert!(matches!(error, HubError::SeveralGguf { .. }), "{error}");
     }
 
     #[test]

@@ -214,7 +214,7 @@ fn read(
         };
         let tokens: usize = corpus.documents.iter().map(Vec::len).sum();
         progress.note(&format!(
-            "text: `{name}`, {} ({}), {}",
+            "text: `{name}`, {} ({}), {} read",
             counted(corpus.documents.len(), "document"),
             formats(&corpus).into_keys().collect::<Vec<_>>().join(", "),
             counted(tokens, "token"),

@@ -11,7 +11,7 @@ use powerinfer_bundle::Bundle;
 use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
 use powerinfer_planner::{PlanOptions, Request, Scratch, certify_bundle, check_reserved, plan};
-use powerinfer_predictor::Recipe;
+use powerinfer_predictor::{FEWEST_SAMPLES, Recipe, is_current};
 use powerinfer_profile::{Profile, Settings};
 use powerinfer_solver::SolveReport;
 use powerinfer_text::Tokenizer;
@@ -38,6 +38,15 @@ pub struct Prepare<'a> {
 /// A stage that has ended, with what it has made or found up to date.
 #[derive(Debug)]
 pub enum Work<'a> {
+    /// A stage has work to do: its artifact is missing or out of date.
+    Begins {
+        /// Its number, from 1.
+        stage: usize,
+        /// Tokens that the profile has, or will usually have.
+        tokens: usize,
+        /// Mean number of tokens per sequence if the stage is the profile, otherwise 0.
+        sequence_tokens: f64,
+    },
     /// No text was given, so the existing profile is used, whatever text it was made from.
     ProfileKept(&'a Profile),
     /// The profile.
@@ -52,7 +61,7 @@ pub enum Work<'a> {
     Bundle(&'a Bundle, bool),
 }
 
-/// Receives the result of each stage when the stage ends.
+/// Receives the beginning and the results of each stage.
 pub type Report<'a> = &'a mut dyn FnMut(Work<'_>);
 
 /// Makes the profile, the predictors and the bundle of `checkpoint` in the folders `profile`, `predictors` and `bundle` of
@@ -74,6 +83,7 @@ pub fn prepare(
     stage(1);
     // Errors that need no profile come before hours of profiling.
     options.check(checkpoint.config())?;
+    prepare.recipe.check()?;
     let profile = prepare.profile(
         checkpoint,
         tokenizer,
@@ -93,6 +103,9 @@ pub fn prepare(
         }
         _ => {
             let (recipe, whole) = (&prepare.recipe, Shard::WHOLE);
+            if !is_current(&out, &profile, recipe, whole)? {
+                report(begins(2, &profile));
+            }
             let made = train(checkpoint, &profile, recipe, whole, &out, false, progress)?;
             report(Work::Predictors(&made, recipe));
             Some(made.artifact)
@@ -132,6 +145,7 @@ pub fn place(
         let certified = certify_bundle(bundle, checkpoint, profile, &request, options, progress);
         return Ok(certified?);
     }
+    report(begins(3, profile));
     let scratch = Scratch::NextTo(out);
     let placement = plan(
         checkpoint, profile, predictors, request, options, scratch, progress,
@@ -143,6 +157,14 @@ pub fn place(
         return Ok(bundle);
     }
     Ok(placement.certify(bundle, progress)?)
+}
+
+fn begins(stage: usize, profile: &Profile) -> Work<'_> {
+    Work::Begins {
+        stage,
+        tokens: usize::try_from(profile.document().tokens).unwrap_or(usize::MAX),
+        sequence_tokens: 0.0,
+    }
 }
 
 impl Prepare<'_> {
@@ -168,6 +190,7 @@ impl Prepare<'_> {
         let calibration = self
             .text
             .read(files, config, tokenizer, self.seed, progress)?;
+        calibration.check_parts(FEWEST_SAMPLES)?;
         if self.options.certifies() {
             check_reserved(calibration.reserved(), progress);
         }
@@ -177,6 +200,15 @@ impl Prepare<'_> {
             shard: Shard::WHOLE,
             seed: self.seed,
         };
+        if !Profile::is_current(out, checkpoint, &calibration, settings) {
+            let has_exact_zeros = config.activation.has_exact_zeros();
+            let sequences = calibration.sequences().len().max(1);
+            report(Work::Begins {
+                stage: 1,
+                tokens: settings.usual_tokens(&calibration, has_exact_zeros),
+                sequence_tokens: calibration.tokens() as f64 / sequences as f64,
+            });
+        }
         let made = profile(
             checkpoint,
             &calibration,

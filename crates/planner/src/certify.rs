@@ -10,7 +10,7 @@ use std::{
 };
 
 use powerinfer_artifact::{
-    Digest, Progress, Shard,
+    Digest, Hint, Progress, Shard,
     certificate::{self, Certificate, LayerCertificate, Scoring, certified_settings},
     plan::Policy,
     progress::Silent,
@@ -52,6 +52,16 @@ pub(crate) fn split(reserved: &[Vec<u32>], tokens: usize) -> [Vec<Vec<u32>>; 2] 
         }
         taken
     })
+}
+
+/// Remedy for too few tokens in `texts`, which [`split`] limited to `tokens` tokens.
+pub(crate) fn more_text(texts: &[Vec<u32>], tokens: usize) -> Hint {
+    let taken: usize = texts.iter().map(Vec::len).sum();
+    if taken < tokens {
+        Hint::ProfileMoreText // a larger limit would add nothing
+    } else {
+        Hint::MoreHeldOutText
+    }
 }
 
 /// Begin, end and number of scored tokens of a window of a text.
@@ -193,7 +203,7 @@ impl<'a> Measurement<'a> {
         if tokens > 0 {
             if let Some(seconds) = seconds(self.bundle, tokens) {
                 progress.note(&format!(
-                    "certifying on {tokens} held-out tokens, about {seconds:.0} s"
+                    "certifying on {tokens} reserved tokens, about {seconds:.0} s"
                 ));
             }
             progress.begin("certifying", tokens as u64, "tokens");

@@ -112,6 +112,8 @@ pub enum PlannerError {
     NoHeldOutText {
         /// Tokens needed.
         needed: usize,
+        /// The remedy.
+        hint: Hint,
     },
     /// A bundle whose plan and placement inputs differ in policies.
     #[error(
@@ -262,12 +264,14 @@ impl PlannerError {
     pub fn hint(&self) -> Option<Hint> {
         match self {
             Self::NeverZero => Some(Hint::OtherPolicy),
-            Self::PolicyMissing { hint, .. } | Self::NoThresholds { hint, .. } => Some(*hint),
+            Self::PolicyMissing { hint, .. }
+            | Self::NoThresholds { hint, .. }
+            | Self::NoHeldOutText { hint, .. } => Some(*hint),
             Self::PerplexityBudget { .. } => Some(Hint::LargerPerplexityBudget),
             Self::VramUnknown { .. } => Some(Hint::GiveVramOrHardware),
             Self::OtherProfile { .. } => Some(Hint::ProfileOfPredictors),
             Self::DryRun => Some(Hint::NoDryRun),
-            Self::NoCalibrationText | Self::NoHeldOutText { .. } => Some(Hint::MoreHeldOutText),
+            Self::NoCalibrationText => Some(Hint::MoreHeldOutText),
             Self::ShortContext { .. } => Some(Hint::LongerContext),
             Self::HotShare { .. } => Some(Hint::FewerHotNeurons),
             Self::Artifact(error) => error.hint(),

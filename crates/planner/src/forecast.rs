@@ -28,22 +28,20 @@ pub(crate) fn predict(
         hardware: &plan.hardware,
     };
     let context = plan.budget.context_tokens as f64;
-    let speed = |tokens: usize, context: f64, kind| {
-        let tokens = tokens as f64;
+    let decode = BATCHES.map(|batch| {
+        let tokens = batch as f64;
         let pass = Pass {
             tokens,
             context,
-            kind,
+            kind: Kind::Decode,
         };
-        tokens / estimator.pass(&placed, pass).total
-    };
-    let decode = BATCHES.map(|batch| BatchSpeed {
-        batch,
-        tokens_per_second: speed(batch, context, Kind::Decode),
+        BatchSpeed {
+            batch,
+            tokens_per_second: tokens / estimator.pass(&placed, pass).total,
+        }
     });
     let prompt = PROMPT_TOKENS.min(plan.budget.context_tokens as usize);
-    // On average, a token of the prompt attends to half of it.
-    let prompt = speed(prompt, prompt as f64 / 2.0, Kind::Prompt);
+    let prompt = prompt as f64 / estimator.prompt(&placed, prompt);
     if let Some(forecast) = &mut plan.forecast {
         forecast.decode = decode.to_vec();
         forecast.prompt_tokens_per_second = Some(prompt);

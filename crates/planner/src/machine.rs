@@ -1,7 +1,7 @@
 //! Measures this machine: memory bandwidth, kernels, the rest of a decode step, the GPU and its link. The measurements are kept in the
 //! user's cache folder as long as the machine, and the part of it that this process may use, stay the same.
 
-use std::{collections::BTreeMap, fs, io::Write, path::PathBuf};
+use std::{collections::BTreeMap, fs, io::Write, path::PathBuf, thread};
 
 use powerinfer_artifact::{
     Hint, Progress, counted,
@@ -11,7 +11,7 @@ use powerinfer_artifact::{
 use powerinfer_eval::{Contention, CpuTimes, format::percent};
 use powerinfer_gpu::{MeasuredGpu, gpu_instances, installed_gpus};
 use powerinfer_kernels::Isa;
-use powerinfer_pool::{environment, system, usable_cores};
+use powerinfer_pool::{environment, memory_nodes, system, usable_cores};
 use powerinfer_runtime::{SpeedTest, Threads, WEIGHT_BYTE};
 use powerinfer_tensor::Format;
 use serde::{Deserialize, Serialize};
@@ -82,24 +82,39 @@ fn kept_file() -> Option<PathBuf> {
     Some(environment::cache_folder()?.join("hardware.json"))
 }
 
-/// This machine's hardware with one thread per core, from the cache folder; measured in seconds and kept there if it is
+/// This machine's hardware from an earlier measurement; `None` if it was never measured or has changed since.
+fn kept() -> Result<Option<Hardware>, PlannerError> {
+    let fingerprint = Fingerprint::of_this_machine()?;
+    let kept = kept_file().and_then(|file| fs::read(file).ok());
+    let kept = kept.and_then(|bytes| serde_json::from_slice::<CachedHardware>(&bytes).ok());
+    let kept = kept.filter(|kept| kept.fingerprint == fingerprint);
+    let hardware = kept.map(|kept| kept.hardware);
+    Ok(hardware.filter(|hardware| hardware.validate().is_ok()))
+}
+
+/// Number of threads to compute with by default: the one that was measured to be fastest on this machine, or one per core if it has not
+/// been measured.
+pub fn usual_threads() -> usize {
+    let hardware = kept().ok().flatten();
+    hardware.map_or_else(usable_cores, |hardware| hardware.cpu.threads)
+}
+
+/// This machine's hardware with its fastest number of threads, from the cache folder; measured in seconds and kept there if it is
 /// missing, or if the machine has changed.
 ///
 /// # Errors
 ///
 /// As [`measure`].
 pub fn this_machine(progress: &dyn Progress) -> Result<Hardware, PlannerError> {
-    let fingerprint = Fingerprint::of_this_machine()?;
-    let kept = kept_file().and_then(|file| fs::read(file).ok());
-    let kept = kept.and_then(|bytes| serde_json::from_slice::<CachedHardware>(&bytes).ok());
-    if let Some(kept) = kept.filter(|kept| kept.fingerprint == fingerprint)
-        && kept.hardware.validate().is_ok()
-    {
-        return Ok(kept.hardware);
+    if let Some(hardware) = kept()? {
+        return Ok(hardware);
     }
     progress.note("measuring this machine, once …");
-    let (hardware, _) = measure(usable_cores(), Thoroughness::Quick, progress)?;
-    match keep(&hardware)? {
+    // Kept even if the machine was busy: new measurements would change the plan's inputs, so bundles would be packed again.
+    let measured = measure(None, Thoroughness::Quick, progress)?;
+    let kept = keep(&measured)?;
+    let hardware = measured.hardware;
+    match kept {
         None => progress.note("the measurements cannot be kept, so the next plan measures again"),
         Some(file) => progress.detail(&format!("kept in `{}`", file.display())),
     }
@@ -110,15 +125,15 @@ pub fn this_machine(progress: &dyn Progress) -> Result<Hardware, PlannerError> {
         .unwrap_or(hardware))
 }
 
-/// Keeps `hardware` in the cache folder as this machine's, and returns the file; `None` if there is no folder for it, it cannot
-/// be written, the values were not measured with one thread per core, or an installed GPU could not be measured.
+/// Keeps the hardware of `measured` in the cache folder as this machine's, and returns the file; `None` if there is no folder for it, it
+/// cannot be written, the number of threads was prescribed, or an installed GPU could not be measured.
 ///
 /// # Errors
 ///
 /// The CPU is not supported.
-pub fn keep(hardware: &Hardware) -> Result<Option<PathBuf>, PlannerError> {
-    let fingerprint = Fingerprint::of_this_machine()?;
-    if hardware.cpu.threads != fingerprint.threads || fingerprint.misses_gpu(hardware) {
+pub fn keep(measured: &MeasuredMachine) -> Result<Option<PathBuf>, PlannerError> {
+    let (hardware, fingerprint) = (&measured.hardware, Fingerprint::of_this_machine()?);
+    if measured.has_prescribed_threads || fingerprint.misses_gpu(hardware) {
         return Ok(None);
     }
     let kept = CachedHardware {
@@ -134,25 +149,26 @@ pub fn keep(hardware: &Hardware) -> Result<Option<PathBuf>, PlannerError> {
 /// Extent of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Thoroughness {
-    /// All sizes, several passes.
+    /// All sizes.
     Full,
-    /// A few seconds: fewer sizes, passes and bytes.
+    /// A few seconds: fewer sizes and bytes.
     Quick,
 }
 
 impl Thoroughness {
-    /// Bytes of weights to read: many times the caches of a desktop CPU.
-    fn bytes(self) -> usize {
+    /// Bytes of weights that a measurement reads at a time.
+    fn window_bytes(self) -> usize {
         match self {
-            Self::Full => 256 << 20,
-            Self::Quick => 96 << 20,
+            Self::Full => 96 << 20,
+            Self::Quick => 32 << 20,
         }
     }
 
-    fn passes(self) -> usize {
+    /// Bytes of the largest file to read from. With [`Self::Quick`], the caches of a server's processor may hold all of it.
+    fn most_bytes(self) -> u64 {
         match self {
-            Self::Full => 5,
-            Self::Quick => 3,
+            Self::Full => 1 << 30,
+            Self::Quick => 160 << 20,
         }
     }
 
@@ -173,36 +189,54 @@ impl Thoroughness {
     }
 }
 
-/// Measures this machine with at most `threads` threads; the string is the GPU's driver, or the reason why there is none.
+/// How often each kernel is measured if the results agree.
+const PASSES: usize = 2;
+
+/// A measured machine.
+#[derive(Debug)]
+pub struct MeasuredMachine {
+    /// The machine.
+    pub hardware: Hardware,
+    /// The GPU's driver, or the reason why there is none.
+    pub gpu_status: String,
+    /// Whether the number of threads was given, not measured.
+    pub has_prescribed_threads: bool,
+    /// Whether other programs were using so much of the CPU that the values may be low.
+    pub is_disturbed: bool,
+}
+
+/// Measures this machine with one thread and with `threads` threads, or with the number of threads that decodes fastest.
 ///
 /// # Errors
 ///
 /// The CPU is not supported, the temporary file cannot be written, a value is invalid, or `progress` interrupts.
 #[expect(clippy::missing_panics_doc, reason = "at least one size is measured")]
 pub fn measure(
-    threads: usize,
+    threads: Option<usize>,
     thoroughness: Thoroughness,
     progress: &dyn Progress,
-) -> Result<(Hardware, String), PlannerError> {
+) -> Result<MeasuredMachine, PlannerError> {
     let isa = Isa::detect()?;
-    let test = speed_test(thoroughness.bytes())?;
-    let mut counts: Vec<usize> = (0..)
-        .map(|power| 1 << power)
-        .take_while(|count| *count < threads)
-        .collect();
-    counts.push(threads);
+    let test = speed_test(thoroughness.window_bytes(), thoroughness.most_bytes())?;
+    let has_prescribed_threads = threads.is_some();
+    let threads = match threads {
+        Some(threads) => threads,
+        None => fastest_count(&test, isa)?,
+    };
+    // Plans use all threads, and their speedup over one thread.
+    let mut counts = vec![1, threads];
+    counts.dedup();
     let (sizes, lengths) = (thoroughness.row_bytes(), thoroughness.columns());
     let figures = counts.len() * (sizes.len() + lengths.len() * Format::ALL.len()) + 2;
     progress.begin("measuring", figures as u64, "figures");
     let before = CpuTimes::now();
-    let passes = thoroughness.passes();
     let (mut reads, mut kernels) = (Vec::new(), Vec::new());
     for count in &counts {
         for row_bytes in sizes {
             reads.push(ReadSpeed {
                 threads: *count,
                 row_bytes: *row_bytes as u64,
-                bytes_per_second: test.read(isa, *count, *row_bytes, passes),
+                bytes_per_second: test.read(isa, *count, *row_bytes, PASSES),
             });
             progress.advance(1)?;
         }
@@ -212,7 +246,7 @@ pub fn measure(
             let pool = Threads::new(isa, *count)?;
             let starting = test.kernel_seconds(&pool)?;
             for columns in lengths {
-                kernels.push(test.kernels(&pool, format, *columns, passes, starting));
+                kernels.push(test.kernels(&pool, format, *columns, PASSES, starting));
                 progress.advance(1)?;
             }
         }
@@ -226,8 +260,8 @@ pub fn measure(
     let gpu = MeasuredGpu::measure();
     progress.advance(1)?;
     progress.end();
-    if let Some(line) = disturbance {
-        progress.advise(&line, Hint::MeasureWhenIdle);
+    if let Some(line) = &disturbance {
+        progress.advise(line, Hint::MeasureWhenIdle);
     }
     let stream = reads
         .last()
@@ -264,7 +298,12 @@ pub fn measure(
     let mut source =
         |figure: &str, text: &str| hardware.sources.insert(figure.to_owned(), text.to_owned());
     let measured = "measured by `powerinfer doctor`";
-    source("cpu.threads", "reported by the system, or asked for");
+    let of_threads = if has_prescribed_threads {
+        "prescribed".to_owned()
+    } else {
+        format!("{measured}: decodes fastest")
+    };
+    source("cpu.threads", &of_threads);
     source("cpu.ram_bytes", "reported by the system");
     source(
         "cpu.read_bandwidth_bytes_per_second",
@@ -311,7 +350,36 @@ pub fn measure(
         }
     };
     hardware.validate()?;
-    Ok((hardware, gpu_status))
+    Ok(MeasuredMachine {
+        hardware,
+        gpu_status,
+        has_prescribed_threads,
+        is_disturbed: disturbance.is_some(),
+    })
+}
+
+/// The number of threads that decodes fastest; one per core if other programs run, which would make fewer threads look faster.
+fn fastest_count(test: &SpeedTest, isa: Isa) -> Result<usize, PlannerError> {
+    let (cores, before) = (usable_cores(), CpuTimes::now());
+    let fastest = test.fastest(isa, &thread_counts())?;
+    if before.since(cores).is_disturbed() {
+        Ok(cores)
+    } else {
+        Ok(fastest)
+    }
+}
+
+/// Numbers of threads to try, ascending: one for half, three quarters or all of the cores, and for all processors if there is only one
+/// memory node. Several processors may share a core.
+fn thread_counts() -> Vec<usize> {
+    let cores = usable_cores();
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let mut counts = vec![cores.div_ceil(2), (3 * cores).div_ceil(4), cores];
+    if memory_nodes() == 1 {
+        counts.push(processors);
+    }
+    counts.dedup();
+    counts
 }
 
 /// The warning for measurements under `contention`; `None` if it was low.
@@ -326,19 +394,24 @@ fn disturbance(contention: Contention) -> Option<String> {
     })
 }
 
-/// Opens a speed test on a mapped temporary file with `bytes` bytes of weights.
+/// Opens a speed test that reads `window_bytes` bytes of weights at a time from a mapped temporary file. The file is larger than
+/// twice the processor's cache, unless that exceeds `most_bytes` bytes or a quarter of the free memory.
 ///
 /// # Errors
 ///
 /// The file cannot be written or mapped.
-pub fn speed_test(bytes: usize) -> Result<SpeedTest, PlannerError> {
+pub fn speed_test(window_bytes: usize, most_bytes: u64) -> Result<SpeedTest, PlannerError> {
+    let memory = system::memory().map_or(most_bytes, |(_, free)| free / 4);
+    let window = window_bytes as u64;
+    let bytes = 2 * system::cache_bytes() + 2 * window;
+    let bytes = bytes.min(memory).min(most_bytes).max(window) as usize;
     let mut file = tempfile::NamedTempFile::new().map_err(PlannerError::Temporary)?;
     let piece = vec![WEIGHT_BYTE; 1 << 20];
     for _ in 0..bytes / piece.len() {
         file.write_all(&piece).map_err(PlannerError::Temporary)?;
     }
     file.flush().map_err(PlannerError::Temporary)?;
-    Ok(SpeedTest::open(file.path())?)
+    Ok(SpeedTest::open(file.path(), window_bytes)?)
 }
 
 #[cfg(test)]

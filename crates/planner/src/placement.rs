@@ -6,7 +6,7 @@ use powerinfer_artifact::{
     Hint, Progress, Shard, placement_inputs::LayerInputs, plan::Plan,
     predictor_file::PredictorFile, progress::Silent, write::ScratchFolder,
 };
-use powerinfer_bundle::{Bundle, IntegrityCheck, PackInputs, contents, pack_with};
+use powerinfer_bundle::{Bundle, FIRST_REQUEST, IntegrityCheck, PackInputs, contents, pack_with};
 use powerinfer_eval::format::percent;
 use powerinfer_model::{Checkpoint, LanguageModel};
 use powerinfer_pool::usable_cores;
@@ -41,6 +41,8 @@ pub struct Placement {
     seed: u64,
     /// Held-out texts for the certificate.
     texts: Vec<Vec<u32>>,
+    /// Maximum number of tokens in these texts, set by `--certify`.
+    most_tokens: usize,
     perplexity_budget: f64,
 }
 
@@ -93,6 +95,7 @@ pub fn plan(
         ScratchFolder::remove_leftover(out, &contents(&[]))?;
         // Checked before the long measurements.
         contents(&Tokenizer::FILES).refuse_foreign(out)?;
+        say_why_again(checkpoint, &request, options, out, progress);
     }
     let tokens = options.certify_tokens(config, profile);
     let [search_texts, certificate_texts] = held_out(profile, &request, tokens)?;
@@ -103,6 +106,7 @@ pub fn plan(
         options: options.solver(),
         request: &request,
         texts: search_texts,
+        most_tokens: tokens,
         perplexity_budget: options.perplexity_budget(),
         inputs: None,
         scratch,
@@ -123,6 +127,7 @@ pub fn plan(
         quant: options.quant(),
         seed: profile.header().seed,
         texts: certificate_texts,
+        most_tokens: tokens,
         perplexity_budget: options.perplexity_budget(),
     })
 }
@@ -137,6 +142,28 @@ fn held_out(
         return Ok(Default::default());
     }
     Ok(certify::split(&profile.reserved()?, tokens))
+}
+
+/// Says why the bundle in `out`, if there is one, is not used.
+fn say_why_again(
+    checkpoint: &Checkpoint,
+    request: &Request,
+    options: &PlanOptions,
+    out: &Path,
+    progress: &dyn Progress,
+) {
+    let Ok(bundle) = Bundle::open(out, IntegrityCheck::Quick) else {
+        return;
+    };
+    if request.packed(checkpoint, options.quant(), out).is_some() {
+        return; // `--force`
+    }
+    let (folder, settings) = (out.display(), &bundle.header().settings);
+    progress.note(&if settings.contains_key(FIRST_REQUEST) {
+        format!("bundle: `{folder}` was re-planned with the policies of its first budget; making it again to choose policies for this one")
+    } else {
+        format!("bundle: `{folder}` was made from other artifacts or settings; making it again")
+    });
 }
 
 /// Refuses predictors made from another profile, since they may have been trained on the reserved texts of this one.
@@ -168,7 +195,13 @@ pub fn certify_bundle(
 ) -> Result<Bundle, PlannerError> {
     let tokens = options.certify_tokens(checkpoint.config(), profile);
     let [_, texts] = held_out(profile, request, tokens)?;
-    certify_on(bundle, &texts, options.perplexity_budget(), progress)
+    certify_on(
+        bundle,
+        &texts,
+        tokens,
+        options.perplexity_budget(),
+        progress,
+    )
 }
 
 /// Recommends more text, before hours of work, if the `reserved` texts of a profile are too short for a certificate.
@@ -176,28 +209,29 @@ pub fn check_reserved(reserved: &[Vec<u32>], progress: &dyn Progress) {
     let halves = certify::split(reserved, usize::MAX);
     let tokens = halves.iter().map(|texts| search::scored(texts)).min();
     if tokens < Some(certify::FEWEST) {
-        advise_more(tokens.unwrap_or(0), progress);
+        advise_more(tokens.unwrap_or(0), Hint::ProfileMoreText, progress);
     }
 }
 
-fn advise_more(tokens: usize, progress: &dyn Progress) {
+fn advise_more(tokens: usize, hint: Hint, progress: &dyn Progress) {
     let line = format!(
-        "there is no certificate: {tokens} held-out tokens are left for it, at least {} are needed",
+        "there is no certificate: {tokens} tokens are reserved for it (about 1 in 16 tokens of a short text), but at least {} are needed",
         certify::FEWEST
     );
-    progress.advise(&line, Hint::MoreHeldOutText);
+    progress.advise(&line, hint);
 }
 
-/// Certifies `bundle` on `texts`, or advises more text if there is too little.
+/// Certifies `bundle` on `texts`, which were limited to `most` tokens, or advises more text if there is too little.
 fn certify_on(
     bundle: Bundle,
     texts: &[Vec<u32>],
+    most: usize,
     perplexity_budget: f64,
     progress: &dyn Progress,
 ) -> Result<Bundle, PlannerError> {
     let tokens = search::scored(texts);
     if tokens < certify::FEWEST {
-        advise_more(tokens, progress);
+        advise_more(tokens, certify::more_text(texts, most), progress);
         return Ok(bundle);
     }
     let measurement = Measurement::new(&bundle, texts);
@@ -209,7 +243,7 @@ fn certify_on(
                 &format!(
                     "perplexity may rise by more than the {allowed} allowed: {tokens} tokens are too few to tell, about {needed} would do"
                 ),
-                Hint::MoreHeldOutText,
+                certify::more_text(texts, most),
             ),
             None => progress.advise(
                 &format!("perplexity rises by more than the {allowed} allowed"),
@@ -298,6 +332,12 @@ impl Placement {
     ///
     /// The bundle cannot be run or changed, or `progress` interrupts.
     pub fn certify(&self, bundle: Bundle, progress: &dyn Progress) -> Result<Bundle, PlannerError> {
-        certify_on(bundle, &self.texts, self.perplexity_budget, progress)
+        certify_on(
+            bundle,
+            &self.texts,
+            self.most_tokens,
+            self.perplexity_budget,
+            progress,
+        )
     }
 }

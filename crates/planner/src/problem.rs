@@ -1,7 +1,7 @@
 //! The placement problem of a model, as input of the solver.
 
 use powerinfer_artifact::{
-    hardware::{Hardware, ModelShape},
+    hardware::{EngineRates, Hardware, ModelShape},
     plan::Budget,
     predictor_file::PredictorFile,
 };
@@ -49,22 +49,23 @@ pub(crate) fn problem(
         pins: Pins::default(),
     };
     let context = budget.context_tokens;
+    let size = ModelShape {
+        format: quant,
+        hidden: config.hidden_size,
+        neurons: config.ffn_size,
+        vocabulary: config.vocabulary_size,
+    };
     Problem {
         layers: vec![layer; config.layer_count],
         embedding_bytes: memory::embedding_bytes(config, quant),
         head_bytes: memory::head_bytes(config, quant),
         tied_head: config.tied_embeddings,
-        gpu_scratch_bytes: memory::scratch_bytes(config, context, rank),
+        gpu_scratch_bytes: memory::device_scratch_bytes(config, quant, context, rank),
         cpu_scratch_bytes: memory::cpu_scratch_bytes(config, context, rank),
         hidden_bytes: config.hidden_size as u64 * 4,
         group_size: GROUP_SIZE,
         budget,
-        hardware: hardware.for_model(ModelShape {
-            format: quant,
-            hidden: config.hidden_size,
-            neurons: config.ffn_size,
-            vocabulary: config.vocabulary_size,
-        }),
+        hardware: hardware.for_model(size, &EngineRates::CURRENT),
         head_pin: None,
     }
 }

@@ -318,7 +318,9 @@ pub fn default_hardware(vram: &Vram, progress: &dyn Progress) -> Result<Hardware
     if !vram.asks_for_gpu() || !powerinfer_gpu::installed_gpus().is_empty() {
         return machine::this_machine(progress);
     }
-    let line = format!("there is no GPU here: this is planned for `{ASSUMED_HARDWARE}`");
+    let line = format!(
+        "there is no GPU here: this is planned for `{ASSUMED_HARDWARE}` with this machine's memory"
+    );
     progress.advise(&line, Hint::NameHardware);
     let mut assumed = hardware::named(ASSUMED_HARDWARE).expect("the assumed machine is known");
     if let Some((total, _)) = system::memory() {

@@ -50,6 +50,8 @@ pub(crate) struct Solver<'a> {
     pub(crate) request: &'a Request,
     /// Held-out texts for decisions.
     pub(crate) texts: Vec<Vec<u32>>,
+    /// Maximum number of tokens in these texts, set by `--certify`.
+    pub(crate) most_tokens: usize,
     pub(crate) perplexity_budget: f64,
     /// Input thresholds per layer; `None` without input sparsity.
     pub(crate) inputs: Option<Vec<InputThresholds>>,
@@ -119,6 +121,7 @@ impl Solver<'_> {
             if self.subject.forced.is_some() {
                 return Err(PlannerError::NoHeldOutText {
                     needed: certify::FEWEST,
+                    hint: certify::more_text(&self.texts, self.most_tokens),
                 });
             }
             return Ok(none);
@@ -145,7 +148,7 @@ impl Solver<'_> {
         }
         if matches!(self.scratch, Scratch::None) {
             self.progress
-                .note("a dry run measures nothing: it allows prediction in every layer");
+                .note("a dry run does not measure quality: it allows prediction in every layer");
             return Ok(most.clone());
         }
         if !self.can_measure() {
@@ -174,7 +177,8 @@ impl Solver<'_> {
                 search::scored(&self.texts),
                 certify::FEWEST
             );
-            self.progress.advise(&line, Hint::MoreHeldOutText);
+            let hint = certify::more_text(&self.texts, self.most_tokens);
+            self.progress.advise(&line, hint);
         }
         is_there
     }

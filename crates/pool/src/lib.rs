@@ -21,6 +21,7 @@ mod chunks;
 mod cores;
 mod credit;
 pub mod environment;
+mod recording;
 mod shared;
 pub mod system;
 
@@ -30,13 +31,16 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-pub use cores::usable_cores;
+pub use cores::{memory_nodes, usable_cores};
+pub use recording::RecordedJob;
+use recording::Recording;
 use shared::Shared;
 
 /// Thread pool; its threads end when it is dropped.
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    recording: Option<Recording>,
 }
 
 impl Pool {
@@ -50,6 +54,7 @@ impl Pool {
         let mut pool = Self {
             shared: Arc::new(Shared::new(workers)),
             workers: Vec::with_capacity(workers),
+            recording: None,
         };
         for worker in 0..workers {
             let shared = Arc::clone(&pool.shared);
@@ -60,9 +65,25 @@ impl Pool {
         Ok(pool)
     }
 
+    /// A pool that divides jobs as for `threads` threads, but runs all parts on the caller, one after the other, and times them.
+    pub fn recording(threads: usize) -> Self {
+        Self {
+            shared: Arc::new(Shared::new(0)),
+            workers: Vec::new(),
+            recording: Some(Recording::new(threads)),
+        }
+    }
+
+    /// Takes the jobs recorded since the last call, in order; empty unless the pool is [recording](Self::recording).
+    pub fn take_jobs(&self) -> Vec<RecordedJob> {
+        let recording = self.recording.as_ref();
+        recording.map(Recording::take).unwrap_or_default()
+    }
+
     /// Returns the number of threads, including the caller's.
     pub fn threads(&self) -> usize {
-        self.workers.len() + 1
+        let recording = self.recording.as_ref();
+        recording.map_or(self.workers.len() + 1, Recording::threads)
     }
 
     /// Calls `work` once with every number below `parts`, in any order and on any thread, and returns when all
@@ -80,10 +101,10 @@ impl Pool {
 
     /// Runs `work` on all threads, or `alone` if sharing does not pay.
     fn run_or(&self, parts: usize, work: &(impl Fn(usize) + Sync), alone: impl FnOnce()) {
-        if self.workers.is_empty() || parts < 2 {
-            alone();
-        } else {
-            self.shared.run(parts, work, alone);
+        match &self.recording {
+            Some(recording) if parts > 1 => recording.run(parts, work),
+            None if parts > 1 && !self.workers.is_empty() => self.shared.run(parts, work, alone),
+            _ => alone(),
         }
     }
 }

@@ -41,6 +41,24 @@ pub fn memory() -> Option<(u64, u64)> {
     ))
 }
 
+/// Size in bytes of the processor's largest cache; 0 if the system does not report it. In a virtual machine, part of it may
+/// belong to others.
+pub fn cache_bytes() -> u64 {
+    let caches = fs::read_dir("/sys/devices/system/cpu/cpu0/cache");
+    let sizes = caches.into_iter().flatten().flatten().filter_map(|cache| {
+        let text = fs::read_to_string(cache.path().join("size")).ok()?;
+        let text = text.trim();
+        let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
+        let shift = match unit {
+            "K" => 10,
+            "M" => 20,
+            _ => return None,
+        };
+        Some(number.parse::<u64>().ok()? << shift)
+    });
+    sizes.max().unwrap_or(0)
+}
+
 /// Peak resident memory of this process in bytes; `None` if the system does not report it.
 pub fn peak_memory() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/status").ok()?;

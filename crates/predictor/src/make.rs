@@ -48,6 +48,22 @@ impl Recipe {
         }
     }
 
+    /// Checks the required recall.
+    ///
+    /// # Errors
+    ///
+    /// A target is not above 0 and at most 1.
+    pub fn check(&self) -> Result<(), PredictorError> {
+        let targets = self
+            .targets()
+            .map(|targets| [targets.recall, targets.contribution_recall]);
+        let is_bad = |recall: &f64| !(*recall > 0.0 && *recall <= 1.0);
+        match targets.into_iter().flatten().find(is_bad) {
+            Some(recall) => Err(PredictorError::Recall(recall)),
+            None => Ok(()),
+        }
+    }
+
     fn header(&self, profile: &Profile, shard: Shard) -> Result<Header, PredictorError> {
         let header = |seed, weights: Format, input: PredictorInput| {
             Header::new(FORMAT, VERSION, profile.header().model.clone(), seed)
@@ -155,13 +171,7 @@ pub fn make(
     out: &Path,
     progress: &dyn Progress,
 ) -> Result<PredictorFile, PredictorError> {
-    if let Some(targets) = recipe.targets() {
-        for recall in [targets.recall, targets.contribution_recall] {
-            if !(recall > 0.0 && recall <= 1.0) {
-                return Err(PredictorError::Recall(recall));
-            }
-        }
-    }
+    recipe.check()?;
     let layers = layers_of(shard, profile);
     if layers.is_empty() {
         return Err(PredictorError::EmptyShard {

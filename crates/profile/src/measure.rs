@@ -56,6 +56,21 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Tokens of `calibration` that a profile usually runs, for a model with or without exact zeros. With
+    /// [`Amount::UntilSettled`], these are the rounds until all samples are taken; the counts may settle later.
+    pub fn usual_tokens(&self, calibration: &Calibration, has_exact_zeros: bool) -> usize {
+        // A fifth of the text is held out.
+        let sampled = self.trace_tokens + self.trace_tokens / 4;
+        let rounds = match self.amount {
+            Amount::Everything => usize::MAX,
+            Amount::UntilSettled { .. } if !has_exact_zeros => WITHOUT_ZEROS,
+            Amount::UntilSettled { .. } => {
+                FIRST_ROUND * sampled.div_ceil(FIRST_ROUND).next_power_of_two()
+            }
+        };
+        rounds.min(calibration.tokens())
+    }
+
     /// Samples per layer of each part.
     pub(crate) fn samples(trace_tokens: usize) -> [usize; 2] {
         [trace_tokens, trace_tokens.div_ceil(4)]
@@ -300,7 +315,7 @@ impl Run<'_> {
             0 | 1 => "profiling".to_owned(),
             round => format!("profiling, round {round}"),
         };
-        self.progress.begin(&title, work, "tokens × layers");
+        self.progress.begin(&title, work, "tokens in layers");
         self.progress.skip((tokens * state.place.layer) as u64)?;
         while state.place.layer < self.sizes.layers {
             state = self.layer(state, &range, tokens)?;

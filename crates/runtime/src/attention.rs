@@ -11,14 +11,14 @@ use powerinfer_kernels::{Isa, exp2};
 use powerinfer_model::{SoftCaps, alibi_bias};
 use powerinfer_tensor::BLOCK;
 
-use crate::{Threads, scratch::ThreadBuffer, session::LayerCache};
+use crate::{Threads, rotary::rotate, scratch::ThreadBuffer, session::LayerCache};
 
 thread_local! {
-    /// Queries of one layer, `[kv_heads, rows, width]`, what attention gives for them, and per span the partial results.
-    static QUERIES: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+    /// The output of attention in one layer, `[kv_heads, rows, width]`, and the partial results of each span.
     static OUTPUTS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
     static PARTIALS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
-    /// Buffers of a thread for its part: scores, a partial result, and the merged one.
+    /// Buffers of a thread for its part: queries, scores, a partial result, and the merged one.
+    static QUERIES: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
     static SCORES: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
     static PARTIAL: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
     static MERGED: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
@@ -54,14 +54,16 @@ impl AttentionMask<'_> {
     }
 }
 
-/// Replaces `queries [tokens, heads, head_size]`, those of the last tokens in `cache`, by `softmax(q·kᵀ / √head_size) · v`.
-/// Returns the bytes of the cache that were read.
+/// Sets `mixed` to `softmax(q·kᵀ / √head_size) · v` for the `queries` of the last tokens in `cache`, after rotating them by `rotations
+/// [tokens, pairs]`. `queries` and `mixed` are `[tokens, heads, head_size]`. Returns the bytes of the cache that were read.
 pub(crate) fn attend(
     threads: &Threads,
     heads: Heads,
     mask: &AttentionMask<'_>,
+    rotations: &[[f32; 2]],
     cache: &LayerCache,
-    queries: &mut [f32],
+    queries: &[f32],
+    mixed: &mut [f32],
 ) -> usize {
     let tokens = queries.len() / (heads.count * heads.size);
     let group = heads.count / heads.kv_count;
@@ -69,6 +71,8 @@ pub(crate) fn attend(
     let layer = LayerAttention {
         isa: threads.isa(),
         mask,
+        rotations,
+        pairs: rotations.len() / tokens.max(1),
         cache,
         first: cache.keys.positions() - tokens,
         size: heads.size,
@@ -82,21 +86,20 @@ pub(crate) fn attend(
         // Powers of two are cheaper than those of e.
         scale: LOG2_E / (heads.size as f32).sqrt(),
     };
-    let values = heads.kv_count * layer.stride * cache.keys.width();
-    ThreadBuffer(&QUERIES).zeroed(values, |gathered| {
-        ThreadBuffer(&OUTPUTS).zeroed(values, |outputs| {
-            layer.for_each_head(queries, gathered, |query, row| {
-                let scaled = query.iter().map(|query| query * layer.scale);
-                row.iter_mut()
-                    .zip(scaled)
-                    .for_each(|(row, query)| *row = query);
-            });
-            let bytes = layer.run(threads, gathered, outputs);
-            layer.for_each_head(queries, outputs, |out, row| {
-                out.copy_from_slice(&row[..layer.size]);
-            });
-            bytes
-        })
+    let width = cache.keys.width();
+    if tokens == 1 && width == heads.size {
+        return layer.run(threads, queries, mixed); // the rows are in the order of the heads
+    }
+    let values = heads.kv_count * layer.stride * width;
+    ThreadBuffer(&OUTPUTS).stale(values, |outputs| {
+        let bytes = layer.run(threads, queries, outputs);
+        for (index, head) in mixed.chunks_exact_mut(heads.size).enumerate() {
+            let (token, head_index) = (index / heads.count, index % heads.count);
+            let (kv_head, member) = (head_index / group, head_index % group);
+            let row = kv_head * layer.stride + token * group + member;
+            head.copy_from_slice(&outputs[row * width..][..heads.size]);
+        }
+        bytes
     })
 }
 
@@ -105,6 +108,9 @@ pub(crate) fn attend(
 struct LayerAttention<'a> {
     isa: Isa,
     mask: &'a AttentionMask<'a>,
+    /// Rotations of the queries, `[tokens, pairs]`.
+    rotations: &'a [[f32; 2]],
+    pairs: usize,
     cache: &'a LayerCache,
     /// Position of the first token.
     first: usize,
@@ -121,8 +127,7 @@ struct LayerAttention<'a> {
 }
 
 impl LayerAttention<'_> {
-    /// Sets `outputs` to the attention of the rows in `queries`, both `[kv_heads, stride, width]`; returns the bytes
-    /// read.
+    /// Sets `outputs [kv_heads, stride, width]` to the attention of the `queries [tokens, heads, head_size]`; returns the bytes read.
     fn run(&self, threads: &Threads, queries: &[f32], outputs: &mut [f32]) -> usize {
         let (rows, width) = (self.rows, self.cache.keys.width());
         let tokens = rows / self.group;
@@ -140,16 +145,17 @@ impl LayerAttention<'_> {
         threads.by_chunks(outputs, block * width, work, |index, outputs| {
             let (head, first_row) = (index / blocks, index % blocks * block);
             let rows = block.min(rows - first_row);
-            let queries = &queries[(head * self.stride + first_row) * width..][..rows * width];
-            ThreadBuffer(&SCORES).zeroed(rows * ATTENTION_SPAN, |scores| {
-                ThreadBuffer(&PARTIAL).zeroed(rows * (width + 2), |partial| {
-                    ThreadBuffer(&MERGED).zeroed(rows * (width + 2), |merged| {
-                        start(merged, rows, width);
-                        for span in spans.clone() {
-                            self.span(head, span, first_row, queries, scores, partial);
-                            merge(merged, partial, rows, width);
-                        }
-                        finish(merged, &mut outputs[..rows * width], width);
+            self.gather(head, first_row..first_row + rows, queries, |queries| {
+                ThreadBuffer(&SCORES).zeroed(rows * ATTENTION_SPAN, |scores| {
+                    ThreadBuffer(&PARTIAL).zeroed(rows * (width + 2), |partial| {
+                        ThreadBuffer(&MERGED).zeroed(rows * (width + 2), |merged| {
+                            start(merged, rows, width);
+                            for span in spans.clone() {
+                                self.span(head, span, first_row, queries, scores, partial);
+                                merge(merged, partial, rows, width);
+                            }
+                            finish(merged, &mut outputs[..rows * width], width);
+                        });
                     });
                 });
             });
@@ -168,46 +174,54 @@ impl LayerAttention<'_> {
     ) {
         let (rows, width) = (self.rows, self.cache.keys.width());
         let (kv_heads, part) = (self.cache.keys.heads(), rows * (width + 2));
-        ThreadBuffer(&PARTIALS).zeroed(kv_heads * spans.len() * part, |partials| {
+        ThreadBuffer(&PARTIALS).stale(kv_heads * spans.len() * part, |partials| {
             threads.by_chunks(partials, part, bytes, |index, partial| {
                 let (head, span) = (index / spans.len(), index % spans.len());
-                let queries = &queries[head * self.stride * width..][..rows * width];
                 let scores = rows.min(ATTENTION_ROWS) * ATTENTION_SPAN;
-                ThreadBuffer(&SCORES).zeroed(scores, |scores| {
-                    self.span(head, spans.start + span, 0, queries, scores, partial);
+                self.gather(head, 0..rows, queries, |queries| {
+                    ThreadBuffer(&SCORES).zeroed(scores, |scores| {
+                        self.span(head, spans.start + span, 0, queries, scores, partial);
+                    });
                 });
             });
-            let partials = partials.chunks_exact(spans.len() * part);
-            let outputs = outputs.chunks_exact_mut(self.stride * width);
-            for (partials, outputs) in partials.zip(outputs) {
+            let (of_head, bytes) = (spans.len() * part, size_of_val(partials));
+            threads.by_chunks(outputs, self.stride * width, bytes, |head, outputs| {
                 ThreadBuffer(&MERGED).zeroed(part, |merged| {
                     start(merged, rows, width);
-                    for partial in partials.chunks_exact(part) {
+                    for partial in partials[head * of_head..][..of_head].chunks_exact(part) {
                         merge(merged, partial, rows, width);
                     }
                     finish(merged, &mut outputs[..rows * width], width);
                 });
-            }
+            });
         });
     }
 
-    /// Calls `act` with each head of `heads [tokens, heads, head_size]` and its row of `rows [kv_heads, stride, width]`.
-    fn for_each_head(
+    /// Calls `act` with the rotated and scaled queries `[rows, width]` of the given `rows` of `kv_head`, from `queries
+    /// [tokens, heads, head_size]`.
+    fn gather(
         &self,
-        heads: &mut [f32],
-        rows: &mut [f32],
-        act: impl Fn(&mut [f32], &mut [f32]),
+        kv_head: usize,
+        rows: Range<usize>,
+        queries: &[f32],
+        act: impl FnOnce(&[f32]),
     ) {
-        let (kv_heads, width) = (self.cache.keys.heads(), self.cache.keys.width());
-        for (index, head) in heads.chunks_exact_mut(self.size).enumerate() {
-            let (token, head_index) = (
-                index / (kv_heads * self.group),
-                index % (kv_heads * self.group),
-            );
-            let (kv_head, member) = (head_index / self.group, head_index % self.group);
-            let row = kv_head * self.stride + token * self.group + member;
-            act(head, &mut rows[row * width..][..width]);
-        }
+        let (width, heads) = (
+            self.cache.keys.width(),
+            self.cache.keys.heads() * self.group,
+        );
+        ThreadBuffer(&QUERIES).zeroed(rows.len() * width, |gathered| {
+            for (row, gathered) in rows.zip(gathered.chunks_exact_mut(width)) {
+                let (token, member) = (row / self.group, row % self.group);
+                let head = token * heads + kv_head * self.group + member;
+                let gathered = &mut gathered[..self.size];
+                gathered.copy_from_slice(&queries[head * self.size..][..self.size]);
+                let rotations = &self.rotations[token * self.pairs..][..self.pairs];
+                rotate(rotations, gathered, self.size);
+                gathered.iter_mut().for_each(|query| *query *= self.scale);
+            }
+            act(gathered);
+        });
     }
 
     /// Sets `partial` to the attention of the rows from `first_row` on over one span of positions: for each the sum of

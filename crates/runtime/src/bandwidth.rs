@@ -2,7 +2,10 @@
 
 use std::{
     hint::black_box,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Instant,
 };
 
@@ -57,27 +60,31 @@ fn seconds_of<T: Sync>(
     read: impl Fn(&[T]) -> u64 + Sync,
 ) -> f64 {
     let (threads, begun, next) = (threads.max(1), AtomicUsize::new(0), AtomicUsize::new(0));
+    // Set by the first thread that goes on: the others may be preempted until all pieces are read.
+    let started = OnceLock::new();
     let pieces = || {
         begun.fetch_add(1, Ordering::Relaxed);
         while begun.load(Ordering::Relaxed) < threads {
             std::thread::yield_now();
         }
-        let started = Instant::now();
+        started.get_or_init(Instant::now);
         while let Some(piece) = {
             let index = next.fetch_add(1, Ordering::Relaxed);
             all.chunks(length).nth(index)
         } {
             black_box(read(piece));
         }
-        started
     };
-    let started = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         for _ in 1..threads {
             scope.spawn(pieces);
         }
-        pieces()
+        pieces();
     });
-    started.elapsed().as_secs_f64().max(1e-9)
+    let seconds = started
+        .get()
+        .map_or(0.0, |started| started.elapsed().as_secs_f64());
+    seconds.max(1e-9)
 }
 
 /// Memory to read, best many times as large as the caches.

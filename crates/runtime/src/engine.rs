@@ -150,12 +150,14 @@ impl Engine {
         Some(left.min(budget.saturating_sub(device.bytes() as u64)))
     }
 
-    /// Memory in use, by the lines of a plan.
+    /// Memory in use, including the session in the plan's account, by the plan's lines: first the CPU's, then the GPU's.
     pub fn memory(&self) -> Vec<MemoryUse> {
-        memory_use::held(
-            &self.model,
-            self.session_bytes(self.context_limit()).iter().sum(),
-        )
+        let session = self.session_bytes(self.context_limit());
+        let mut held = memory_use::held(&self.model, session.iter().sum());
+        if let Some(device) = self.executor.device() {
+            held.extend(memory_use::held_on(device, session[1]));
+        }
+        held
     }
 
     /// The policy of every layer.

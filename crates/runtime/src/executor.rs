@@ -1,16 +1,18 @@
 //! The backend of the forward pass, and its implementation for the CPU.
 
 use powerinfer_model::Positions;
+use powerinfer_tensor::CacheFormat;
 
 use crate::{
     RuntimeError, Stage,
     attention::{AttentionMask, Heads, attend},
     ffn::FfnBuffers,
     input::InputBuffers,
+    linear::Linear,
     memory::PREFILL_BATCH,
     observer::{FfnCall, LayerInput},
     pass::Pass,
-    rotary::rotate,
+    session::LayerCache,
     threads::add,
 };
 
@@ -47,7 +49,7 @@ pub(crate) trait LayerExecutor: std::fmt::Debug + Send {
 /// Computes layers on the CPU.
 #[derive(Debug, Default)]
 pub(crate) struct CpuExecutor {
-    /// Hidden states that the FFN reads, `[tokens, hidden]`.
+    /// Hidden states before attention, `[tokens, hidden]`, if the FFN or its predictor reads them.
     pub(crate) residual: Vec<f32>,
     attention: AttentionBuffers,
     ffn: FfnBuffers,
@@ -61,16 +63,10 @@ pub(crate) struct CpuExecutor {
 struct AttentionBuffers {
     input: InputBuffers,
     x: Vec<f32>,
-    projections: Projections,
+    /// Queries, then keys, then values, each `[tokens, heads, head_size]`.
+    projections: Vec<f32>,
+    mixed: Vec<f32>,
     output: Vec<f32>,
-}
-
-/// Queries, keys and values, `[tokens, heads, head_size]`.
-#[derive(Debug, Default)]
-pub(crate) struct Projections {
-    pub(crate) query: Vec<f32>,
-    pub(crate) key: Vec<f32>,
-    pub(crate) value: Vec<f32>,
 }
 
 impl LayerExecutor for CpuExecutor {
@@ -94,10 +90,11 @@ impl LayerExecutor for CpuExecutor {
         let thresholds = model.input_thresholds[layer];
 
         // x = norm(h), or h where the norm comes after.
-        buffers.x.clear();
-        buffers.x.extend_from_slice(&pass.buffers.hidden);
+        let hidden = &pass.buffers.hidden;
         if model.config.block.norms_input() {
-            model.norm(model.attention_norm(layer), &mut buffers.x);
+            model.norm_of(model.attention_norm(layer), hidden, &mut buffers.x);
+        } else {
+            hidden.clone_into(&mut buffers.x);
         }
         pass.observers.end_stage(Stage::Norms);
 
@@ -107,21 +104,15 @@ impl LayerExecutor for CpuExecutor {
             .input(layer, LayerInput::Attention, &buffers.x);
         let query = model.linear(&weights.query);
         let x = query.input(threads, &buffers.x, threshold, &mut buffers.input);
-        let Projections { query, key, value } = &mut buffers.projections;
-        let stored = [
-            (&weights.query, query),
-            (&weights.key, key),
-            (&weights.value, value),
-        ];
-        for (stored, out) in stored {
-            let bytes = model.linear(stored).product(threads, &x, threshold, out);
-            pass.observers.count_bytes(bytes);
-        }
+        let stored = [&weights.query, &weights.key, &weights.value];
+        let linears = stored.map(|stored| model.linear(stored));
+        let bytes = Linear::products(&linears, threads, &x, threshold, &mut buffers.projections);
+        pass.observers.count_bytes(bytes);
         pass.observers.end_stage(Stage::QueryKeyValue);
 
         // softmax(q · kᵀ / √d) · v
-        mix(pass, layer, &mut buffers.projections);
-        let mixed = &buffers.projections.query;
+        let mixed = &mut buffers.mixed;
+        mix(pass, layer, &mut buffers.projections, mixed);
         pass.observers.end_stage(Stage::Attention);
 
         // h ← h + W_o · …
@@ -129,23 +120,23 @@ impl LayerExecutor for CpuExecutor {
         let threshold = thresholds.map_or(0.0, |thresholds| thresholds.output);
         let output = model.linear(&weights.output);
         let mixed = output.input(threads, mixed, threshold, &mut buffers.input);
-        let bytes = output.product(threads, &mixed, threshold, &mut buffers.output);
+        let (product, hidden) = (&mut buffers.output, &mut pass.buffers.hidden);
+        if model.config.block.is_parallel() {
+            hidden.clone_into(&mut self.residual);
+        }
+        let bytes = match &weights.attention_output_norm {
+            None => output.add_product(threads, &mixed, threshold, product, hidden),
+            Some(norm) => {
+                let bytes = output.product(threads, &mixed, threshold, product);
+                model.norm(norm, product);
+                add(hidden, product);
+                bytes
+            }
+        };
         pass.observers.count_bytes(bytes);
         pass.observers.end_stage(Stage::AttentionOutput);
-        if let Some(norm) = &weights.attention_output_norm {
-            model.norm(norm, &mut buffers.output);
-        }
-        let hidden = &mut pass.buffers.hidden;
-        self.residual.clear();
-        if model.config.block.is_parallel() {
-            self.residual.extend_from_slice(hidden);
-        }
-        add(hidden, &buffers.output);
         if model.config.block.is_post_norm() {
             model.norm(model.attention_norm(layer), hidden);
-        }
-        if !model.config.block.is_parallel() {
-            self.residual.extend_from_slice(hidden);
         }
         Ok(())
     }
@@ -154,9 +145,16 @@ impl LayerExecutor for CpuExecutor {
         let (model, weights) = (pass.model, &pass.model.weights.layers[layer]);
 
         // x = norm(h)
-        self.ffn_input.clear();
-        self.ffn_input.extend_from_slice(&self.residual);
-        model.ffn_norm(layer, &mut self.ffn_input);
+        let predicts_residual = model.predictor_reads_residual(layer);
+        let reads = if model.config.block.is_parallel() {
+            &self.residual
+        } else {
+            if predicts_residual {
+                pass.buffers.hidden.clone_into(&mut self.residual);
+            }
+            &pass.buffers.hidden
+        };
+        model.ffn_norm(layer, reads, &mut self.ffn_input);
         pass.observers.end_stage(Stage::Norms);
 
         // h ← h + Σ_{i selected} act(gate_i · x) (up_i · x) · down_i
@@ -167,11 +165,7 @@ impl LayerExecutor for CpuExecutor {
             positions: &pass.buffers.positions,
             is_decode: pass.tokens.len() == pass.sessions.len(),
             x: &self.ffn_input,
-            predictor_input: if model.predictor_reads_residual(layer) {
-                &self.residual
-            } else {
-                &self.ffn_input
-            },
+            predictor_input: predicts_residual.then_some(&self.residual),
         };
         let (hidden, ffn) = (&mut pass.buffers.hidden, model.ffn(layer));
         if let Some(norm) = &weights.ffn_output_norm {
@@ -193,37 +187,40 @@ impl LayerExecutor for CpuExecutor {
     }
 }
 
-/// Appends keys and values to the KV caches of `layer`, and replaces the queries by what attention mixes of the values,
-/// `[tokens, heads, head_size]`.
-pub(crate) fn mix(pass: &mut Pass<'_, '_>, layer: usize, projections: &mut Projections) {
+/// Appends keys and values to the KV caches of `layer`, and sets `mixed [tokens, heads, head_size]` to the values mixed by attention.
+/// `projections` holds the queries of all tokens, then their keys, then their values.
+pub(crate) fn mix(
+    pass: &mut Pass<'_, '_>,
+    layer: usize,
+    projections: &mut [f32],
+    mixed: &mut Vec<f32>,
+) {
     let (model, weights) = (pass.model, &pass.model.weights.layers[layer]);
     let config = &model.config;
-    let Projections { query, key, value } = projections;
+    let tokens = pass.tokens.len();
+    let query_size = config.head_count * config.head_size;
+    let key_size = config.kv_head_count * config.head_size;
+    let (query, rest) = projections.split_at_mut(tokens * query_size);
+    let (key, value) = rest.split_at_mut(tokens * key_size);
+    mixed.resize(query.len(), 0.0);
     for session in pass.sessions.iter() {
-        let cache = &session.layers[layer];
-        for plane in [&cache.keys, &cache.values] {
-            model.threads.isa().prefetch_next_position(plane);
+        let LayerCache { keys, values } = &session.layers[layer];
+        model.threads.isa().prefetch_next_position(values);
+        if keys.format() == CacheFormat::Q8_0 {
+            model.threads.isa().prefetch_next_position(keys); // other formats: `push` does
         }
     }
     if let Some([query_norm, key_norm]) = &weights.head_norms {
         model.norm(query_norm, query);
         model.norm(key_norm, key);
     }
-    let tokens = pass.tokens.len();
-    let (query_size, key_size) = (query.len() / tokens, key.len() / tokens);
+    // `[tokens, pairs]`.
+    let mut rotations = &[][..];
     if let Some(table) = config.rotary_table(layer) {
-        let tables = config.rotary_tables().len();
-        let length = pass.buffers.rotations.len() / tables;
-        let rotations = &pass.buffers.rotations[table * length..][..length];
-        let rotations = rotations.chunks_exact(length / tokens);
-        let heads = query
-            .chunks_exact_mut(query_size)
-            .zip(key.chunks_exact_mut(key_size));
-        for (rotations, (query, key)) in rotations.zip(heads) {
-            rotate(rotations, query, config.head_size);
-            rotate(rotations, key, config.head_size);
-        }
+        let length = pass.buffers.rotations.len() / config.rotary_tables().len();
+        rotations = &pass.buffers.rotations[table * length..][..length];
     }
+    let pairs = rotations.len() / tokens;
     let heads = Heads {
         count: config.head_count,
         kv_count: config.kv_head_count,
@@ -237,19 +234,20 @@ pub(crate) fn mix(pass: &mut Pass<'_, '_>, layer: usize, projections: &mut Proje
             _ => None,
         },
     };
-    let (mut query, mut key, mut value) = (&mut query[..], &key[..], &value[..]);
+    let mut start = 0;
     for index in 0..pass.sessions.len() {
-        let tokens = pass.tokens_of(index);
-        let (own_query, other_queries) = query.split_at_mut(tokens * query_size);
-        let (own_key, other_keys) = key.split_at(tokens * key_size);
-        let (own_value, other_values) = value.split_at(tokens * key_size);
-        (query, key, value) = (other_queries, other_keys, other_values);
+        let own = start..start + pass.tokens_of(index);
+        start = own.end;
         let cache = &mut pass.sessions[index].layers[layer];
-        let rows = own_key.chunks_exact(key_size);
-        for (key, value) in rows.zip(own_value.chunks_exact(key_size)) {
-            cache.push(key, value);
+        for token in own.clone() {
+            let head = token * key_size..(token + 1) * key_size;
+            let rotations = &rotations[token * pairs..][..pairs];
+            cache.push(&model.threads, rotations, &key[head.clone()], &value[head]);
         }
-        let bytes = attend(&model.threads, heads, &mask, cache, own_query);
+        let rotations = &rotations[own.start * pairs..own.end * pairs];
+        let own = own.start * query_size..own.end * query_size;
+        let (query, mixed) = (&query[own.clone()], &mut mixed[own]);
+        let bytes = attend(&model.threads, heads, &mask, rotations, cache, query, mixed);
         pass.observers.count_bytes(bytes);
     }
 }

@@ -1,13 +1,18 @@
 //! Changes to an engine that measure what skipping neurons costs and saves.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use powerinfer_artifact::{
     plan::{InputThresholds, Policy, Threshold},
     random::Random,
 };
 
-use crate::{Engine, LayerAudit, RuntimeError, Stage, Statistics, selector::Selector};
+use powerinfer_pool::RecordedJob;
+
+use crate::{
+    Engine, LayerAudit, RuntimeError, Session, Stage, StageMark, Statistics, Threads,
+    selector::Selector,
+};
 
 /// Access to the neurons and policies of an engine on the CPU; made by [`Engine::experiments`].
 #[derive(Debug)]
@@ -144,6 +149,48 @@ impl<'a> Experiments<'a> {
         }
     }
 
+    /// From now on, divides all work as for `threads` threads, but runs it on one thread, part by part, and times each part.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a part of the model is on a device.
+    pub fn record_parts(&mut self, threads: usize) {
+        self.assert_on_host();
+        let before = &self.engine.model.threads;
+        let recording = Threads::recording(before.isa(), threads);
+        self.engine.model.threads = recording.with_activations(before.activations());
+    }
+
+    /// Decodes `token` and returns the times of its parts; call [`record_parts`](Self::record_parts) first.
+    ///
+    /// # Errors
+    ///
+    /// Fails if [`Engine::decode`] does.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a part of the model is on a device.
+    pub fn decode_parts(
+        &mut self,
+        session: &mut Session,
+        token: u32,
+    ) -> Result<RecordedToken, RuntimeError> {
+        self.assert_on_host();
+        let engine = &mut *self.engine;
+        engine.model.threads.take_jobs();
+        engine.observers.statistics.start_clock();
+        let stages = engine.observers.statistics.stages.as_mut();
+        stages.expect("the clock runs").keep_marks();
+        let started = Instant::now();
+        engine.decode(&mut [(session, token)])?;
+        let stages = engine.observers.statistics.stages.as_mut();
+        Ok(RecordedToken {
+            started,
+            marks: stages.expect("the clock runs").take_marks(),
+            jobs: engine.model.threads.take_jobs(),
+        })
+    }
+
     /// Time of gate, up and down of `layer` for one token with random inputs: of the neurons in `listed`, in ascending
     /// order, or of all.
     ///
@@ -161,8 +208,19 @@ impl<'a> Experiments<'a> {
         let (mut hidden, mut statistics) = (x.clone(), Statistics::default());
         let (threads, buffers) = (&self.engine.model.threads, &mut self.engine.ffn_buffers);
         statistics.start_clock();
-        ffn.add_output(threads, &x, &x, &mut hidden, buffers, &mut statistics);
+        ffn.add_output(threads, &x, None, &mut hidden, buffers, &mut statistics);
         let stages = statistics.stages.unwrap_or_default();
         stages.lap(Stage::GateUp).time + stages.lap(Stage::Down).time
     }
+}
+
+/// Recorded stages and jobs of a decoded token, in order.
+#[derive(Debug)]
+pub struct RecordedToken {
+    /// When decoding began.
+    pub started: Instant,
+    /// The end of each part of a stage.
+    pub marks: Vec<StageMark>,
+    /// Jobs, with the times of their parts.
+    pub jobs: Vec<RecordedJob>,
 }

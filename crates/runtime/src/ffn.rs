@@ -9,7 +9,7 @@ mod batch;
 use std::{
     cell::Cell,
     ops::Range,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
 use powerinfer_bundle::Layout;
@@ -61,16 +61,18 @@ const NONE: NeuronValue = (u32::MAX, 0.0);
 #[derive(Debug, Default)]
 pub(crate) struct FfnBuffers {
     pub(crate) prediction: PredictionBuffers,
-    input: InputBuffers,
+    /// The FFN's input, and that of its predictor if it differs.
+    inputs: [InputBuffers; 2],
     /// Products of all neurons for all tokens, of matrices stored by input.
     gate_products: Vec<f32>,
     up_products: Vec<f32>,
     /// The computed neurons with their `h_i`, in slots of groups.
     slots: Vec<NeuronValue>,
-    listed: Vec<u32>,
+    /// Per part of one token's slots, at the index of its first slot divided by [`LISTED_ROWS`]: its length in the upper 32 bits, and the
+    /// number of its computed neurons in the lower ones.
+    parts: Vec<AtomicU64>,
     /// The computed neurons of every token.
     active: Vec<Active>,
-    partial: Vec<f32>,
     /// Per token, the computed neurons with their `h_i`; filled if a list is put here.
     pub(crate) recorded: Option<Vec<Vec<NeuronValue>>>,
 }
@@ -84,6 +86,7 @@ pub(crate) struct Active {
 
 thread_local! {
     /// Neurons of a token that a thread computes, and their products.
+    static LISTED: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
     static ROWS: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
     static PRODUCTS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
@@ -131,22 +134,24 @@ impl FfnBuffers {
 }
 
 impl Active {
-    /// Replaces the neurons by `computed`, with memory for `most` of them.
-    fn fill<'a>(&mut self, computed: impl Iterator<Item = &'a NeuronValue>, most: usize) {
+    /// Removes all neurons, and makes room for `most`.
+    fn clear(&mut self, most: usize) {
         self.rows.clear();
         self.rows.reserve_exact(most);
         self.coefficients.clear();
         self.coefficients.reserve_exact(most);
-        for (row, coefficient) in computed {
-            self.rows.push(*row);
-            self.coefficients.push(*coefficient);
-        }
+    }
+
+    fn extend(&mut self, computed: &[NeuronValue]) {
+        self.rows.extend(computed.iter().map(|neuron| neuron.0));
+        let values = computed.iter().map(|neuron| neuron.1);
+        self.coefficients.extend(values);
     }
 }
 
 impl Ffn<'_> {
-    /// Adds the FFN's output for `x [tokens, hidden]` to `hidden`; `predictor_input`, of the same shape, is what
-    /// predictors read.
+    /// Adds the FFN's output for `x [tokens, hidden]` to `hidden`. Predictors read `predictor_input`, of the same shape,
+    /// or `x` if it is `None`.
     ///
     /// The hot and the cold neurons are summed apart, each from gate to down, and merged once. Neuron selection and
     /// results do not depend on batching: tokens share the reading of rows and nothing else.
@@ -154,17 +159,16 @@ impl Ffn<'_> {
         &self,
         threads: &Threads,
         x: &[f32],
-        predictor_input: &[f32],
+        predictor_input: Option<&[f32]>,
         hidden: &mut [f32],
         buffers: &mut FfnBuffers,
         statistics: &mut Statistics,
     ) {
         let (size, neurons) = (self.gate.inputs(), self.gate.outputs());
         let tokens = x.len() / size;
-        let mut input = std::mem::take(&mut buffers.input);
-        let x = self
-            .gate
-            .input(threads, x, self.input_threshold, &mut input);
+        let mut inputs = std::mem::take(&mut buffers.inputs);
+        let [input, other] = &mut inputs;
+        let x = self.gate.input(threads, x, self.input_threshold, input);
         for constant in [self.down.bias, self.selector.offset()]
             .into_iter()
             .flatten()
@@ -189,8 +193,9 @@ impl Ffn<'_> {
         if self.selector.predicts() {
             statistics.mark(Stage::GateUp);
             let prediction = &mut buffers.prediction;
-            self.selector
-                .predict(threads, tokens, predictor_input, prediction, statistics);
+            let read = predictor_input.map(|read| self.gate.input(threads, read, 0.0, other));
+            let read = read.as_ref().unwrap_or(&x);
+            self.selector.predict(threads, read, prediction, statistics);
             statistics.mark(Stage::Prediction);
         }
         for neurons in [0..self.hot_count, self.hot_count..neurons] {
@@ -198,7 +203,7 @@ impl Ffn<'_> {
                 self.add_neurons(threads, &x, neurons, hidden, buffers, statistics);
             }
         }
-        buffers.input = input;
+        buffers.inputs = inputs;
     }
 
     /// Sum of the cold neurons for `x [tokens, hidden]`; `mask`, 32 neurons a word, has the predicted ones of each
@@ -213,17 +218,16 @@ impl Ffn<'_> {
     ) -> Vec<f32> {
         let neurons = self.gate.outputs();
         let mut sum = vec![0.0; x.len()];
-        let mut input = std::mem::take(&mut buffers.input);
-        let x = self
-            .gate
-            .input(threads, x, self.input_threshold, &mut input);
+        let mut inputs = std::mem::take(&mut buffers.inputs);
+        let input = &mut inputs[0];
+        let x = self.gate.input(threads, x, self.input_threshold, input);
         if let Some(mask) = mask {
             let masks = &mut buffers.prediction.masks;
             masks.set_words(neurons, x.tokens(), mask);
         }
         let cold = self.hot_count..neurons;
         self.add_neurons(threads, &x, cold, &mut sum, buffers, statistics);
-        buffers.input = input;
+        buffers.inputs = inputs;
         sum
     }
 
@@ -235,10 +239,14 @@ impl Ffn<'_> {
         buffers: &mut FfnBuffers,
         statistics: &mut Statistics,
     ) -> Vec<u32> {
-        let prediction = &mut buffers.prediction;
-        let tokens = predictor_input.len() / self.gate.inputs();
+        let FfnBuffers {
+            prediction, inputs, ..
+        } = buffers;
+        let read = self
+            .gate
+            .input(threads, predictor_input, 0.0, &mut inputs[0]);
         self.selector
-            .predict(threads, tokens, predictor_input, prediction, statistics);
+            .predict(threads, &read, prediction, statistics);
         prediction.masks.words32(self.gate.outputs())
     }
 
@@ -271,8 +279,8 @@ impl Ffn<'_> {
         buffers: &mut FfnBuffers,
     ) -> usize {
         let FfnBuffers {
-            listed,
             slots,
+            parts,
             prediction,
             active,
             gate_products,
@@ -280,25 +288,35 @@ impl Ffn<'_> {
             ..
         } = buffers;
         let most = neurons.len();
-        listed.clear();
-        listed.reserve_exact(most);
-        if self.selector.predicts() {
-            prediction.masks.list(0, neurons, listed)
-        } else {
-            listed.extend(neurons.start as u32..neurons.end as u32)
-        }
-        let slots = first(slots, listed.len(), most);
-        let (read, listed) = (RowsRead::default(), &*listed);
+        let masks = self.selector.predicts().then_some(&prediction.masks);
+        let count = masks.map_or(most, |masks| masks.count(neurons.clone()));
+        let (slots, read) = (first(slots, count, most), RowsRead::default());
+        parts.resize_with(most / LISTED_ROWS + 1, AtomicU64::default);
         let gates = known(&self.gate, gate_products);
         let ups = self.up.as_ref().and_then(|up| known(up, up_products));
         threads.by_row_groups(slots, 1, LISTED_ROWS, self.row_bytes(), |part, slots| {
-            let (isa, x, rows) = (threads.isa(), x.vector(0), &listed[part]);
-            let passed = self.gate_stage(isa, x, rows, gates, slots);
-            self.up_stage(isa, x, ups, passed, slots);
-            read.add(rows.len(), passed);
+            let (isa, x) = (threads.isa(), x.vector(0));
+            ThreadBuffer(&LISTED).empty(|rows| {
+                match masks {
+                    Some(masks) => masks.list_some(0, neurons.clone(), part.clone(), rows),
+                    None => rows.extend(part.clone().map(|row| (neurons.start + row) as u32)),
+                }
+                let passed = self.gate_stage(isa, x, rows, gates, slots);
+                let computed = self.up_stage(isa, x, ups, passed, slots);
+                let lengths = (part.len() as u64) << 32 | computed as u64;
+                parts[part.start / LISTED_ROWS].store(lengths, Ordering::Relaxed);
+                read.add(rows.len(), passed);
+            });
         });
         active.resize_with(1, Active::default);
-        active[0].fill(slots.iter().filter(|slot| slot.0 != NONE.0), most);
+        active[0].clear(most);
+        let mut start = 0;
+        while start < count {
+            let lengths = parts[start / LISTED_ROWS].load(Ordering::Relaxed);
+            let (length, computed) = ((lengths >> 32) as usize, lengths as u32 as usize);
+            active[0].extend(&slots[start..][..computed]);
+            start += length;
+        }
         self.bytes_of(&read)
     }
 
@@ -340,12 +358,13 @@ impl Ffn<'_> {
         active.resize_with(tokens, Active::default);
         let bytes = size_of_val(slots);
         threads.by_chunks(active, 1, bytes, |token, active| {
-            let computed = slots.chunks(GROUP * tokens).flat_map(|slots| {
+            let computed = slots.chunks(GROUP * tokens).filter_map(|slots| {
                 let width = slots.len() / tokens;
-                let slots = slots[token * width..][..width].iter();
-                slots.take_while(|slot| slot.0 != NONE.0)
+                let slots = &slots[token * width..][..width];
+                slots.split(|slot| slot.0 == NONE.0).next()
             });
-            active[0].fill(computed, neurons.len());
+            active[0].clear(neurons.len());
+            computed.for_each(|computed| active[0].extend(computed));
         });
         self.bytes_of(&read)
     }
@@ -384,7 +403,7 @@ impl Ffn<'_> {
     }
 
     /// Replaces the first `passed` of `slots`, neurons of one token that passed the gate, by the selected ones and their
-    /// `h_i`; the slots after them become [`NONE`].
+    /// `h_i`; the slots after them become [`NONE`]. Returns the number of selected ones.
     fn up_stage(
         &self,
         isa: Isa,
@@ -392,7 +411,7 @@ impl Ffn<'_> {
         known: Option<Known<'_>>,
         passed: usize,
         slots: &mut [NeuronValue],
-    ) {
+    ) -> usize {
         if let Some(up) = &self.up {
             ThreadBuffer(&ROWS).empty(|rows| {
                 rows.extend(slots[..passed].iter().map(|slot| slot.0));
@@ -413,6 +432,7 @@ impl Ffn<'_> {
             }
         }
         slots[computed..].fill(NONE);
+        computed
     }
 
     /// Bytes of a neuron's rows of gate and up, if these are stored by output.
@@ -443,13 +463,8 @@ impl Ffn<'_> {
         statistics: &mut Statistics,
     ) -> usize {
         buffers.record();
-        let FfnBuffers {
-            active, partial, ..
-        } = buffers;
-        partial.clear();
-        partial.resize(hidden.len(), 0.0);
-        let rows = threads.axpy_rows_batch(&self.down.matrix, active, partial);
-        add(hidden, partial);
+        let active = &buffers.active;
+        let rows = threads.add_rows_of_batch(&self.down.matrix, active, hidden);
         let computed: usize = active.iter().map(|active| active.rows.len()).sum();
         statistics.neurons_computed += computed as u64;
         statistics.neurons_in_union += rows as u64;

@@ -41,11 +41,14 @@ pub(crate) fn forward(
         let end = session.position() + pass.tokens_of(index);
         pass.buffers.positions.extend(session.position()..end);
     }
-    let before = pass.observers.statistics;
+    let before = pass.observers.statistics.clone();
     while let Err(error) = run_layers(executor, pass) {
         // Counts of the failed pass are dropped; the clock goes on.
-        let stages = pass.observers.statistics.stages;
-        pass.observers.statistics = Statistics { stages, ..before };
+        let stages = pass.observers.statistics.stages.take();
+        pass.observers.statistics = Statistics {
+            stages,
+            ..before.clone()
+        };
         // Removes the keys and values of this pass.
         for session in &mut *pass.sessions {
             session.truncate(session.position());
@@ -147,10 +150,9 @@ pub(crate) fn head(
         projected,
         input,
     } = buffers;
-    normed.clear();
-    normed.extend_from_slice(hidden);
-    if let Some(norm) = &model.weights.final_norm {
-        model.norm(norm, normed);
+    match &model.weights.final_norm {
+        Some(norm) => model.norm_of(norm, hidden, normed),
+        None => hidden.clone_into(normed),
     }
     observers.end_stage(Stage::Norms);
     let mut bytes_read = 0;

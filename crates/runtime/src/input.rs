@@ -83,8 +83,7 @@ impl<'a> Input<'a> {
                 masked
             }
         };
-        let is_rounded =
-            matrix.format().is_quantised() && threads.activations() == ActivationFormat::Int8;
+        let is_rounded = rounds(matrix, threads.activations());
         if is_rounded {
             threads.isa().quantise(exact, columns, rounded)
         } else {
@@ -101,6 +100,11 @@ impl<'a> Input<'a> {
     /// The vectors in float32, `[tokens, columns]`.
     pub(crate) fn exact(&self) -> &'a [f32] {
         self.exact
+    }
+
+    /// Whether the vectors are prepared for products with `matrix` too.
+    pub(crate) fn suits(&self, matrix: &Matrix<'_>, activations: ActivationFormat) -> bool {
+        self.columns == matrix.columns() && self.rounded.is_some() == rounds(matrix, activations)
     }
 
     /// The rounded vectors, if products with `matrix` use them.
@@ -138,6 +142,11 @@ impl<'a> Input<'a> {
     pub(crate) fn tokens(&self) -> usize {
         self.exact.len() / self.columns
     }
+}
+
+/// Whether vectors are rounded for products with `matrix`.
+fn rounds(matrix: &Matrix<'_>, activations: ActivationFormat) -> bool {
+    matrix.format().is_quantised() && activations == ActivationFormat::Int8
 }
 
 /// Whether an input counts; NaN does, so that it propagates.

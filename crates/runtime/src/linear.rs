@@ -15,6 +15,7 @@ use crate::{
     Threads,
     input::{Input, InputBuffers, reaches},
     scratch::ThreadBuffer,
+    threads::add,
 };
 
 thread_local! {
@@ -79,26 +80,92 @@ impl<'a> Linear<'a> {
         threshold: f32,
         out: &mut Vec<f32>,
     ) -> usize {
+        out.resize(x.tokens() * self.outputs(), 0.0);
+        self.product_into(threads, x, threshold, out)
+    }
+
+    /// Adds [`Self::product`] to `sum [tokens, outputs]`; `buffer` is scratch memory.
+    pub(crate) fn add_product(
+        &self,
+        threads: &Threads,
+        x: &Input<'_>,
+        threshold: f32,
+        buffer: &mut Vec<f32>,
+        sum: &mut [f32],
+    ) -> usize {
+        if x.tokens() == 1 && self.layout == Layout::ByOutput {
+            threads.add_gemv(&self.matrix, self.bias, x, sum);
+            return self.bytes();
+        }
+        let read = self.product(threads, x, threshold, buffer);
+        add(sum, buffer);
+        read
+    }
+
+    /// Sets `out [tokens, outputs]` to [`Self::product`].
+    fn product_into(
+        &self,
+        threads: &Threads,
+        x: &Input<'_>,
+        threshold: f32,
+        out: &mut [f32],
+    ) -> usize {
         let (inputs, outputs) = (self.inputs(), self.outputs());
-        out.clear();
-        out.resize(x.tokens() * outputs, 0.0);
-        let mut bytes_read = self.bias.map_or(0, size_of_val);
-        match self.layout {
+        let bytes_read = match self.layout {
             Layout::ByOutput => {
                 threads.gemm(&self.matrix, x, out);
-                bytes_read += self.matrix.rows() * self.matrix.row_bytes();
+                self.bytes()
             }
             Layout::ByInput => {
+                out.fill(0.0);
                 let vectors = x.exact().chunks_exact(inputs);
-                for (x, out) in vectors.zip(out.chunks_exact_mut(outputs)) {
-                    bytes_read += self.axpy(threads, x, threshold, out);
-                }
+                let vectors = vectors.zip(out.chunks_exact_mut(outputs));
+                let read = vectors.map(|(x, out)| self.axpy(threads, x, threshold, out));
+                read.sum::<usize>() + self.bias.map_or(0, size_of_val)
             }
-        }
+        };
         for out in out.chunks_exact_mut(outputs) {
             self.add_bias(out);
         }
         bytes_read
+    }
+
+    /// Sets `out` to [`Self::product`] of each of `linears` with the same `x`, one after the other; in one job if `x` is one vector and
+    /// all matrices are stored by output. Returns the bytes read.
+    pub(crate) fn products<const N: usize>(
+        linears: &[Self; N],
+        threads: &Threads,
+        x: &Input<'_>,
+        threshold: f32,
+        out: &mut Vec<f32>,
+    ) -> usize {
+        let all: usize = linears.iter().map(Self::outputs).sum();
+        out.resize(x.tokens() * all, 0.0);
+        let mut out = &mut out[..];
+        let by_output = linears
+            .iter()
+            .all(|linear| linear.layout == Layout::ByOutput);
+        let is_one_job = x.tokens() == 1 && by_output;
+        if is_one_job {
+            threads.gemv_each(&linears.each_ref().map(|linear| &linear.matrix), x, out);
+        }
+        let mut read = 0;
+        for linear in linears {
+            let (own, rest) = out.split_at_mut(x.tokens() * linear.outputs());
+            out = rest;
+            read += if is_one_job {
+                linear.add_bias(own);
+                linear.bytes()
+            } else {
+                linear.product_into(threads, x, threshold, own)
+            };
+        }
+        read
+    }
+
+    /// Bytes of the matrix and of the biases.
+    fn bytes(&self) -> usize {
+        self.matrix.rows() * self.matrix.row_bytes() + self.bias.map_or(0, size_of_val)
     }
 
     /// `out += Σ_j x_j · W_j` over the inputs that reach `threshold`, of a matrix stored by input; returns the bytes
@@ -112,7 +179,7 @@ impl<'a> Linear<'a> {
                         values.push(*x);
                     }
                 }
-                threads.axpy_rows(&self.matrix, rows, values, out);
+                threads.add_rows_of(&self.matrix, rows, values, out);
                 rows.len() * self.matrix.row_bytes()
             })
         })
@@ -217,6 +284,10 @@ mod tests {
                     let input = linear.input(&threads, x, threshold, &mut buffers);
                     let mut own = Vec::new();
                     linear.product(&threads, &input, threshold, &mut own);
+                    let mut sum = vec![2.0; outputs];
+                    linear.add_product(&threads, &input, threshold, &mut Vec::new(), &mut sum);
+                    let expected: Vec<f32> = own.iter().map(|own| 2.0 + own).collect();
+                    prop_assert_eq!(sum, expected);
                     alone.extend(own);
                 }
                 prop_assert_eq!(&alone, &found);

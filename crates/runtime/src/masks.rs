@@ -100,11 +100,34 @@ impl Masks {
 
     /// Appends the neurons in `range` whose bit is set for `token` to `rows`, in ascending order.
     pub(crate) fn list(&self, token: usize, range: Range<usize>, rows: &mut Vec<u32>) {
+        self.list_some(token, range, 0..usize::MAX, rows);
+    }
+
+    /// Appends only the entries `part` of the list that [`Self::list`] appends.
+    pub(crate) fn list_some(
+        &self,
+        token: usize,
+        range: Range<usize>,
+        part: Range<usize>,
+        rows: &mut Vec<u32>,
+    ) {
+        let mut listed = 0;
         for (first, own, words) in self.words_of(range) {
             let mut left = words[token] & own;
-            while left != 0 {
+            let before = listed;
+            listed += left.count_ones() as usize;
+            if listed <= part.start {
+                continue;
+            }
+            for _ in before..part.start {
+                left &= left - 1;
+            }
+            for _ in before.max(part.start)..listed.min(part.end) {
                 rows.push((first + left.trailing_zeros() as usize) as u32);
                 left &= left - 1;
+            }
+            if listed >= part.end {
+                return;
             }
         }
     }
@@ -154,7 +177,13 @@ mod tests {
                     masks.list(token, side.clone(), &mut rows);
                     let expected = side.clone().filter(|neuron| decide(token, *neuron));
                     let expected: Vec<u32> = expected.map(|neuron| neuron as u32).collect();
-                    prop_assert_eq!(rows, expected);
+                    prop_assert_eq!(&rows, &expected);
+                    for (start, end) in [(0, 0), (0, 1), (cut % 50, 60), (3, usize::MAX)] {
+                        let mut some = Vec::new();
+                        masks.list_some(token, side.clone(), start..end, &mut some);
+                        let end = end.min(expected.len());
+                        prop_assert_eq!(&some, &expected[start.min(end)..end]);
+                    }
                 }
             }
         }

@@ -6,6 +6,7 @@
 
 use powerinfer_artifact::predictor_file::PredictorSummary;
 use powerinfer_bundle::{neuron_bytes, weight_bytes, weight_bytes_by_input};
+use powerinfer_gpu::COPIED_NEURONS;
 use powerinfer_kernels::{PackedActivations, QuantisedActivations, kernel_scratch_bytes};
 use powerinfer_model::{LayerWeight, ModelConfig, Weight};
 use powerinfer_tensor::{BLOCK, CacheFormat, Format, SignMatrix};
@@ -193,6 +194,16 @@ pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     let span = rows * (width + 2) + 16 * config.kv_head_count;
     let spans = context.div_ceil(ATTENTION_SPAN as u64) * span as u64;
     (tokens + spans + context) * FLOAT
+}
+
+/// Memory of a device's results, counters and sums across thread blocks, which hardly depends on the model.
+const DEVICE_BUFFERS: u64 = 1 << 20;
+
+/// Upper bound of the temporary memory on a device: as much as on the CPU, plus two buffers for cold neurons that prompts copy,
+/// with weights in `quant`. The bound exceeds the allocated memory by less than 64 MiB.
+pub fn device_scratch_bytes(config: &ModelConfig, quant: Format, context: u64, rank: usize) -> u64 {
+    let copied = COPIED_NEURONS.min(config.ffn_size) as u64 * neuron_bytes(config, quant);
+    scratch_bytes(config, context, rank) + 2 * copied + DEVICE_BUFFERS
 }
 
 /// Upper bound of the temporary memory on the CPU: [`scratch_bytes`] and the buffers of each thread.

@@ -14,12 +14,15 @@ use powerinfer_artifact::{
     predictor_file::PredictorFile,
 };
 use powerinfer_bundle::{Bundle, StoredLinear, StoredNorm};
+use powerinfer_gpu::DeviceModel;
 
 /// Memory in use for one purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Name of the line in the plan; `neurons` for hot and cold ones together.
+    /// Name of the line in the plan; on the CPU `neurons` for hot and cold ones together, since all of them are mapped.
     pub line: &'static str,
+    /// Device that has the memory. On the CPU, the line of the KV cache counts all layers.
+    pub device: Device,
     /// Bytes: mapped or kept for weights and predictors, reserved for the KV cache, at most for scratch.
     pub bytes: u64,
 }
@@ -81,8 +84,25 @@ pub(crate) fn held(model: &Model, session_bytes: u64) -> Vec<MemoryUse> {
         (KV_CACHE, session_bytes),
         (SCRATCH, scratch),
     ]
-    .map(|(line, bytes)| MemoryUse { line, bytes })
+    .map(|(line, bytes)| MemoryUse {
+        line,
+        device: Device::Cpu,
+        bytes,
+    })
     .to_vec()
+}
+
+/// Memory in use on `device`, line by line, with KV caches of `session_bytes` bytes.
+pub(crate) fn held_on(device: &DeviceModel, session_bytes: u64) -> Vec<MemoryUse> {
+    let parts = device.memory().map(|(line, bytes)| (line, bytes as u64));
+    let lines = parts.into_iter().chain([(KV_CACHE, session_bytes)]);
+    lines
+        .map(|(line, bytes)| MemoryUse {
+            line,
+            device: Device::Gpu,
+            bytes,
+        })
+        .collect()
 }
 
 fn linear(stored: &StoredLinear) -> usize {
@@ -126,7 +146,7 @@ pub(crate) fn check(bundle: &Bundle, held: &[MemoryUse]) -> Result<(), RuntimeEr
             return wrong(SCRATCH, planned, taken);
         }
     }
-    for MemoryUse { line, bytes } in held {
+    for MemoryUse { line, bytes, .. } in held {
         let planned = planned(plan, line);
         let is_right = match *line {
             KV_CACHE | SCRATCH => planned >= *bytes,

@@ -9,7 +9,7 @@ use crate::{
     ffn::Ffn,
     input::InputBuffers,
     linear::Linear,
-    norm::norm_all,
+    norm::{norm_all, norm_of},
     selector::{LayerSelectors, Selector},
 };
 
@@ -98,16 +98,22 @@ impl Model {
         norm_all(self.config.norm, self.config.norm_epsilon, norm, x);
     }
 
-    /// The FFN's input in `layer`, in place of the hidden states `x` that it reads.
-    pub(crate) fn ffn_norm(&self, layer: usize, x: &mut [f32]) {
+    /// Sets `out` to the normalised vectors of `x`.
+    pub(crate) fn norm_of(&self, norm: &StoredNorm, x: &[f32], out: &mut Vec<f32>) {
+        norm_of(self.config.norm, self.config.norm_epsilon, norm, x, out);
+    }
+
+    /// Sets `input` to the FFN's input in `layer`, which reads the hidden states `x`.
+    pub(crate) fn ffn_norm(&self, layer: usize, x: &[f32], input: &mut Vec<f32>) {
         let stored = &self.weights.layers[layer];
         let norm = match self.config.block {
             Block::PreNorm | Block::Parallel | Block::Sandwich => stored.ffn_norm.as_ref(),
             Block::ParallelSharedNorm => stored.attention_norm.as_ref(),
             Block::PostNorm | Block::OutputNorm => None,
         };
-        if let Some(norm) = norm {
-            self.norm(norm, x);
+        match norm {
+            Some(norm) => self.norm_of(norm, x, input),
+            None => x.clone_into(input),
         }
     }
 }

@@ -50,8 +50,8 @@ pub(crate) struct FfnCall<'a> {
     pub(crate) is_decode: bool,
     /// `[tokens, hidden]`.
     pub(crate) x: &'a [f32],
-    /// `[tokens, hidden]`.
-    pub(crate) predictor_input: &'a [f32],
+    /// Input of the predictor, `[tokens, hidden]`, if it is not `x`.
+    pub(crate) predictor_input: Option<&'a [f32]>,
 }
 
 impl Observers {

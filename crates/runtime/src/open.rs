@@ -1,18 +1,18 @@
 //! Opens a bundle to run it: memory, threads and GPU.
 
-use std::sync::Arc;
+use std::{sync::Arc, thread};
 
 use powerinfer_artifact::{
     ByteSize, Hint, Progress, counted,
     mapped_file::Residence,
-    plan::{Device, Plan, Policy},
+    plan::{BudgetLine, Device, Plan, Policy, RESERVE},
 };
 use powerinfer_bundle::Bundle;
 use powerinfer_kernels::{
     Isa,
     cuda::{CudaDevice, CudaUnavailable, Device as Gpu},
 };
-use powerinfer_pool::{system, usable_cores};
+use powerinfer_pool::{memory_nodes, system};
 
 use crate::{ActivationFormat, Engine, Options, RuntimeError, Threads};
 
@@ -120,7 +120,7 @@ impl Engine {
         }
         bundle.set_residence(execution.residence)?;
         let threads = execution.threads;
-        warn_of_too_many_threads(threads, progress);
+        warn_about_threads(threads, progress);
         let isa = Isa::detect()?;
         progress.detail(&format!("kernels: {}, threads: {threads}", isa.name()));
         let options = Options {
@@ -135,13 +135,20 @@ impl Engine {
     }
 }
 
-/// Notes that `threads` are more than there are cores for.
-pub fn warn_of_too_many_threads(threads: usize, progress: &dyn Progress) {
-    let cores = usable_cores();
-    if threads > cores {
+/// Notes if there are more `threads` than processors, or if this process may use several memory nodes.
+pub fn warn_about_threads(threads: usize, progress: &dyn Progress) {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    if threads > processors {
         progress.note(&format!(
             "{threads} threads for {} will be slower than one thread for each core",
-            counted(cores, "core")
+            counted(processors, "processor")
+        ));
+    }
+    let nodes = memory_nodes();
+    if nodes > 1 {
+        progress.note(&format!(
+            "this machine has {nodes} memory nodes: by default, there are at most as many threads as one node has cores; \
+             run with `numactl --cpunodebind 0 --membind 0` to keep threads and weights on one node"
         ));
     }
 }
@@ -170,7 +177,8 @@ fn device(
     progress: &dyn Progress,
 ) -> Result<Option<Opened>, RuntimeError> {
     match (choice, plan.uses_gpu()) {
-        (DeviceChoice::Gpu, false) => Err(RuntimeError::NothingOnGpu),
+        // A missing GPU is reported first: without one, another plan would not help.
+        (DeviceChoice::Gpu, false) => choice.opened(|_| {}).and(Err(RuntimeError::NothingOnGpu)),
         (_, false) => Ok(None),
         (_, true) => choice.opened(|reason| {
             progress.note(&format!(
@@ -193,13 +201,15 @@ fn run_on(
     progress: &dyn Progress,
 ) -> Result<Engine, RuntimeError> {
     let budget = bundle.plan().budget.vram_bytes;
+    let on_gpu = |line: &&BudgetLine| line.device == Device::Gpu;
+    let lines: Vec<BudgetLine> = bundle.plan().lines.iter().filter(on_gpu).cloned().collect();
     let (what, planned) = (describe(bundle.plan()), bundle.plan().totals.gpu_bytes);
     let (free, _) = card.memory()?;
     let runtime = Engine::with_device(bundle, options, Arc::clone(&card) as _)?;
     card.synchronise()?;
     // The driver's own count, whatever was computed before.
     let (left, _) = card.memory()?;
-    let taken = free.saturating_sub(left) as u64;
+    let taken = (free.saturating_sub(left) + card.kernel_bytes()) as u64;
     if budget > 0 && taken > budget {
         return Err(RuntimeError::TakesMore { taken, budget });
     }
@@ -211,7 +221,26 @@ fn run_on(
         ByteSize(budget),
         runtime.prompt_batch()
     ));
+    let held = runtime.memory();
+    let mut others = taken;
+    for line in lines.iter().filter(|line| line.name != RESERVE) {
+        let held = held
+            .iter()
+            .find(|held| held.device == Device::Gpu && held.line == line.name);
+        let bytes = held.map_or(0, |held| held.bytes);
+        others = others.saturating_sub(bytes);
+        progress.detail(&memory_line(line, bytes));
+    }
+    for line in lines.iter().filter(|line| line.name == RESERVE) {
+        progress.detail(&memory_line(line, others));
+    }
     Ok(runtime)
+}
+
+/// Formats the planned and the actual size of a line of the memory account.
+fn memory_line(line: &BudgetLine, taken: u64) -> String {
+    let (planned, taken) = (ByteSize(line.bytes), ByteSize(taken));
+    format!("{:<12} {planned} planned, {taken} taken", line.name)
 }
 
 /// Names the parts that `plan` puts on a GPU.

@@ -209,12 +209,12 @@ impl Predictor<'_> {
         !self.scales.is_empty() && threads.activations() == ActivationFormat::Int8
     }
 
-    /// Sets the masks of all tokens of `x [tokens, hidden]`: neurons whose logit reaches the threshold. Only the columns
-    /// of B whose hidden units are active for some token are read; a token's mask does not depend on batching.
+    /// Sets the masks of all vectors of `x`: neurons whose logit reaches the threshold. Only the columns of B whose hidden units are
+    /// active for some token are read; a token's mask does not depend on batching.
     pub(crate) fn predict(
         &self,
         threads: &Threads,
-        x: &[f32],
+        x: &Input<'_>,
         buffers: &mut PredictionBuffers,
         statistics: &mut Statistics,
     ) {
@@ -227,11 +227,14 @@ impl Predictor<'_> {
             masks,
             ..
         } = &mut *buffers;
-        let x = Input::new(threads, x, self.a.columns(), &self.a, input);
         let tokens = x.tokens();
-        hidden_units.clear();
         hidden_units.resize(tokens * rank, 0.0);
-        threads.gemm(&self.a, &x, hidden_units);
+        if x.suits(&self.a, threads.activations()) {
+            threads.gemm(&self.a, x, hidden_units);
+        } else {
+            let x = Input::new(threads, x.exact(), self.a.columns(), &self.a, input);
+            threads.gemm(&self.a, &x, hidden_units);
+        }
         let unit_bytes = self.unit_bytes(threads);
         if self.is_rounded(threads) {
             for unit in &mut *hidden_units {
@@ -518,7 +521,10 @@ mod tests {
             let mut buffers = PredictionBuffers::default();
             let mut predict = |x: &[f32]| {
                 let mut statistics = Statistics::default();
-                predictor.predict(&threads, x, &mut buffers, &mut statistics);
+                // Prepared for a matrix that may have another format than the predictor's.
+                let mut prepared = InputBuffers::default();
+                let prepared = Input::new(&threads, x, hidden, &predictor.units, &mut prepared);
+                predictor.predict(&threads, &prepared, &mut buffers, &mut statistics);
                 (listed(&buffers, neurons, x.len() / hidden), statistics.bytes_read)
             };
             // Bytes that do not depend on the active units.

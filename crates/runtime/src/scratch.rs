@@ -19,14 +19,29 @@ impl<T: Copy + Default> ThreadBuffer<T> {
         })
     }
 
+    /// Calls `act` with `length` values that are not cleared: they are left over from earlier calls.
+    pub(crate) fn stale<R>(&self, length: usize, act: impl FnOnce(&mut [T]) -> R) -> R {
+        let mut buffer = self.0.take();
+        if buffer.len() < length {
+            buffer.resize(length, T::default());
+        }
+        let result = act(&mut buffer[..length]);
+        self.give_back(buffer);
+        result
+    }
+
     /// Calls `act` with an empty vector that has the capacity of earlier calls.
     pub(crate) fn empty<R>(&self, act: impl FnOnce(&mut Vec<T>) -> R) -> R {
         let mut buffer = self.0.take();
         buffer.clear();
         let result = act(&mut buffer);
+        self.give_back(buffer);
+        result
+    }
+
+    fn give_back(&self, buffer: Vec<T>) {
         if buffer.capacity() <= KEPT_VALUES {
             self.0.set(buffer);
         }
-        result
     }
 }

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     RuntimeError, Statistics, Threads,
+    input::Input,
     predictor::{PredictionBuffers, Predictor, SignBits},
 };
 
@@ -71,19 +72,18 @@ impl<'a> Selector<'a> {
         }
     }
 
-    /// Sets the masks in `buffers` for the inputs `x [tokens, hidden]`.
+    /// Sets the masks in `buffers` for the inputs `x`.
     pub(crate) fn predict(
         &self,
         threads: &Threads,
-        tokens: usize,
-        x: &[f32],
+        x: &Input<'_>,
         buffers: &mut PredictionBuffers,
         statistics: &mut Statistics,
     ) {
         match self {
             Self::Predicted(predictor) => predictor.predict(threads, x, buffers, statistics),
-            Self::SignBit(signs) => signs.predict(threads, x, buffers, statistics),
-            Self::Listed(neurons) => buffers.masks.set_listed(neurons, tokens),
+            Self::SignBit(signs) => signs.predict(threads, x.exact(), buffers, statistics),
+            Self::Listed(neurons) => buffers.masks.set_listed(neurons, x.tokens()),
             Self::Dense | Self::Exact | Self::Threshold(_) => {}
         }
     }
@@ -230,15 +230,22 @@ impl LayerSelectors {
         folder: &Path,
         layer: usize,
     ) -> Result<(), RuntimeError> {
-        let other = if self.scores.is_some() {
-            Hint::ThresholdPolicy
-        } else {
-            Hint::LosslessPolicyOrTrain
+        let or = |hint| match self.scores {
+            Some(_) => Hint::ThresholdPolicy,
+            None => hint,
         };
         let (is_there, what, hint) = match policy {
             Policy::Dense | Policy::Exact => return Ok(()),
-            Policy::Predicted => (self.predictor.is_some(), "predictor", other),
-            Policy::SignBit => (self.sign_bit.is_some(), "signs of its gate", other),
+            Policy::Predicted => (
+                self.predictor.is_some(),
+                "predictor",
+                or(Hint::LosslessPolicyOrTrain),
+            ),
+            Policy::SignBit => (
+                self.sign_bit.is_some(),
+                "signs of its gate",
+                or(Hint::LosslessPolicyOrSigns),
+            ),
             Policy::Threshold => (
                 self.threshold.is_some() && self.scores.is_some(),
                 "threshold",

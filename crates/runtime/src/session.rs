@@ -1,12 +1,22 @@
 //! A sequence of tokens with its KV cache.
 
+use std::cell::Cell;
+
 use powerinfer_bundle::Bundle;
 use powerinfer_gpu::DeviceModel;
 use powerinfer_kernels::cuda::GpuCache;
 use powerinfer_model::{ModelConfig, ModelError};
 use powerinfer_tensor::{BLOCK, CacheFormat, CacheLayout, CachePlane};
 
-use crate::{RuntimeError, memory::kv_bytes};
+use crate::{RuntimeError, Threads, memory::kv_bytes, rotary::rotate, scratch::ThreadBuffer};
+
+thread_local! {
+    /// Rotated keys.
+    static KEYS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
+
+/// Bytes that can be read in the time that writing one number of a key takes.
+const KEY_WRITE_BYTES: usize = 32;
 
 /// A sequence: its tokens so far, with their keys and values in every layer.
 ///
@@ -231,9 +241,38 @@ impl LayerCache {
         of(&self.keys) + of(&self.values)
     }
 
-    /// Appends one position; `key` and `value` are `[kv_heads, head_size]`.
-    pub(crate) fn push(&mut self, key: &[f32], value: &[f32]) {
-        self.keys.push(key);
+    /// Appends one position: `key`, after rotating it by `rotations [pairs]`, and `value`; both are `[kv_heads, head_size]`. Threads share
+    /// the heads of the key, because its numbers go to many cache lines.
+    pub(crate) fn push(
+        &mut self,
+        threads: &Threads,
+        rotations: &[[f32; 2]],
+        key: &[f32],
+        value: &[f32],
+    ) {
+        let size = self.keys.head_size();
+        let rotated = |key: &[f32], write: &mut dyn FnMut(&[f32])| {
+            ThreadBuffer(&KEYS).empty(|rotated| {
+                rotated.extend_from_slice(key);
+                rotate(rotations, rotated, size);
+                write(rotated);
+            });
+        };
+        match self.keys.append() {
+            None => rotated(key, &mut |key| self.keys.push(key)),
+            Some((tile, writer)) => {
+                let (head_bytes, bytes) = (writer.head_bytes, size * KEY_WRITE_BYTES);
+                threads.by_row_groups(tile, head_bytes, 1, bytes, |heads, tiles| {
+                    // Without this, stores would wait for their cache lines one by one.
+                    let lines = writer.written(tiles);
+                    lines.for_each(|bytes| threads.isa().prefetch(bytes));
+                    for (head, tile) in heads.zip(tiles.chunks_exact_mut(head_bytes)) {
+                        let key = &key[head * size..][..size];
+                        rotated(key, &mut |key| writer.write(tile, key));
+                    }
+                });
+            }
+        }
         self.values.push(value);
     }
 

@@ -2,6 +2,7 @@
 //! the same way, over weights in a mapped file that exceeds the caches.
 
 use std::{
+    cell::Cell,
     hint::black_box,
     path::Path,
     time::{Duration, Instant},
@@ -28,8 +29,10 @@ use crate::{
 pub const WEIGHT_BYTE: u8 = 0x3c;
 /// Share of the rows that sparse kernels read, typical of sparse models and isolated from one another.
 const DENSITY: f64 = 0.1;
-/// Share of the weights that sparse kernels read: the rest has been read last and is in a cache.
-const FIRST: f64 = 0.75;
+/// If two times of the same work differ by more than this factor, it is measured more often.
+const STEADY: f64 = 1.3;
+/// How many times as often unsteady work is measured.
+const LONGER: usize = 4;
 /// Bytes that one kernel reads of a matrix, and of listed rows, about as in models: with several threads a short
 /// kernel waits relatively longer for the last one.
 const PIECES: [usize; 2] = [8 << 20, 1 << 20];
@@ -51,31 +54,48 @@ pub struct DecodeOverheads {
     pub vocabulary_seconds: f64,
 }
 
-/// Weights to run kernels on: a mapped file of [`WEIGHT_BYTE`]s.
+/// Weights to run kernels on: a mapped file of [`WEIGHT_BYTE`]s. Measurements read its windows in turn, so that the next
+/// window is in no cache.
 #[derive(Debug)]
 pub struct SpeedTest {
     weights: FileBytes,
+    window_bytes: usize,
+    next: Cell<usize>,
 }
 
 impl SpeedTest {
-    /// Opens the file at `path`, which holds [`WEIGHT_BYTE`]s only and should exceed the caches many times.
+    /// Opens the file at `path`, which holds [`WEIGHT_BYTE`]s only and should exceed the caches by several windows of
+    /// `window_bytes` bytes.
     ///
     /// # Errors
     ///
     /// Fails if the file cannot be mapped.
-    pub fn open(path: &Path) -> Result<Self, ArtifactError> {
+    pub fn open(path: &Path, window_bytes: usize) -> Result<Self, ArtifactError> {
         let weights = FileBytes::open(path)?;
         // Page faults of the first access belong to no measurement.
         let pages = weights.iter().step_by(4096);
         black_box(pages.map(|byte| u64::from(*byte)).sum::<u64>());
-        Ok(Self { weights })
+        Ok(Self {
+            window_bytes: window_bytes.min(weights.len()),
+            weights,
+            next: Cell::new(0),
+        })
     }
 
-    /// A matrix of as many rows of `columns` weights as there are bytes for.
+    /// The next window.
+    fn window(&self) -> &[u8] {
+        let (size, start) = (self.window_bytes, self.next.get());
+        let after = start + size;
+        let fits = after + size <= self.weights.len();
+        self.next.set(if fits { after } else { 0 });
+        &self.weights[start..after]
+    }
+
+    /// A matrix with rows of `columns` weights: as many rows as fit into the next window.
     fn matrix(&self, format: Format, columns: usize) -> Matrix<'_> {
-        let rows = self.weights.len() / format.row_bytes(columns);
+        let bytes = self.window();
+        let rows = bytes.len() / format.row_bytes(columns);
         let blocks = rows * columns.div_ceil(BLOCK);
-        let bytes = &self.weights[..];
         let plane = |start: usize, length: usize| &bytes[start..][..length];
         let data = match format {
             Format::F32 => MatrixData::F32(bytemuck::cast_slice(plane(0, rows * columns * 4))),
@@ -103,8 +123,8 @@ impl SpeedTest {
         Matrix::new(rows, columns, data).expect("the planes were cut for this shape")
     }
 
-    /// Measures every kind of kernel over rows of `columns` weights, `passes` times each in turn; `kernel_seconds`,
-    /// the time to start a kernel, is subtracted.
+    /// Measures every kind of kernel over rows of `columns` weights, `passes` times each in turn, or longer if the times of a kind
+    /// differ by more than 30%; `kernel_seconds`, the time to start a kernel, is subtracted.
     pub fn kernels(
         &self,
         threads: &Threads,
@@ -114,68 +134,72 @@ impl SpeedTest {
         kernel_seconds: f64,
     ) -> KernelSpeed {
         let matrix = self.matrix(format, columns);
+        let (rows, row_bytes) = (matrix.rows(), matrix.row_bytes());
         let x = vec![0.5; columns];
         let mut buffers = InputBuffers::default();
         let input = Input::new(threads, &x[..], columns, &matrix, &mut buffers);
-        let mut out = vec![0.0; matrix.rows()];
+        let mut out = vec![0.0; rows];
         let mut sum = vec![0.0; columns];
         let mut random = Random::new(1);
-        let first = (matrix.rows() as f64 * FIRST) as u32;
-        let all: Vec<u32> = (0..matrix.rows() as u32).collect();
-        let coefficients = vec![1e-3; matrix.rows()];
-        let mut some = || -> Vec<u32> { (0..first).filter(|_| random.unit() < DENSITY).collect() };
+        let all: Vec<u32> = (0..rows as u32).collect();
+        let coefficients = vec![1e-3; rows];
+        let mut some = || -> Vec<u32> {
+            let rows = 0..rows as u32;
+            rows.filter(|_| random.unit() < DENSITY).collect()
+        };
+        let [whole, few] = PIECES.map(|bytes| (bytes / row_bytes).max(1));
         let mut seconds: [Vec<f64>; 4] = Default::default();
-        for _ in 0..passes.max(1) {
-            // Seconds per byte; rows differ from pass to pass and follow a pass over all, so that no cache has them.
+        while !is_measured(&seconds, passes.max(1)) {
+            // Seconds per byte.
             let mut time = |kind: usize, rows: usize, kernels: usize, act: &mut dyn FnMut()| {
                 let started = Instant::now();
                 act();
                 let elapsed = started.elapsed().as_secs_f64();
                 // Reading takes at least half of the time, whatever the estimate of the start.
                 let reading = (elapsed - kernels as f64 * kernel_seconds).max(elapsed / 2.0);
-                let bytes = (rows * matrix.row_bytes()).max(1) as f64;
+                let bytes = (rows * row_bytes).max(1) as f64;
                 seconds[kind].push(reading / bytes);
             };
             let (products, sums) = (some(), some());
-            let [whole, few] = PIECES.map(|bytes| (bytes / matrix.row_bytes()).max(1));
-            time(0, all.len(), all.len().div_ceil(whole), &mut || {
+            let matrix = self.matrix(format, columns);
+            time(0, rows, rows.div_ceil(whole), &mut || {
                 for piece in all.chunks(whole) {
                     let rows = piece[0] as usize..piece[0] as usize + piece.len();
                     threads.gemv(&matrix.rows_range(rows.clone()), &input, &mut out[rows]);
                 }
             });
+            let matrix = self.matrix(format, columns);
             time(1, products.len(), products.len().div_ceil(few), &mut || {
                 for (piece, out) in products.chunks(few).zip(out.chunks_mut(few)) {
                     threads.gemv_rows(&matrix, piece, &input, &mut out[..piece.len()]);
                 }
             });
             // Each piece is of a matrix of its own, as threads share the parts of a matrix.
-            let mut add = |listed: &[u32], end: usize, pieces: usize| {
+            let mut add = |listed: &[u32], pieces: usize| {
+                let matrix = self.matrix(format, columns);
                 let mut listed = listed;
-                let step = end.div_ceil(pieces).max(1);
-                for start in (0..end).step_by(step) {
-                    let rows = start..end.min(start + step);
+                let step = rows.div_ceil(pieces).max(1);
+                for start in (0..rows).step_by(step) {
+                    let rows = start..rows.min(start + step);
                     let (piece, rest) =
                         listed.split_at(listed.partition_point(|row| (*row as usize) < rows.end));
                     let piece: Vec<u32> = piece.iter().map(|row| row - start as u32).collect();
                     let coefficients = &coefficients[..piece.len()];
-                    threads.axpy_rows(&matrix.rows_range(rows), &piece, coefficients, &mut sum);
+                    threads.add_rows_of(&matrix.rows_range(rows), &piece, coefficients, &mut sum);
                     listed = rest;
                 }
             };
-            let pieces = all.len().div_ceil(whole);
-            time(2, all.len(), pieces, &mut || add(&all, all.len(), pieces));
+            let pieces = rows.div_ceil(whole);
+            time(2, rows, pieces, &mut || add(&all, pieces));
             let pieces = sums.len().div_ceil(few).max(1);
-            time(3, sums.len(), pieces, &mut || {
-                add(&sums, first as usize, pieces)
-            });
+            time(3, sums.len(), pieces, &mut || add(&sums, pieces));
             black_box((&out, &sum));
         }
         let speed = |kind: usize| (1.0 / usual(seconds[kind].clone())).round();
         KernelSpeed {
             format,
             threads: threads.count(),
-            row_bytes: matrix.row_bytes() as u64,
+            row_bytes: row_bytes as u64,
             dense_bytes_per_second: speed(0),
             rows_bytes_per_second: speed(1),
             axpy_bytes_per_second: speed(3),
@@ -185,18 +209,24 @@ impl SpeedTest {
 
     /// Bytes per second that `threads` threads read in rows of `row_bytes`: a random tenth of the rows, or all as a stream.
     pub fn read(&self, isa: Isa, threads: usize, row_bytes: usize, passes: usize) -> f64 {
-        let rows = self.weights.len() / row_bytes;
-        let words: &[u64] = bytemuck::cast_slice(&self.weights[..self.weights.len() / 8 * 8]);
         let mut random = Random::new(2);
-        let passes = (0..passes.max(1)).map(|_| {
+        let mut pass = || {
+            let bytes = self.window();
+            let rows = bytes.len() / row_bytes;
+            let words: &[u64] = bytemuck::cast_slice(&bytes[..bytes.len() / 8 * 8]);
             if rows < 1024 {
                 read_stream(isa, threads, words)
             } else {
                 let rows = (0..rows as u32).filter(|_| random.unit() < DENSITY);
                 read_rows(isa, threads, words, row_bytes, &rows.collect::<Vec<_>>())
             }
-        });
-        (1.0 / usual(passes.map(|speed| 1.0 / speed).collect())).round()
+        };
+        let mut seconds = [Vec::new()];
+        while !is_measured(&seconds, passes.max(1)) {
+            seconds[0].push(1.0 / pass());
+        }
+        let [seconds] = seconds;
+        (1.0 / usual(seconds)).round()
     }
 
     /// Operations per second of GEMMs of prompts with weights in `format`.
@@ -213,6 +243,63 @@ impl SpeedTest {
             threads.gemm(&matrix, &input, &mut out);
         });
         ((2 * PROMPT_TOKENS * matrix.rows() * COLUMNS) as f64 / seconds).round()
+    }
+
+    /// Returns the number of threads, of the ascending `counts`, that decodes fastest: the smallest whose time is at most 3% above the
+    /// shortest.
+    ///
+    /// # Errors
+    ///
+    /// Threads cannot be started.
+    ///
+    /// # Panics
+    ///
+    /// If `counts` is empty.
+    pub fn fastest(&self, isa: Isa, counts: &[usize]) -> Result<usize, RuntimeError> {
+        const COLUMNS: usize = 4096;
+        const ROUNDS: usize = 15;
+        const CLOSE: f64 = 1.03;
+        let format = Format::Q4_0;
+        let mut random = Random::new(5);
+        let x = vec![0.5; COLUMNS];
+        let [whole, _] = PIECES.map(|bytes| bytes / format.row_bytes(COLUMNS));
+        let listed: Vec<u32> = (0..whole as u32)
+            .filter(|_| random.unit() < DENSITY)
+            .collect();
+        let coefficients = vec![1e-3; listed.len()];
+        let (mut out, mut sum) = (vec![0.0; whole], vec![0.0; COLUMNS]);
+        let pause = || {
+            let started = Instant::now();
+            while started.elapsed() < BETWEEN_KERNELS {
+                std::hint::spin_loop();
+            }
+        };
+        let pools = counts.iter().map(|count| Threads::new(isa, *count));
+        let pools = pools.collect::<Result<Vec<_>, _>>()?;
+        let mut seconds = vec![Vec::new(); pools.len()];
+        for _ in 0..ROUNDS {
+            // In turn, so that all counts meet the same disturbances.
+            for (threads, seconds) in pools.iter().zip(&mut seconds) {
+                let [dense, sparse, sums] = [(); 3].map(|()| self.matrix(format, COLUMNS));
+                let [dense, sparse, sums] = [&dense, &sparse, &sums]
+                    .map(|matrix| matrix.rows_range(0..whole.min(matrix.rows())));
+                let mut buffers = InputBuffers::default();
+                let input = Input::new(threads, &x[..], COLUMNS, &dense, &mut buffers);
+                let listed =
+                    &listed[..listed.partition_point(|row| (*row as usize) < dense.rows())];
+                let started = Instant::now();
+                threads.gemv(&dense, &input, &mut out[..dense.rows()]);
+                pause();
+                threads.gemv_rows(&sparse, listed, &input, &mut out[..listed.len()]);
+                pause();
+                threads.add_rows_of(&sums, listed, &coefficients[..listed.len()], &mut sum);
+                seconds.push(started.elapsed().as_secs_f64());
+            }
+        }
+        let times: Vec<f64> = seconds.into_iter().map(usual).collect();
+        let least = times.iter().copied().fold(f64::INFINITY, f64::min);
+        let fastest = times.iter().position(|time| *time <= CLOSE * least);
+        Ok(counts[fastest.expect("the least time is in the list")])
     }
 
     /// Measures the time of a decode step outside matrix products.
@@ -330,6 +417,17 @@ fn vocabulary_seconds() -> Result<f64, RuntimeError> {
     Ok(seconds / VOCABULARY as f64)
 }
 
+/// Whether each kind was measured often enough: `passes` times, or more often if the two fastest times differ.
+fn is_measured(seconds: &[Vec<f64>], passes: usize) -> bool {
+    let count = seconds[0].len();
+    let is_steady = |times: &Vec<f64>| {
+        let mut times = times.clone();
+        times.sort_unstable_by(f64::total_cmp);
+        times.len() < 2 || times[1] <= STEADY * times[0]
+    };
+    count >= LONGER * passes || (count >= passes && seconds.iter().all(is_steady))
+}
+
 /// Typical time of `act`.
 fn usual_seconds(passes: usize, mut act: impl FnMut()) -> f64 {
     usual(
@@ -373,11 +471,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn unsteady_times_are_measured_longer() {
+        let steady = vec![1.0, 1.2];
+        let mut unsteady = vec![1.0, 2.0];
+        assert!(!is_measured(&[vec![1.0]], 2));
+        assert!(!is_measured(&[steady.clone(), unsteady.clone()], 2));
+        assert!(is_measured(&[steady], 2));
+        unsteady.extend([1.5; 6]);
+        assert!(is_measured(&[unsteady], 2), "but not for ever");
+    }
+
+    #[test]
     fn every_speed_is_one_whatever_the_shape() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("weights");
         std::fs::write(&path, vec![WEIGHT_BYTE; 12 << 20]).unwrap();
-        let test = SpeedTest::open(&path).unwrap();
+        let test = SpeedTest::open(&path, 5 << 20).unwrap();
         for count in [1, 2] {
             let isa = Isa::detect().unwrap();
             let threads = Threads::new(isa, count).unwrap();

@@ -103,13 +103,26 @@ pub struct StageTotal {
     pub bytes: u64,
 }
 
-/// Time and bytes of every stage, and the running clock.
+/// The end of a part of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StageMark {
+    /// The stage.
+    pub stage: Stage,
+    /// When it ended.
+    pub ended: Instant,
+    /// Bytes read since the previous mark.
+    pub bytes: u64,
+}
+
+/// Time and bytes of every stage, and the running clock.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageTimes {
     totals: [StageTotal; Stage::ALL.len()],
-    marks: u64,
+    count: u64,
     last: Instant,
     last_bytes: u64,
+    /// All marks, if they are kept.
+    kept: Option<Vec<StageMark>>,
 }
 
 /// Starts the clock.
@@ -124,9 +137,10 @@ impl StageTimes {
     pub(crate) fn start(bytes: u64) -> Self {
         Self {
             totals: Default::default(),
-            marks: 0,
+            count: 0,
             last: Instant::now(),
             last_bytes: bytes,
+            kept: None,
         }
     }
 
@@ -143,9 +157,17 @@ impl StageTimes {
 
     fn mark_at(&mut self, now: Instant, stage: Stage, bytes: u64) {
         let lap = &mut self.totals[stage as usize];
+        let read = bytes - self.last_bytes;
         lap.time += now - self.last;
-        lap.bytes += bytes - self.last_bytes;
-        self.marks += 1;
+        lap.bytes += read;
+        self.count += 1;
+        if let Some(kept) = &mut self.kept {
+            kept.push(StageMark {
+                stage,
+                ended: now,
+                bytes: read,
+            });
+        }
         (self.last, self.last_bytes) = (now, bytes);
     }
 
@@ -161,7 +183,17 @@ impl StageTimes {
 
     /// Readings of the clock.
     pub fn marks(&self) -> u64 {
-        self.marks
+        self.count
+    }
+
+    /// Keeps all marks from now on.
+    pub(crate) fn keep_marks(&mut self) {
+        self.kept = Some(Vec::new());
+    }
+
+    /// Takes the marks since the last call; empty unless they are [kept](Self::keep_marks).
+    pub(crate) fn take_marks(&mut self) -> Vec<StageMark> {
+        self.kept.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Time of one mark on this machine.

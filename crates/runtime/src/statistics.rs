@@ -5,7 +5,7 @@ use std::ops::AddAssign;
 use crate::{Stage, StageTimes};
 
 /// Neurons, bytes and time of some tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Statistics {
     /// Tokens.
     pub tokens: u64,

@@ -3,19 +3,19 @@
 
 mod axpy;
 
-use std::ops::Range;
+use std::{cell::Cell, ops::Range};
 
 use crate::memory::BATCH_THREADS;
 use powerinfer_kernels::Isa;
-use powerinfer_pool::Pool;
+use powerinfer_pool::{Pool, RecordedJob};
 use powerinfer_tensor::Matrix;
 
-use crate::{ActivationFormat, RuntimeError, input::Input};
+use crate::{ActivationFormat, RuntimeError, input::Input, scratch::ThreadBuffer};
 
 /// Bytes of weights below which sharing costs more than it saves.
 const WORTH_SPLITTING: usize = 64 << 10;
-/// Bytes of a part, at least: starting one takes some 200 ns.
-const PART_BYTES: usize = 32 << 10;
+/// Bytes of a part, at least: starting one takes some 200 ns, and reading this many bytes 1 to 2 µs.
+const PART_BYTES: usize = 16 << 10;
 /// Parts per thread, at most, so that other threads can take over from a delayed one.
 const PARTS_PER_THREAD: usize = 4;
 /// Parts of one call, at most.
@@ -27,6 +27,11 @@ const ROW_GROUP: usize = 8;
 
 /// Rows that a GEMM processes together, or a multiple.
 const GEMM_ROWS: usize = 48;
+
+thread_local! {
+    /// Products of some rows.
+    static PRODUCTS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
 
 /// Kernels that run on several threads.
 #[derive(Debug)]
@@ -61,6 +66,20 @@ impl Threads {
             activations: ActivationFormat::default(),
             pool,
         })
+    }
+
+    /// Kernels of `isa` whose work is divided as for `threads` threads, but run and timed part by part on one thread.
+    pub fn recording(isa: Isa, threads: usize) -> Self {
+        Self {
+            isa,
+            activations: ActivationFormat::default(),
+            pool: Pool::recording(threads),
+        }
+    }
+
+    /// Takes the jobs recorded since the last call; empty unless the kernels are [recording](Self::recording).
+    pub(crate) fn take_jobs(&self) -> Vec<RecordedJob> {
+        self.pool.take_jobs()
     }
 
     /// Sets the number format of the vectors that matrices are multiplied with.
@@ -178,6 +197,50 @@ impl Threads {
         let x = x.vector(0);
         self.by_rows(out, matrix.row_bytes(), |rows, out| {
             x.gemv(self.isa, &matrix.rows_range(rows), out);
+        });
+    }
+
+    /// Adds `matrix[i] · x + bias[i]` to `out[i]` for all rows.
+    pub(crate) fn add_gemv(
+        &self,
+        matrix: &Matrix<'_>,
+        bias: Option<&[f32]>,
+        x: &Input<'_>,
+        out: &mut [f32],
+    ) {
+        assert_eq!(out.len(), matrix.rows(), "one output per row");
+        let x = x.vector(0);
+        self.by_rows(out, matrix.row_bytes(), |rows, out| {
+            ThreadBuffer(&PRODUCTS).stale(out.len(), |products| {
+                x.gemv(self.isa, &matrix.rows_range(rows.clone()), products);
+                if let Some(bias) = bias {
+                    add(products, &bias[rows]);
+                }
+                add(out, products);
+            });
+        });
+    }
+
+    /// The products of all rows of all `matrices` with `x`, one matrix after the other, in one job.
+    pub(crate) fn gemv_each(&self, matrices: &[&Matrix<'_>], x: &Input<'_>, out: &mut [f32]) {
+        let rows: usize = matrices.iter().map(|matrix| matrix.rows()).sum();
+        assert_eq!(out.len(), rows, "one output per row");
+        let row_bytes = matrices.iter().map(|matrix| matrix.row_bytes());
+        let row_bytes = row_bytes.max().unwrap_or(0);
+        let x = x.vector(0);
+        self.by_rows(out, row_bytes, |rows, out| {
+            // Computes the part of `rows` that lies in each matrix.
+            let (mut first, mut out) = (0, out);
+            for matrix in matrices {
+                let end = first + matrix.rows();
+                let own = rows.start.clamp(first, end)..rows.end.clamp(first, end);
+                let (products, rest) = out.split_at_mut(own.len());
+                if !own.is_empty() {
+                    let own = own.start - first..own.end - first;
+                    x.gemv(self.isa, &matrix.rows_range(own), products);
+                }
+                (first, out) = (end, rest);
+            }
         });
     }
 

@@ -11,6 +11,8 @@ use powerinfer_runtime::Sampler;
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
+use crate::schema::close_objects;
+
 /// Makes constraints for the tokens of one tokenizer.
 pub(crate) struct Constraints {
     tokenizer: Arc<Tokenizer>,
@@ -75,6 +77,7 @@ impl Constraints {
         if !schema.is_object() {
             return Err("the schema is not a JSON object".to_owned());
         }
+        close_objects(&mut schema);
         grammar.apply_to(&mut schema);
         let parser = factory.create_parser(TopLevelGrammar::from_json_schema(schema));
         let mut matcher = Matcher::new(parser);

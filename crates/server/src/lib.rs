@@ -19,6 +19,7 @@ mod constraint;
 mod generation;
 mod metrics;
 mod scheduler;
+mod schema;
 mod stops;
 mod workers;
 
@@ -65,7 +66,7 @@ const COMPILERS: usize = 2;
 /// How to serve a model.
 #[derive(Debug, Clone)]
 pub struct ServerSettings {
-    /// The model's name in responses; none for that of the bundle.
+    /// The model's name in responses and requests; `None` for that of the bundle.
     pub alias: Option<String>,
     /// Requests that run at the same time, 1 to [`MAX_PARALLEL`]; none for [`DEFAULT_PARALLEL`], or fewer if memory
     /// has no room for their KV caches.
@@ -182,6 +183,12 @@ pub(crate) struct Service {
     /// The model's layers, as `/v1/models` describes them.
     pub(crate) about: Value,
     pub(crate) context: usize,
+    /// Tokens of the longest context that the plan has room for.
+    plan_context: usize,
+    /// Tokens of the longest context that the model supports.
+    model_context: usize,
+    /// When the plan was written.
+    pub(crate) planned: SystemTime,
     /// Requests that run at the same time.
     pub(crate) parallel: usize,
     /// Bytes of the KV cache of one of them, at most.
@@ -217,8 +224,11 @@ impl Server {
         listener.set_nonblocking(true).map_err(listen)?;
         let batches = engine.decode_batch_size() > 1;
         let sampling = SamplingSettings::of_model(&engine.bundle().files())?;
-        let context = engine.context_limit();
-        let context = settings.context.map_or(context, |limit| limit.min(context));
+        let plan_context = engine.context_limit();
+        let context = settings.context.unwrap_or(plan_context).min(plan_context);
+        let model_context = engine.bundle().config().context_length;
+        let plan = std::fs::metadata(engine.bundle().folder().join("plan.json"));
+        let planned = plan.and_then(|plan| plan.modified()).unwrap_or(UNIX_EPOCH);
         let capacity = Capacity::new(&engine, context, settings.parallel)?;
         let cache_bytes = engine.session_bytes(context).iter().sum();
         let first = engine.new_session(context)?;
@@ -229,7 +239,7 @@ impl Server {
         let vocabulary = engine.bundle().config().vocabulary_size;
         let about = about(&engine);
         let (bytes, digest) = (
-            engine.bundle().bytes(),
+            engine.bundle().bytes_on_disk(),
             engine.bundle().digest().map(|digest| digest.to_string()),
         );
         let digest = digest.unwrap_or_default().replace("b3:", "");
@@ -269,6 +279,9 @@ impl Server {
             parameters,
             about,
             context,
+            plan_context,
+            model_context,
+            planned,
             parallel: capacity.parallel,
             cache_bytes,
             vocabulary,
@@ -377,13 +390,29 @@ impl Service {
         compiled.map_err(|error| ApiError::invalid_value("response_format", error))
     }
 
+    /// Advice on how to serve a longer context, if the model supports one.
+    pub(crate) fn longer_context(&self) -> Option<&'static str> {
+        if self.context < self.plan_context {
+            Some("serve with a longer `--context`")
+        } else if self.context < self.model_context {
+            Some("re-plan the model with a longer context: `powerinfer place MODEL --context N`")
+        } else {
+            None
+        }
+    }
+
     /// Refuses a prompt that is empty, does not fit the context, or has tokens outside the vocabulary.
     pub(crate) fn check_prompt(&self, prompt: &[u32]) -> Result<(), ApiError> {
         if prompt.is_empty() {
             return Err(ApiError::invalid_value("prompt", "it has no tokens"));
         }
         if prompt.len() > self.context {
-            return Err(ApiError::too_long(prompt.len(), self.context));
+            let length = format!(
+                "{} tokens long, and the context holds {}",
+                prompt.len(),
+                self.context
+            );
+            return Err(ApiError::too_long(&length, self.longer_context()));
         }
         match prompt.iter().find(|id| **id as usize >= self.vocabulary) {
             Some(id) => Err(ApiError::invalid_value(

@@ -224,25 +224,22 @@ impl CachePlane {
             self.heads * self.head_size,
             "numbers of all heads"
         );
+        let each = heads.chunks(self.head_size);
+        if let Some((tile, writer)) = self.append() {
+            let tiles = tile.chunks_exact_mut(writer.head_bytes);
+            return tiles
+                .zip(each)
+                .for_each(|(tile, head)| writer.write(tile, head));
+        }
         assert!(self.positions < self.capacity, "the plane has room");
         let (tile, column) = (self.positions / BLOCK, self.positions % BLOCK);
         if column == 0 {
             self.set_tiles(tile + 1);
         }
         let (layout, first) = (self.layout, tile * self.tile_blocks());
-        let blocks = heads
-            .chunks(self.head_size)
-            .flat_map(|head| head.chunks(BLOCK));
-        let blocks = (first..).zip(blocks);
-        match self.data_mut() {
-            CacheDataMut::F32(to) => {
-                blocks.for_each(|(index, numbers)| write(&mut to[index], layout, column, numbers));
-            }
-            CacheDataMut::F16(to) => blocks.for_each(|(index, numbers)| {
-                let packed = &saturated_block(numbers)[..numbers.len()];
-                write(&mut to[index], layout, column, packed);
-            }),
-            CacheDataMut::Q8_0 { quants, scales } => blocks.for_each(|(index, numbers)| {
+        let blocks = (first..).zip(each.flat_map(|head| head.chunks(BLOCK)));
+        if let CacheDataMut::Q8_0 { quants, scales } = self.data_mut() {
+            blocks.for_each(|(index, numbers)| {
                 let mut padded = [0.0; BLOCK];
                 padded[..numbers.len()].copy_from_slice(numbers);
                 let (packed, scale) = pack_q8_0(&padded);
@@ -251,9 +248,36 @@ impl CachePlane {
                 scales[index][column] = saturated(if is_number { scale } else { f32::NAN });
                 let packed = &packed[..numbers.len()];
                 write(&mut quants[index], layout, column, packed);
-            }),
+            });
         }
         self.positions += 1;
+    }
+
+    /// Appends a position whose numbers are still 0. Returns the memory of its tile, `[heads, bytes of a head]`, and a writer for the
+    /// numbers of one head; `None` in a quantised format, for which use [`Self::push`].
+    ///
+    /// # Panics
+    ///
+    /// Panics if the plane is full.
+    pub fn append(&mut self) -> Option<(&mut [u8], HeadWriter)> {
+        if self.format == CacheFormat::Q8_0 {
+            return None;
+        }
+        assert!(self.positions < self.capacity, "the plane has room");
+        let (tile, column) = (self.positions / BLOCK, self.positions % BLOCK);
+        if column == 0 {
+            self.set_tiles(tile + 1);
+        }
+        self.positions += 1;
+        let writer = HeadWriter {
+            layout: self.layout,
+            format: self.format,
+            column,
+            head_bytes: self.head_size.div_ceil(BLOCK) * self.format.cache_block_bytes(),
+        };
+        let tile_bytes = self.heads * writer.head_bytes;
+        let numbers: &mut [u8] = bytemuck::cast_slice_mut(&mut self.numbers);
+        Some((&mut numbers[tile * tile_bytes..], writer))
     }
 
     /// Keeps the first `positions`.
@@ -402,6 +426,56 @@ impl CachePlane {
     }
 }
 
+/// Writes the numbers of a head at one position of a plane.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadWriter {
+    layout: CacheLayout,
+    format: CacheFormat,
+    column: usize,
+    /// Bytes of a head in a tile.
+    pub head_bytes: usize,
+}
+
+impl HeadWriter {
+    /// Yields the bytes that [`write`](Self::write) changes in `tiles`, the tiles of one or more heads.
+    pub fn written<'a>(&self, tiles: &'a [u8]) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let block_bytes = self.format.cache_block_bytes();
+        let (index, count) = match self.layout {
+            CacheLayout::Keys => (self.column / KEY_GROUP, BLOCK / KEY_GROUP),
+            CacheLayout::Values => (self.column, BLOCK),
+        };
+        let length = block_bytes / count;
+        let blocks = tiles.chunks_exact(block_bytes);
+        blocks.map(move |block| &block[index * length..][..length])
+    }
+
+    /// Writes `numbers [head size]` to the `tile` of the head, which has [`head_bytes`](Self::head_bytes) bytes.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `tile` has another length or is not aligned like the plane's memory, or if there are more numbers than a head has.
+    pub fn write(&self, tile: &mut [u8], numbers: &[f32]) {
+        assert_eq!(tile.len(), self.head_bytes, "the tile of one head");
+        let blocks = numbers.chunks(BLOCK).enumerate();
+        match self.format {
+            CacheFormat::F32 => {
+                let tile: &mut [CacheBlock<f32>] = bytemuck::cast_slice_mut(tile);
+                blocks.for_each(|(index, numbers)| {
+                    write(&mut tile[index], self.layout, self.column, numbers);
+                });
+            }
+            CacheFormat::F16 => {
+                let tile: &mut [CacheBlock<f16>] = bytemuck::cast_slice_mut(tile);
+                blocks.for_each(|(index, numbers)| {
+                    let packed = &saturated_block(numbers)[..numbers.len()];
+                    write(&mut tile[index], self.layout, self.column, packed);
+                });
+            }
+            CacheFormat::Q8_0 => unreachable!("quantised planes have no writers"),
+        }
+    }
+}
+
 /// Memory of a plane, so that blocks start at cache lines.
 #[derive(Debug, Clone, Copy, Zeroable, Pod)]
 #[repr(C, align(64))]
@@ -462,6 +536,46 @@ fn blank<T: Default + Copy>(blocks: &mut [CacheBlock<T>], layout: CacheLayout, f
         for position in first..BLOCK {
             for index in 0..BLOCK {
                 block[layout.place(index, position)] = T::default();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_writer_changes_no_other_bytes_than_it_names() {
+        for layout in [CacheLayout::Keys, CacheLayout::Values] {
+            for format in [CacheFormat::F32, CacheFormat::F16] {
+                let (heads, size) = (3, 40);
+                let mut plane = CachePlane::new(layout, format, heads, size, 40).unwrap();
+                for _ in 0..40 {
+                    let (tile, writer) = plane.append().unwrap();
+                    tile.fill(0);
+                    let start = tile.as_ptr() as usize;
+                    let named: Vec<bool> = {
+                        let mut named = vec![false; tile.len()];
+                        for bytes in writer.written(tile) {
+                            let first = bytes.as_ptr() as usize - start;
+                            named[first..first + bytes.len()].fill(true);
+                        }
+                        named
+                    };
+                    for tile in tile.chunks_exact_mut(writer.head_bytes) {
+                        writer.write(tile, &[f32::MAX; 40]);
+                    }
+                    assert!(
+                        tile.iter()
+                            .zip(&named)
+                            .all(|(byte, named)| *byte == 0 || *named)
+                    );
+                    let count = named.iter().filter(|named| **named).count();
+                    // A cache line of keys also holds keys of other positions.
+                    let most = heads * 64 * size_of::<f32>() * KEY_GROUP;
+                    assert!(count <= most, "{count} bytes");
+                }
             }
         }
     }

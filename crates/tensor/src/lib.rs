@@ -17,7 +17,9 @@ mod pack_q4_k;
 mod signs;
 mod transpose;
 
-pub use cache::{CacheBlock, CacheData, CacheFormat, CacheLayout, CachePlane, KEY_GROUP, KeyBlock};
+pub use cache::{
+    CacheBlock, CacheData, CacheFormat, CacheLayout, CachePlane, HeadWriter, KEY_GROUP, KeyBlock,
+};
 pub use error::TensorError;
 pub use format::{BLOCK, Format, SUPER_BLOCK};
 pub use half::{bf16, f16};

@@ -74,6 +74,22 @@ impl PrefetchNextPosition<'_> {
     }
 }
 
+/// Requests the cache lines of some bytes.
+pub(crate) struct Prefetch<'a> {
+    pub(crate) bytes: &'a [u8],
+}
+
+impl Operation for Prefetch<'_> {
+    type Output = ();
+
+    fn run_scalar(self) {}
+
+    #[inline(always)]
+    fn run_simd<S: Simd>(self, simd: S) {
+        simd.prefetch(self.bytes);
+    }
+}
+
 /// `out[q, p] = queries[q] · keys[head, p]` for the positions of `tiles`.
 pub(crate) struct Scores<'a> {
     pub(crate) keys: &'a CachePlane,

@@ -34,7 +34,7 @@ mod unit_sums;
 pub(crate) use crate::activations::{SPAN, SPAN_COLUMNS};
 pub(crate) use agreements::SignAgreements;
 pub use attention::exp2;
-pub(crate) use attention::{Exp2MinusMax, PrefetchNextPosition, Scores, WeightedValues};
+pub(crate) use attention::{Exp2MinusMax, Prefetch, PrefetchNextPosition, Scores, WeightedValues};
 pub(crate) use axpy::{Axpy, AxpyRows, AxpyRowsBatch};
 pub(crate) use dot::{Dot, Gemv};
 pub(crate) use gemm::{Gemm, Pack};

@@ -125,6 +125,8 @@ pub struct Rates {
 pub struct Link {
     /// Bytes copied per second.
     pub bytes_per_second: f64,
+    /// Bytes of weights copied per second during a prompt.
+    pub streamed_bytes_per_second: f64,
     /// Latency of a copy.
     pub latency_seconds: f64,
     /// Synchronisation within a layer, without its bytes.
@@ -148,6 +150,8 @@ pub struct CostModel {
     pub hidden_bytes: f64,
     /// Whether whole matrices in CPU memory are copied to the GPU if this is faster.
     pub streams_weights: bool,
+    /// Whether this includes the matrices of attention and of the head.
+    pub streams_attention: bool,
 }
 
 /// A part of a pass on one device.
@@ -163,6 +167,8 @@ struct Part {
     computed_bytes: f64,
     /// Kernels.
     kernels: f64,
+    /// Whether the weights are FFN neurons.
+    is_ffn: bool,
 }
 
 /// A set of neurons of a layer.
@@ -232,6 +238,7 @@ impl CostModel {
             };
             let link = Link {
                 bytes_per_second: gpu.pcie_bandwidth_bytes_per_second,
+                streamed_bytes_per_second: gpu.pcie_bandwidth_bytes_per_second,
                 latency_seconds: gpu.pcie_latency_seconds,
                 sync_seconds: gpu.sync_seconds,
             };
@@ -254,6 +261,7 @@ impl CostModel {
             bytes_per_weight: 1.0,
             hidden_bytes: hidden_bytes as f64,
             streams_weights: false,
+            streams_attention: true,
         }
     }
 
@@ -288,6 +296,7 @@ impl CostModel {
             work: mode.prediction,
             computed_bytes: mode.prediction.bytes,
             kernels: self.rates(device).kernels[1],
+            is_ffn: false,
         });
         if device == layer_device {
             cost
@@ -317,6 +326,7 @@ impl CostModel {
             work: mode.work(neurons.count, neurons.read),
             computed_bytes: mode.work(neurons.count, neurons.active).bytes,
             kernels: self.rates(device).kernels[2],
+            is_ffn: true,
         });
         if device == ffn.device {
             return cost;
@@ -345,6 +355,7 @@ impl CostModel {
             },
             computed_bytes,
             kernels,
+            is_ffn: false,
         })
     }
 
@@ -353,10 +364,11 @@ impl CostModel {
         let here = self.seconds(part.device, part);
         let may_move = part.device == Device::Cpu && part.access == Access::Matrices;
         if self.streams_weights
+            && (part.is_ffn || self.streams_attention)
             && may_move
             && let Some((_, link)) = &self.gpu
         {
-            let sent = part.work.bytes / link.bytes_per_second;
+            let sent = part.work.bytes / link.streamed_bytes_per_second;
             let there = self.seconds(Device::Gpu, part);
             if sent + there < here {
                 return Cost {
@@ -380,9 +392,11 @@ impl CostModel {
             Access::Matrices => rates.matrices,
             Access::Rows => rates.rows,
         };
-        // The bandwidth for one token was measured with its operations.
+        // The bandwidth for one token was measured with its operations, so tokens take at most that time each.
         let computing = if self.tokens > 1.0 {
-            2.0 * self.tokens * part.computed_bytes / self.bytes_per_weight / operations_per_second
+            let computed_bytes = self.tokens * part.computed_bytes;
+            (2.0 * computed_bytes / self.bytes_per_weight / operations_per_second)
+                .min(computed_bytes / bytes_per_second)
         } else {
             0.0
         };

@@ -160,3 +160,23 @@ fn empty_calls_and_nulls_in_messages_ask_for_nothing() {
         assert!(answer.body.contains("only text is"), "{}", answer.body);
     }
 }
+
+#[test]
+fn run_answers_a_prompt_without_an_option_as_ollama_does() {
+    let sandbox = chat_model(None);
+    let run = |arguments: &[&str], stdin: &[u8]| {
+        let options = ["-n", "4", "--temperature", "0", "--json"];
+        let arguments = [&["run", "model"], arguments, &options].concat();
+        sandbox.run_with(&arguments, stdin).good().json()
+    };
+    let answer = run(&["Hello"], b"");
+    let piped = run(&[], b"Hello\n");
+    assert_eq!(piped["completion"], answer["completion"]);
+    let raw = run(&["--prompt", "Hello"], b"");
+    assert_ne!(raw["prompt_tokens"], answer["prompt_tokens"]);
+    let server = serve(sandbox, &[]);
+    let body = json!({ "prompt": "Hello", "stream": false, "options": { "num_predict": 4, "temperature": 0 } });
+    let generated = server.post("/api/generate", &body).json();
+    assert_eq!(generated["response"], answer["completion"]);
+    assert_eq!(generated["prompt_eval_count"], answer["prompt_tokens"]);
+}

@@ -25,7 +25,7 @@ fn raise_file_limit() {
 
 /// Opens connections whose clients say nothing, half of a head, half of a body, or ask without reading.
 fn hold(server: &Server, count: usize) -> Vec<TcpStream> {
-    let pipelined = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(2000);
+    let pipelined = b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: text/html\r\n\r\n".repeat(2000);
     let hold = |index: usize| {
         let mut stream = server.connect();
         let sent: &[u8] = match index % 16 {
@@ -188,7 +188,7 @@ fn slow_clients_are_cut_off() {
     let server = Server::start(&["--api-key", "secret"]);
     let key = "Authorization: Bearer secret\r\n";
     let post = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n";
-    let pages = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(4000);
+    let pages = b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: text/html\r\n\r\n".repeat(4000);
     let slow_body = format!("{post}{key}Content-Length: 1000\r\n\r\n{{");
     let (mut silent, mut slow_head, mut slow_body, mut no_reader) = {
         let open = |sent: &[u8]| {

@@ -180,12 +180,15 @@ fn nulls_and_unusual_ways_to_write_numbers_are_accepted() {
     let whole = json!({ "prompt": "x = ", "max_tokens": 3.0, "temperature": 0.0, "n": 1.0, "top_k": 50.0, "seed": 1.0 });
     assert_eq!(server.complete(&whole)["choices"], *expected);
     // As many tokens as there is room for, as in llama.cpp and Ollama.
-    let body = json!({ "prompt": "x = ", "max_tokens": -1, "temperature": 0, "ignore_eos": true });
-    let answer = server.complete(&body);
-    assert!(
-        answer["usage"]["completion_tokens"].as_u64().unwrap() > 16,
-        "{answer}"
-    );
+    for limit in [json!(-1), Value::Null] {
+        let body =
+            json!({ "prompt": "x = ", "max_tokens": limit, "temperature": 0, "ignore_eos": true });
+        let answer = server.complete(&body);
+        assert!(
+            answer["usage"]["completion_tokens"].as_u64().unwrap() > 400,
+            "{answer}"
+        );
+    }
     // A body with a byte-order mark.
     let body = [b"\xef\xbb\xbf", plain.to_string().as_bytes()].concat();
     let answer = server.post_with("/v1/completions", "", &body);
@@ -225,5 +228,33 @@ fn nulls_and_unusual_ways_to_write_numbers_are_accepted() {
         let answer = server.post(path, &body);
         assert_eq!(answer.status, 400, "{path} {body}");
         assert_plain(&answer.body);
+    }
+    // A parameter that belongs elsewhere.
+    for (path, body, said) in [
+        (
+            "/api/generate",
+            json!({ "prompt": "x", "temperature": 0 }),
+            "in `options`",
+        ),
+        (
+            "/api/generate",
+            json!({ "prompt": "x", "max_tokens": 3 }),
+            "`num_predict`",
+        ),
+        (
+            "/api/generate",
+            json!({ "prompt": "x", "options": { "max_tokens": 3 } }),
+            "`num_predict`",
+        ),
+        ("/api/generate", json!({ "messages": [] }), "`/api/chat`"),
+        (
+            "/api/chat",
+            json!({ "messages": [], "prompt": "x" }),
+            "`/api/generate`",
+        ),
+    ] {
+        let answer = server.post(path, &body);
+        let body = answer.body.to_string();
+        assert!(answer.status == 400 && body.contains(said), "{path} {body}");
     }
 }

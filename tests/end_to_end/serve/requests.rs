@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Server, events, unchunked};
+use crate::sandbox::{Sandbox, copy_folder, prepared_demo};
 
 #[test]
 fn echoed_prompts_have_the_log_probabilities_of_their_tokens() {
@@ -226,6 +227,20 @@ fn wrong_requests_are_refused_by_name() {
     ] {
         assert_eq!(server.post_with("/v1/completions", "", body).status, 400);
     }
+    let remedy = |server: &Server| {
+        let refused = server.post("/v1/completions", &json!({ "prompt": long }));
+        let message = refused.json()["error"]["message"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        message.split_once("; ").unwrap().1.to_owned()
+    };
+    assert_eq!(
+        remedy(&server),
+        "shorten it, or serve with a longer `--context`"
+    );
+    let whole = Server::start(&[]);
+    assert_eq!(remedy(&whole), "shorten it", "the model supports no more");
     let deep = "[".repeat(100_000);
     assert_eq!(
         server
@@ -249,7 +264,6 @@ fn schemas_constrain_the_text() {
         "type": "object",
         "properties": { "name": { "type": "string", "maxLength": 5 }, "count": { "enum": [1, 2] } },
         "required": ["name", "count"],
-        "additionalProperties": false,
     });
     for seed in 0..4 {
         let body = json!({
@@ -265,6 +279,7 @@ fn schemas_constrain_the_text() {
             "{value}"
         );
         assert!(value["count"] == 1 || value["count"] == 2, "{value}");
+        assert_eq!(value.as_object().unwrap().len(), 2, "no other keys");
     }
 }
 
@@ -285,6 +300,11 @@ fn clients_of_ollama_and_of_vllm_are_understood() {
         assert_eq!(model["digest"].as_str().map(str::len), Some(64), "{listed}");
         assert_eq!(model["details"]["parameter_size"], "3.5M");
     }
+    // Ollama's clients ask for `/`; only a browser gets the page.
+    assert!(server.get("/").body.starts_with("PowerInfer is running"));
+    let page =
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAccept: text/html,*/*\r\n\r\n";
+    assert!(server.raw(page).body.starts_with("<!doctype html>"));
     // Errors have the shape of the API that was called.
     assert!(server.get("/api/nothing").json()["error"].is_string());
     assert!(server.get("/api/chat").json()["error"].is_string());
@@ -310,6 +330,70 @@ fn clients_of_ollama_and_of_vllm_are_understood() {
     );
     let wrong = server.post("/api/generate", &json!({ "model": "other", "prompt": "x" }));
     assert!(wrong.json()["error"].is_string());
+    let keep = |path: &str, value: Value| {
+        let response = server.post(path, &json!({ "keep_alive": value }));
+        (response.status, response.json()["error"].clone())
+    };
+    for path in ["/api/generate", "/api/chat"] {
+        for value in [
+            json!("5m"),
+            json!("-1h30m0.5s"),
+            json!(-1),
+            json!(2.5),
+            Value::Null,
+        ] {
+            assert_eq!(keep(path, value.clone()), (200, Value::Null), "{value}");
+        }
+        for value in [json!(0), json!(0.0), json!("0"), json!("0s")] {
+            let (status, error) = keep(path, value);
+            let error = error.as_str().unwrap();
+            assert_eq!(status, 400, "{error}");
+            assert!(error.contains("until the server is stopped"), "{error}");
+        }
+        for value in [
+            json!("5"),
+            json!(""),
+            json!("m"),
+            json!("5 m"),
+            json!("5m3"),
+            json!(true),
+            json!([]),
+        ] {
+            let (status, error) = keep(path, value.clone());
+            assert_eq!(status, 400, "{value}");
+            assert!(
+                error
+                    .as_str()
+                    .unwrap()
+                    .starts_with("`keep_alive`: give seconds"),
+                "{error}"
+            );
+        }
+    }
+    for (options, status) in [
+        (json!({ "num_predict": 1, "typical_p": 1.0 }), 200),
+        (json!({ "num_predict": 1, "typical_p": 0.5 }), 400),
+    ] {
+        let body = json!({ "prompt": "def f(x):", "options": options });
+        assert_eq!(server.post("/api/generate", &body).status, status, "{body}");
+    }
+    let generate = |penalty: f32, last: Value| {
+        let options = json!({ "num_predict": 60, "temperature": 0, "repeat_penalty": penalty, "repeat_last_n": last });
+        let body =
+            json!({ "prompt": "def f(x):", "stream": false, "keep_alive": 0, "options": options });
+        server.post("/api/generate", &body).json()["response"].clone()
+    };
+    let plain = generate(1.0, Value::Null);
+    assert_eq!(generate(9.0, json!(0)), plain);
+    assert_ne!(generate(9.0, json!(64)), plain);
+    let system = json!({ "prompt": "x", "system": "Be brief." });
+    let refused = server.post("/api/generate", &system);
+    let error = refused.json()["error"].clone();
+    assert_eq!(refused.status, 400, "{error}");
+    assert!(
+        error.as_str().unwrap().contains("no chat template"),
+        "{error}"
+    );
     let ids = server
         .post("/tokenize", &json!({ "prompt": "def f(x):" }))
         .json()["tokens"]
@@ -333,4 +417,32 @@ fn clients_of_ollama_and_of_vllm_are_understood() {
         (&health["status"], &health["batching"]),
         (&json!("ok"), &json!("continuous"))
     );
+}
+
+#[test]
+fn a_model_has_the_name_of_its_folder() {
+    for given in ["mine", "mine.powerinfer/bundle"] {
+        let sandbox = Sandbox::new();
+        copy_folder(prepared_demo(), &sandbox.path("mine.powerinfer"));
+        let place = ["place", "mine", "--vram", "0", "--context", "64"];
+        sandbox.run(&place).good();
+        let plan = std::fs::File::open(sandbox.path("mine.powerinfer/bundle/plan.json")).unwrap();
+        let long_ago = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1 << 30);
+        plan.set_modified(long_ago).unwrap();
+        let command = sandbox.command(&["serve", given]);
+        let server = Server::start_command(sandbox, command);
+        let listed = &server.get("/api/tags").json()["models"][0];
+        assert_eq!(listed["name"], "mine");
+        assert_eq!(listed["modified_at"], "2004-01-10T13:37:04+00:00");
+        for name in ["mine", "mine:latest", "mine.powerinfer:latest"] {
+            let answer = server.complete(&json!({ "model": name, "prompt": "x", "max_tokens": 1 }));
+            assert_eq!(answer["model"], "mine");
+            assert_eq!(server.get(&format!("/v1/models/{name}")).status, 200);
+        }
+        let other = json!({ "model": "demo", "prompt": "x" });
+        assert_eq!(server.post("/v1/completions", &other).status, 404);
+        let long = json!({ "prompt": "x = 1\n".repeat(40) });
+        let refused = server.post("/v1/completions", &long).body;
+        assert!(refused.contains("re-plan the model"), "{refused}");
+    }
 }

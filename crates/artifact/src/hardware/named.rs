@@ -327,7 +327,7 @@ impl Machine {
             ),
             (
                 "gpu.context_bytes",
-                "assumed: a CUDA context with its modules, and a reserve",
+                "assumed: loaded kernels, captured graphs, partly used pages",
             ),
         ] {
             source(figure, text.to_owned());
@@ -368,7 +368,7 @@ impl Machine {
                 pcie_latency_seconds: 10e-6,
                 sync_seconds: 20e-6,
                 kernel_launch_seconds: 2e-6,
-                context_bytes: 512 << 20,
+                context_bytes: 64 << 20,
                 operations_per_second: Some((card.tensor.0 * 1e12 * SUSTAINED_OPERATIONS).round()),
             }),
         }

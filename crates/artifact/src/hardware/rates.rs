@@ -28,6 +28,59 @@ pub struct ModelShape {
     pub vocabulary: usize,
 }
 
+/// Efficiency of an engine's passes relative to a machine's rates. The rates are measured with single kernels and copies; a pass
+/// starts many short kernels, divides some unevenly and computes parts on one thread.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EngineRates {
+    /// Pairs of a number of threads n, ascending, and the speed of a pass on n threads as a share of n times the kernels' speed on
+    /// one thread. The last entry also applies to more threads; if there are no entries, the kernels' measured rates apply.
+    pub threads: &'static [(usize, f64)],
+    /// Shortest time of a GPU kernel in a captured graph, in addition to reading its bytes.
+    pub gpu_kernel_seconds: f64,
+    /// Time per token on a machine with a GPU, in addition to kernels and sampling: launching graphs, copying the embedding,
+    /// reading the logits.
+    pub gpu_token_seconds: f64,
+    /// Share of the throughput of large matrix products that prompts reach, on the CPU and on the GPU.
+    pub products: [f64; 2],
+    /// Share of the bandwidth of the link at which prompts copy weights to the GPU.
+    pub link: f64,
+}
+
+impl EngineRates {
+    /// An engine that reaches the machine's rates.
+    pub const IDEAL: Self = Self {
+        threads: &[],
+        gpu_kernel_seconds: 0.0,
+        gpu_token_seconds: 0.0,
+        products: [1.0; 2],
+        link: 1.0,
+    };
+
+    /// This engine, fitted to measurements on an NVIDIA H200 and 16 virtual cores of an Intel Xeon; see
+    /// `docs/reports/simulator.md`.
+    pub const CURRENT: Self = Self {
+        threads: &[(1, 0.97), (2, 0.80), (4, 0.70), (8, 0.57), (16, 0.50)],
+        gpu_kernel_seconds: 6e-6,
+        gpu_token_seconds: 110e-6,
+        products: [0.75, 0.083],
+        link: 1.0,
+    };
+
+    /// Speed of a pass on `threads` threads relative to kernels on one thread; `None` if there are no entries.
+    fn speedup(&self, threads: usize) -> Option<f64> {
+        let above = self.threads.partition_point(|(count, _)| *count < threads);
+        let (last, end) = *self.threads.get(above).or(self.threads.last())?;
+        let share = match above.checked_sub(1).map(|below| self.threads[below]) {
+            Some((first, start)) if last > first && threads < last => {
+                let part = (threads - first) as f64 / (last - first) as f64;
+                start + (end - start) * part
+            }
+            _ => end,
+        };
+        Some(share * threads as f64)
+    }
+}
+
 /// Cost rates of a number of threads for matrices of one row length.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CpuRates {
@@ -128,10 +181,10 @@ impl Cpu {
 }
 
 impl Hardware {
-    /// Returns this machine with the rates for one model: bandwidth and row costs of that model's rows, and no
-    /// tables of measurements. Idempotent.
+    /// Returns this machine with the rates of one engine for one model: bandwidth and row costs of that model's rows, and no
+    /// tables of measurements.
     #[must_use]
-    pub fn for_model(&self, shape: ModelShape) -> Self {
+    pub fn for_model(&self, shape: ModelShape, engine: &EngineRates) -> Self {
         let mut machine = self.clone();
         let cpu = &mut machine.cpu;
         let row_bytes = shape.format.row_bytes(shape.hidden);
@@ -140,10 +193,14 @@ impl Hardware {
             .iter()
             .any(|kernel| kernel.format == shape.format)
         {
-            let rates = self.cpu.rates(shape.format, cpu.threads, row_bytes as f64);
-            cpu.read_bandwidth_bytes_per_second = rates.bytes_per_second;
-            cpu.row_seconds = rates.row_seconds;
-            cpu.sum_row_seconds = rates.sum_row_seconds;
+            let rates = |threads| self.cpu.rates(shape.format, threads, row_bytes as f64);
+            let (one, all) = (rates(1), rates(cpu.threads));
+            let reached = engine.speedup(cpu.threads).map_or(1.0, |speedup| {
+                (speedup * one.bytes_per_second / all.bytes_per_second).min(1.0)
+            });
+            cpu.read_bandwidth_bytes_per_second = reached * all.bytes_per_second;
+            cpu.row_seconds = all.row_seconds / reached;
+            cpu.sum_row_seconds = all.sum_row_seconds / reached;
             for figure in [
                 "read_bandwidth_bytes_per_second",
                 "row_seconds",
@@ -152,8 +209,9 @@ impl Hardware {
                 machine.sources.insert(
                     format!("cpu.{figure}"),
                     format!(
-                        "measured, for rows of {row_bytes} bytes in {}",
-                        shape.format
+                        "measured, for rows of {row_bytes} bytes in {}; a pass reaches {:.0}% of it",
+                        shape.format,
+                        100.0 * reached
                     ),
                 );
             }
@@ -163,6 +221,10 @@ impl Hardware {
         cpu.layer_seconds +=
             shape.hidden as f64 * cpu.hidden_seconds + shape.neurons as f64 * cpu.neuron_seconds;
         cpu.token_seconds += shape.vocabulary as f64 * cpu.vocabulary_seconds;
+        if let Some(gpu) = &mut machine.gpu {
+            gpu.kernel_launch_seconds = gpu.kernel_launch_seconds.max(engine.gpu_kernel_seconds);
+            cpu.token_seconds += engine.gpu_token_seconds;
+        }
         (
             cpu.hidden_seconds,
             cpu.neuron_seconds,
@@ -223,7 +285,7 @@ mod tests {
             neurons: 4096,
             vocabulary: 1000,
         };
-        let fitted = machine.for_model(shape);
+        let fitted = machine.for_model(shape, &EngineRates::IDEAL);
         fitted.validate().unwrap();
         assert!((fitted.cpu.read_bandwidth_bytes_per_second - 1e9).abs() < 1.0);
         assert_eq!(fitted.cpu.row_seconds, 0.0);
@@ -231,17 +293,56 @@ mod tests {
         assert!(fitted.sources["cpu.row_seconds"].contains("1088 bytes in q8_0"));
         assert!(fitted.cpu.layer_seconds > 0.0);
         assert!(fitted.cpu.token_seconds > 0.0);
-        assert_eq!(fitted.for_model(shape), fitted, "idempotent");
-        let other = machine.for_model(ModelShape {
+        let f32 = ModelShape {
             format: Format::F32,
             ..shape
-        });
+        };
+        let other = machine.for_model(f32, &EngineRates::IDEAL);
         let (before, after) = (&machine.cpu, &other.cpu);
         assert_eq!(after.row_seconds, before.row_seconds);
         assert_eq!(
             after.read_bandwidth_bytes_per_second,
             before.read_bandwidth_bytes_per_second
         );
+    }
+
+    #[test]
+    fn a_pass_reaches_a_share_of_what_kernels_reach_alone() {
+        let engine = EngineRates {
+            threads: &[(1, 0.9), (4, 0.6)],
+            gpu_kernel_seconds: 6e-6,
+            gpu_token_seconds: 1e-4,
+            ..EngineRates::IDEAL
+        };
+        let speedups = [1, 2, 4, 8].map(|threads| engine.speedup(threads).unwrap());
+        for (found, expected) in speedups.into_iter().zip([0.9, 1.6, 2.4, 4.8]) {
+            assert!((found - expected).abs() < 1e-12, "{found}");
+        }
+        assert_eq!(EngineRates::IDEAL.speedup(4), None);
+
+        let shape = ModelShape {
+            format: Format::Q8_0,
+            hidden: 1024,
+            neurons: 4096,
+            vocabulary: 1000,
+        };
+        let mut machine = named("rtx4090").unwrap();
+        machine.cpu.threads = 4;
+        machine.cpu.kernels = vec![
+            speed(1088, 1, [1e9, 1e9, 1e9, 1e9]),
+            speed(1088, 4, [3e9, 2e9, 2e9, 3e9]),
+        ];
+        let [alone, passes] =
+            [&EngineRates::IDEAL, &engine].map(|engine| machine.for_model(shape, engine));
+        let share = |of: fn(&Cpu) -> f64| of(&passes.cpu) / of(&alone.cpu);
+        assert!((share(|cpu| cpu.read_bandwidth_bytes_per_second) - 0.8).abs() < 1e-12);
+        assert!((share(|cpu| cpu.row_seconds) - 1.25).abs() < 1e-12);
+        assert!((passes.cpu.token_seconds - alone.cpu.token_seconds - 1e-4).abs() < 1e-12);
+        assert_eq!(passes.gpu.unwrap().kernel_launch_seconds, 6e-6);
+        // Memory is the limit, not the threads.
+        machine.cpu.kernels[1] = speed(1088, 4, [2e9, 2e9, 2e9, 2e9]);
+        let limited = machine.for_model(shape, &engine);
+        assert_eq!(limited.cpu.read_bandwidth_bytes_per_second, 2e9);
     }
 
     proptest! {

@@ -31,6 +31,8 @@ pub const EMBEDDINGS: &str = "embeddings";
 pub const KV_CACHE: &str = "KV cache";
 /// Line of activations and other temporary memory of a forward pass.
 pub const SCRATCH: &str = "scratch";
+/// Line of the memory that a GPU's budget keeps for the driver: loaded kernels, captured graphs, partly used pages.
+pub const RESERVE: &str = "reserve";
 /// Line of the neurons on the GPU.
 pub const HOT_NEURONS: &str = "hot neurons";
 /// Line of the neurons on the CPU.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{ByteSize, Progress, plan::Policy, progress::Silent, random::Random};
 use powerinfer_eval::bench::{
     BatchBench, Bench, CHECKED_TOKENS, Completion, Work, check, kv_cache_bytes, time_ffns,
-    time_hybrid, time_speculation,
+    time_hybrid, time_parts, time_speculation,
 };
 use powerinfer_kernels::Isa;
 use powerinfer_model::LanguageModel;
@@ -29,7 +29,7 @@ use report::Report;
 /// Work to time, and how often.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Results are compared with `dense` before anything is timed. Figures are medians of the repeats; the read bandwidth, of a stream and of the rows that active neurons select, is measured between repeats.\n\nExamples:\n  powerinfer bench demo\n  powerinfer bench ./my-model.powerinfer --policy dense --threads 1 --json\n  powerinfer bench demo -p 0 -n 32 --depth 100\n  powerinfer bench demo --batch 1,2,4,8,16,32\n  powerinfer bench demo -p 0 -n 0 --completions edits.jsonl"
+    after_help = "Results are compared with `dense` before anything is timed. Timings are medians of the repeats; the read bandwidth, of a stream and of the rows that active neurons select, is measured between repeats.\n\nExamples:\n  powerinfer bench demo\n  powerinfer bench ./my-model.powerinfer --policy dense --threads 1 --json\n  powerinfer bench demo -p 0 -n 32 --depth 100\n  powerinfer bench demo --batch 1,2,4,8,16,32\n  powerinfer bench demo -p 0 --parts 8,16\n  powerinfer bench demo -p 0 -n 0 --completions edits.jsonl"
 )]
 pub(crate) struct BenchArguments {
     /// Bundle, a folder with a bundle in it, or the name of a model prepared here
@@ -53,6 +53,10 @@ pub(crate) struct BenchArguments {
     /// Also time single FFNs with these percentages of their neurons
     #[arg(long, value_name = "P", value_delimiter = ',', value_parser = parse_density)]
     ffn_densities: Vec<f64>,
+    /// Also estimate the time per token on these numbers of threads, from the parts of its jobs, timed one after the other on one
+    /// thread
+    #[arg(long, value_name = "N", value_delimiter = ',', num_args = 0..=1, default_missing_value = "4,8,16", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    parts: Vec<u32>,
     /// Also time these texts with and without `--speculate`: JSON lines with `prompt` and `completion`
     #[arg(long, value_name = "FILE")]
     completions: Option<PathBuf>,
@@ -73,16 +77,26 @@ pub(crate) struct BenchArguments {
 }
 
 pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
-    let threads = arguments.engine.thread_count();
+    let threads = arguments.engine.threads.count();
     let probe_bytes = probe_bytes(arguments.probe)?;
     let mut model = SingleSession::new(open_engine(&arguments.bundle, &arguments.engine, output)?)?;
     if model.uses_device() && !arguments.ffn_densities.is_empty() {
         bail!(Advised::new(
-            "`--ffn-densities` times the CPU alone",
-            "give `--device cpu` with it"
+            "`--ffn-densities` measures only the CPU",
+            "add `--device cpu`"
         ));
     }
-    let mut works = works(arguments, model.context_limit())?;
+    if model.uses_device() && !arguments.parts.is_empty() {
+        bail!(Advised::new(
+            "`--parts` measures only the CPU",
+            "add `--device cpu`"
+        ));
+    }
+    let mut works = works(
+        arguments,
+        model.context_limit(),
+        model.config().context_length,
+    )?;
     let longest = works.iter().map(|work| work.context()).max().unwrap_or(0);
     let completions = completions(arguments, &model)?;
     let checked = CHECKED_TOKENS.min(model.context_limit());
@@ -152,7 +166,14 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         .map_or(0, |batches| batches.steps(bench.repeats, models));
     let completed: usize = completions.iter().map(Completion::token_count).sum();
     let completion_steps = (2 * bench.repeats * completed) as u64;
-    bar.begin("timing", steps + batch_steps + completion_steps, "tokens");
+    let decoded = works.last().and_then(|work| match work {
+        Work::Decode { tokens, depth } => Some((*tokens, *depth)),
+        _ => None,
+    });
+    let decoded = decoded.filter(|_| !arguments.parts.is_empty());
+    let part_steps = decoded.map_or(0, |(tokens, _)| tokens * arguments.parts.len()) as u64;
+    let all_steps = steps + batch_steps + completion_steps + part_steps;
+    bar.begin("timing", all_steps, "tokens");
     let mut measured = Vec::new();
     for work in works {
         measured.push(bench.measure(&mut model, work)?);
@@ -175,7 +196,14 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     } else {
         Some(time_speculation(&bench, &mut model, &completions)?)
     };
-    let sync = speed_test(4 << 20)?.kernel_seconds(&Threads::new(isa, threads)?)?;
+    // Comes last, because the model computes on one thread from here on.
+    let mut parts = Vec::new();
+    if let Some(decoded) = decoded {
+        for threads in &arguments.parts {
+            parts.push(time_parts(&bench, &mut model, decoded, *threads as usize)?);
+        }
+    }
+    let sync = speed_test(4 << 20, 4 << 20)?.kernel_seconds(&Threads::new(isa, threads)?)?;
     bar.end();
 
     let report = Report {
@@ -191,6 +219,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         batches: &batches,
         densities: &densities,
         speculation: speculation.as_ref(),
+        parts: &parts,
         hybrid: hybrid.as_ref(),
         sync_microseconds: 1e6 * sync,
     };
@@ -201,8 +230,17 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     }
 }
 
-/// Work to time, prompts first. Fails if there is none, or if it exceeds the context.
-fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
+/// Advice for work that exceeds the bundle's context of `limit` tokens; the model supports up to `longest`.
+fn longer_context(longest: usize, limit: usize) -> &'static str {
+    if longest > limit {
+        "give fewer, or re-plan the bundle with a longer `--context`"
+    } else {
+        "give fewer: the model supports no more"
+    }
+}
+
+/// Work to time, prompts first. Fails if there is none, or if it exceeds the context of `limit` tokens.
+fn works(arguments: &BenchArguments, limit: usize, longest: usize) -> Result<Vec<Work>> {
     let depth = arguments.depth;
     let prompts = arguments.prompt_tokens.clone().unwrap_or_else(|| {
         let mut usual = if arguments.batch.is_empty() {
@@ -224,6 +262,12 @@ fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
     if tokens > 0 {
         works.push(Work::Decode { tokens, depth });
     }
+    if arguments.decode_tokens.is_none() && depth > 0 && depth >= limit {
+        bail!(Advised::new(
+            format!("`--depth` is {depth}, and the bundle has room for {limit} tokens"),
+            "give a smaller `--depth`"
+        ));
+    }
     for work in &works {
         let (what, asked) = match work {
             Work::Prompt { tokens } => ("--prompt-tokens", *tokens),
@@ -235,9 +279,15 @@ fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
         if asked > limit {
             bail!(Advised::new(
                 format!("`{what}` take {asked} tokens and the bundle has room for {limit}"),
-                "give fewer, or re-plan the bundle with a longer `--context`"
+                longer_context(longest, limit)
             ));
         }
+    }
+    if tokens == 0 && !arguments.parts.is_empty() {
+        bail!(Advised::new(
+            "`--parts` needs decoded tokens, but `--decode-tokens` is 0",
+            "raise `--decode-tokens`, or omit `--parts`"
+        ));
     }
     let has_works = !works.is_empty() || arguments.completions.is_some();
     if !has_works && arguments.ffn_densities.is_empty() {

@@ -4,14 +4,13 @@ use std::path::{Path, PathBuf, absolute};
 
 use anyhow::{Context, Result, bail};
 use clap::{ArgAction, ArgMatches, Command, CommandFactory, parser::ValueSource};
-use powerinfer_artifact::{ByteSize, ModelIdentity, counted, hardware::Hardware, shell_quoted};
+use powerinfer_artifact::{ByteSize, ModelIdentity, counted, shell_quoted};
 use powerinfer_cluster::{
     Preparation, Rates, Shards, Stage, Volume, Workload, submit, write_kubernetes, write_slurm,
 };
 use powerinfer_corpus::STDIN;
-use powerinfer_model::ModelConfig;
 use powerinfer_pipeline::{Tokens, check_paths};
-use powerinfer_planner::{certify, machine::this_machine, read_hardware};
+use powerinfer_planner::{machine::this_machine, read_hardware};
 use powerinfer_pool::usable_cores;
 use powerinfer_synth::Shape;
 use powerinfer_tensor::Format;
@@ -20,6 +19,7 @@ use serde_json::{Value, json};
 use crate::{
     budget_arguments::BudgetArguments,
     calibration_arguments::CalibrationArguments,
+    estimate::{certify_tokens, duration},
     hint::Advised,
     model_argument,
     output::{Output, Table, print, print_json},
@@ -28,9 +28,6 @@ use crate::{
     training_stage::TrainingArguments,
     values::{FORMATS, Offered},
 };
-
-/// Operations per second of a core whose machine file has no value.
-const USUAL_OPERATIONS: f64 = 40e9;
 
 /// Scheduler, or an estimate.
 #[derive(Debug, clap::Args)]
@@ -232,7 +229,12 @@ fn estimate(arguments: &EstimateArguments, output: Output) -> Result<()> {
     };
     let nodes = &arguments.nodes;
     let shards = nodes.shards(config.layer_count);
-    let mut workload = Workload::new(&config, arguments.quant, nodes.cores(), rates(&hardware));
+    let mut workload = Workload::new(
+        &config,
+        arguments.quant,
+        nodes.cores(),
+        Rates::new(&hardware),
+    );
     workload.tokens = arguments.tokens;
     workload.certify_tokens = certify_tokens(&config, arguments.tokens);
     workload.trace_tokens = arguments.trace_tokens;
@@ -269,32 +271,6 @@ fn estimate(arguments: &EstimateArguments, output: Output) -> Result<()> {
 /// Time of all tasks of a stage, one after the other.
 fn of_one_node(stage: &Stage) -> f64 {
     stage.needs.seconds * stage.tasks as f64
-}
-
-/// Tokens of a certificate by default, if so many are profiled.
-fn certify_tokens(config: &ModelConfig, profiled: u64) -> u64 {
-    (certify::usual_tokens(config.parameters()) as u64).min(profiled)
-}
-
-fn rates(hardware: &Hardware) -> Rates {
-    let cores = hardware.cpu.threads;
-    let rate = |format| {
-        let measured = hardware.cpu.gemm_operations_per_second(format);
-        measured.unwrap_or(USUAL_OPERATIONS * cores as f64)
-    };
-    Rates {
-        cores,
-        operations_per_second: rate(Format::Q4_0),
-        float_operations_per_second: rate(Format::F32),
-    }
-}
-
-fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s < 90.0 => format!("{s:.0} s"),
-        s if s < 5400.0 => format!("{:.0} min", s / 60.0),
-        s => format!("{:.1} h", s / 3600.0),
-    }
 }
 
 fn table(stages: &[Stage]) -> String {
@@ -414,7 +390,7 @@ impl StageArguments {
         let tokens = match self.calibration.tokens {
             Tokens::Count(tokens) => tokens as u64,
             Tokens::Auto if shards.profile > 1 => bail!(Advised::new(
-                "a shard cannot see when all of them together have enough text",
+                "shards need a number of tokens, because none of them knows how much the others have read",
                 "give `--tokens N`, such as `--tokens 1000000`"
             )),
             Tokens::Auto => 131_072,
@@ -424,7 +400,7 @@ impl StageArguments {
             config,
             self.budget.quant(),
             self.nodes.cores(),
-            rates(&hardware),
+            Rates::new(&hardware),
         );
         workload.tokens = tokens;
         workload.certify_tokens = certify_tokens(config, tokens);

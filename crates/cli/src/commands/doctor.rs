@@ -9,9 +9,9 @@ use powerinfer_artifact::{
     shell_quoted,
 };
 use powerinfer_kernels::Isa;
-use powerinfer_planner::machine::{Thoroughness, keep, measure};
-use powerinfer_pool::{system, usable_cores};
-use powerinfer_runtime::warn_of_too_many_threads;
+use powerinfer_planner::machine::{MeasuredMachine, Thoroughness, keep, measure};
+use powerinfer_pool::system;
+use powerinfer_runtime::warn_about_threads;
 use powerinfer_tensor::Format;
 use serde_json::json;
 
@@ -29,7 +29,7 @@ pub(crate) struct DoctorArguments {
     /// Write the measurements to this file, `.toml` or `.json`, for `place --hardware FILE`
     #[arg(long, value_name = "FILE", value_parser = crate::values::new_file)]
     write: Option<PathBuf>,
-    /// Measure for this many threads at most [default: one per physical core]
+    /// Measure for this many threads [default: the number that decodes fastest]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
     /// Measure less, in seconds; plans keep the measurements that they use
@@ -44,24 +44,33 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
     if let Some(path) = &arguments.write {
         Hardware::check_file_name(path)?;
     }
-    let threads = arguments
-        .threads
-        .map_or_else(usable_cores, |count| count as usize);
-    warn_of_too_many_threads(threads, &Bar::new(output));
+    let threads = arguments.threads.map(|count| count as usize);
+    warn_about_threads(threads.unwrap_or(1), &Bar::new(output));
     let thoroughness = if arguments.quick {
         Thoroughness::Quick
     } else {
         Thoroughness::Full
     };
     output.say("measuring how fast memory is read and kernels run; best while nothing else does …");
-    let (hardware, gpu_status) = measure(threads, thoroughness, &Bar::new(output))?;
+    let measured = measure(threads, thoroughness, &Bar::new(output))?;
     if !arguments.quick
-        && let Some(file) = keep(&hardware)?
+        && !measured.is_disturbed
+        && let Some(file) = keep(&measured)?
     {
         output.say(format!(
             "kept in `{}`: plans for this machine use these figures from now on",
             file.display()
         ));
+    }
+    let MeasuredMachine {
+        hardware,
+        gpu_status,
+        is_disturbed,
+        ..
+    } = measured;
+    let threads = hardware.cpu.threads;
+    if is_disturbed && !arguments.quick {
+        output.say("these figures are not kept; plans for this machine use earlier measurements or measure again");
     }
     if let Some(path) = &arguments.write {
         hardware.write(path)?;
@@ -128,12 +137,13 @@ fn gigabytes(bytes_per_second: f64) -> String {
 
 fn describe_cpu(text: &mut String, cpu: &Cpu) -> Result<()> {
     let threads = cpu.threads;
-    writeln!(
-        text,
-        "read bandwidth  {} GB/s on 1 thread, {} GB/s on {threads}",
-        gigabytes(stream(cpu, 1).unwrap_or_default()),
-        gigabytes(cpu.read_bandwidth_bytes_per_second),
-    )?;
+    let of_one = gigabytes(stream(cpu, 1).unwrap_or_default());
+    write!(text, "read bandwidth  {of_one} GB/s on 1 thread")?;
+    if threads > 1 {
+        let of_all = gigabytes(cpu.read_bandwidth_bytes_per_second);
+        write!(text, ", {of_all} GB/s on {threads}")?;
+    }
+    text.push('\n');
     writeln!(
         text,
         "overheads       {:.1} ns per scattered row, {:.1} ns per axpy row, {:.1} µs per kernel launch",

@@ -11,6 +11,7 @@ use anyhow::{Result, bail};
 use powerinfer_artifact::{
     ByteSize, Digest, Progress, Shard, certificate::Estimate, counted, plan::Policy,
 };
+use powerinfer_bundle::Bundle;
 use powerinfer_datasets::minipython::{Split, Task, distinct_tasks};
 use powerinfer_eval::{
     Ends, EvalError, Fidelity, Likelihood, PythonSandbox, ResultFile, Run, Subject, complete,
@@ -129,7 +130,8 @@ struct TasksArguments {
     /// Number of tasks, all of combinations that the demo was not trained on
     #[arg(long, value_name = "N", default_value_t = 200)]
     count: usize,
-    /// Policies to compare [default: dense, exact and predicted; dense for an unpacked model]
+    /// Policies to compare [default: dense, exact, predicted and the plan's, as far as the bundle supports them; dense for an
+    /// unpacked model]
     #[arg(long, value_name = "POLICY", value_delimiter = ',')]
     policy: Vec<PolicyArgument>,
     /// Tokens of a solution, at most
@@ -208,21 +210,32 @@ fn paired_json(paired: Paired) -> Value {
     })
 }
 
+/// The default policies: `dense`, `exact`, `predicted` and that of the plan's first layer, as far as `bundle` supports them.
+fn usual_policies(bundle: &Bundle) -> Vec<Policy> {
+    let planned = bundle.plan().layers.first().map(|layer| layer.policy);
+    let is_usual = |policy: &Policy| {
+        let usual = [Policy::Dense, Policy::Exact, Policy::Predicted];
+        usual.contains(policy) || Some(*policy) == planned
+    };
+    let possible = text::choices(&[], bundle, true).into_iter();
+    possible
+        .filter_map(|(_, policy)| policy)
+        .filter(is_usual)
+        .collect()
+}
+
 fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
     if arguments.count == 0 {
         bail!(Advised::new("`--count` is 0", "give at least one task"));
     }
     let sandbox = PythonSandbox::find()?;
     let subject = arguments.subject.open(output)?;
-    let mut policies = arguments.policy.clone();
+    let asked = arguments.policy.iter().copied().map(Policy::from);
+    let mut policies: Vec<Policy> = asked.collect();
     if policies.is_empty() {
-        policies = match subject.checkpoint() {
-            Some(_) => vec![PolicyArgument::Dense],
-            None => vec![
-                PolicyArgument::Dense,
-                PolicyArgument::Exact,
-                PolicyArgument::Predicted,
-            ],
+        policies = match subject.bundle()? {
+            Some(bundle) => usual_policies(&bundle),
+            None => vec![Policy::Dense],
         };
     }
     let results = &arguments.results;
@@ -230,7 +243,7 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
     // All files first: an error in one must not appear after hours of another.
     let mut files = Vec::new();
     for policy in &policies {
-        let policy = Policy::from(*policy).to_string();
+        let policy = policy.to_string();
         let settings = json!({
             "bundle": subject.identity()?,
             "tasks": arguments.count,
@@ -253,7 +266,6 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
             quiet: output.quiet || !rows.is_empty(),
             ..output
         };
-        let policy = Policy::from(policy);
         let mut model = subject.model(Some(policy), quiet)?;
         let bar = Bar::new(output);
         bar.begin(&policy.to_string(), items.len() as u64, "tasks");

@@ -14,14 +14,13 @@ use powerinfer_artifact::{
     plan::Plan,
     predictor_file::{self, PredictorFile},
     prompt_cache::{self, PromptCacheFile},
-    shell_quoted,
     write::write_file,
 };
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_export::GpuIndex;
 use powerinfer_import::open_checkpoint;
 use powerinfer_kernels::Isa;
-use powerinfer_model::{Checkpoint, Files, Weight, gguf_model};
+use powerinfer_model::{Checkpoint, Files, ModelConfig, Weight, gguf_model};
 use powerinfer_profile::Profile;
 use powerinfer_report::profile_page;
 use serde_json::{Value, json};
@@ -87,16 +86,25 @@ pub(crate) fn run(arguments: &InspectArguments, output: Output) -> Result<()> {
         details: output.verbose,
     };
     let report = match model_argument::model_elsewhere(&arguments.path) {
-        Some(name) => {
-            let made = model_argument::work_folder_of(name);
-            if made.is_dir() {
-                output.say(format!(
-                    "this is the model; `powerinfer inspect {}` describes what was made of it",
-                    shell_quoted(&made.to_string_lossy())
-                ));
+        Some(name) => match model_argument::existing_work_folder(name) {
+            Some(folder) => {
+                if !Bundle::is_bundle(&folder.join("bundle")) {
+                    output.say(format!(
+                        "there is no bundle yet; {} makes one",
+                        model_argument::prepare_command(name)
+                    ));
+                }
+                inspect(&folder, asked)?
             }
-            model(&model_argument::open_checkpoint(name, output)?, asked)?
-        }
+            None => {
+                let checkpoint = model_argument::open_checkpoint(name, output)?;
+                output.say(format!(
+                    "this model is not prepared; {} prepares it",
+                    model_argument::prepare_command(name)
+                ));
+                model(&checkpoint, asked)?
+            }
+        },
         None => inspect(&model_argument::artifact(&arguments.path)?, asked)?,
     };
     if arguments.json {
@@ -169,7 +177,7 @@ fn work_folder(path: &Path, asked: Asked) -> Result<Report> {
                 "there is nothing made by powerinfer in `{}`",
                 path.display()
             ),
-            "make something with `powerinfer prepare`"
+            "prepare a model with `powerinfer prepare MODEL`"
         ));
     }
     Ok(Report {
@@ -275,8 +283,9 @@ fn bundle(path: &Path, asked: Asked) -> Result<Report> {
     let bundle = Bundle::open(path, check)?;
     let manifest = &bundle.manifest_document().body;
     let plan = bundle.plan();
+    let (shape, _) = shape(bundle.config(), "");
     let mut text = format!(
-        "{}  weights      {}\n  plan         {} of {} neurons on the GPU, {} on the GPU, {} on the CPU, context {}, KV cache in {}\n",
+        "{}{shape}  weights      {}\n  plan         {} of {} neurons on the GPU, {} on the GPU, {} on the CPU, context {}, KV cache in {}\n",
         describe(bundle.header(), asked),
         manifest.quant,
         plan.totals.hot_count,
@@ -289,15 +298,15 @@ fn bundle(path: &Path, asked: Asked) -> Result<Report> {
     if let Some(inputs) = plan_table::inputs(plan) {
         text.push_str(&format!("  inputs       {inputs}\n"));
     }
-    let length = |name: &str| std::fs::metadata(path.join(name)).map_or(0, |found| found.len());
     text.push_str(&format!(
         "  files        {}, {}\n",
         manifest.files.len(),
-        ByteSize(manifest.files.keys().map(|name| length(name)).sum())
+        ByteSize(bundle.bytes_on_disk())
     ));
     if asked.details {
         for (name, digest) in &manifest.files {
-            let bytes = ByteSize(length(name)).to_string();
+            let bytes = std::fs::metadata(path.join(name)).map_or(0, |found| found.len());
+            let bytes = ByteSize(bytes).to_string();
             text.push_str(&format!("  {name:<28} {bytes:>10}  {digest}\n"));
         }
     }
@@ -308,7 +317,7 @@ fn bundle(path: &Path, asked: Asked) -> Result<Report> {
                 "the certificate in `{}` is for another plan or another text",
                 path.display()
             ),
-            "run `powerinfer place` again"
+            "run `powerinfer place MODEL` again"
         ));
     }
     if let Some(certificate) = certificate {
@@ -320,7 +329,12 @@ fn bundle(path: &Path, asked: Asked) -> Result<Report> {
             text.push_str("the certificate is of these weights, this plan and this text; `powerinfer eval fidelity --certificate` measures it again\n");
         }
     } else {
-        text.push_str("there is no certificate\n");
+        text.push_str(match certificate_table::state(&bundle) {
+            certificate_table::INCOMPLETE => {
+                "the certificate is incomplete; preparing or placing the model again completes it\n"
+            }
+            _ => "there is no certificate\n",
+        });
     }
     let predictors = bundle.predictors().map(PredictorFile::layers);
     Ok(Report {
@@ -333,27 +347,41 @@ fn bundle(path: &Path, asked: Asked) -> Result<Report> {
 
 fn model(checkpoint: &Checkpoint, asked: Asked) -> Result<Report> {
     let config = checkpoint.config();
-    let mut parameters = 0usize;
-    for weight in config.weights() {
-        parameters += config.shape(weight).iter().product::<usize>();
-        if asked.verify {
+    if asked.verify {
+        for weight in config.weights() {
             checkpoint.read(weight)?; // every value is there and finite
         }
     }
-    let ffn: usize = config
-        .weights()
-        .into_iter()
-        .filter(|weight| {
-            use powerinfer_model::LayerWeight::{Down, Gate, Up};
-            matches!(weight, Weight::Layer(_, Gate | Up | Down))
-        })
-        .map(|weight| config.shape(weight).iter().product::<usize>())
-        .sum();
     let identity = checkpoint.identity();
+    let assumption = if checkpoint.assumes_activation() {
+        " (assumed, the file states none)"
+    } else {
+        ""
+    };
+    let (shape, parameters) = shape(config, assumption);
+    Ok(Report {
+        has_digests: true,
+        has_details: false,
+        text: format!(
+            "  model        {}\n  fingerprint  {}\n{shape}",
+            identity.name, identity.fingerprint
+        ),
+        json: json!({ "model": identity, "config": config, "parameters": parameters }),
+    })
+}
+
+/// Lines about parameters, layers and activation, with `assumption` after the activation; and the number of parameters.
+fn shape(config: &ModelConfig, assumption: &str) -> (String, usize) {
+    let count = |weight| config.shape(weight).iter().product::<usize>();
+    let weights = config.weights();
+    let parameters: usize = weights.iter().copied().map(count).sum();
+    let ffn = weights.into_iter().filter(|weight| {
+        use powerinfer_model::LayerWeight::{Down, Gate, Up};
+        matches!(weight, Weight::Layer(_, Gate | Up | Down))
+    });
+    let ffn: usize = ffn.map(count).sum();
     let text = format!(
-        "  model        {}\n  fingerprint  {}\n  parameters   {:.1} M, {} of them in FFNs\n  layers       {} of {} hidden, {} neurons, {} on {}\n  activation   {}{}, vocabulary {}, context {}\n",
-        identity.name,
-        identity.fingerprint,
+        "  parameters   {:.1} M, {} of them in FFNs\n  layers       {} of {} hidden, {} neurons, {} on {}\n  activation   {}{assumption}, vocabulary {}, context {}\n",
         parameters as f64 / 1e6,
         percent(ffn as f64 / parameters as f64),
         config.layer_count,
@@ -362,20 +390,10 @@ fn model(checkpoint: &Checkpoint, asked: Asked) -> Result<Report> {
         counted(config.head_count, "head"),
         counted(config.kv_head_count, "key and value head"),
         config.activation.name(),
-        if checkpoint.assumes_activation() {
-            " (assumed, the file states none)"
-        } else {
-            ""
-        },
         config.vocabulary_size,
         config.context_length,
     );
-    Ok(Report {
-        has_digests: true,
-        has_details: false,
-        text,
-        json: json!({ "model": identity, "config": config, "parameters": parameters }),
-    })
+    (text, parameters)
 }
 
 /// A safetensors file: predictors, or anything with tensors.

@@ -8,6 +8,7 @@ use powerinfer_bundle::{Bundle, IntegrityCheck};
 use serde_json::json;
 
 use crate::{
+    certificate_table,
     model_argument::bundles_in,
     output::{Output, Table, print, print_json},
     plan_table::policies,
@@ -23,9 +24,25 @@ pub(crate) struct ListArguments {
 }
 
 pub(crate) fn run(arguments: &ListArguments, output: Output) -> Result<()> {
-    let mut table = Table::new(&["name", "size", "weights", "VRAM", "policies", "prepared"]);
+    let mut table = Table::new(&[
+        "name",
+        "size",
+        "weights",
+        "VRAM",
+        "policies",
+        "certificate",
+        "prepared",
+    ]);
     let mut models = Vec::new();
-    for (name, folder) in bundles_in(Path::new(".")) {
+    let mut is_incomplete = false;
+    let bundles = bundles_in(Path::new("."));
+    if bundles.is_empty() && !arguments.json {
+        output.say(
+            "there are no prepared models in this folder; `powerinfer prepare MODEL` makes one",
+        );
+        return Ok(());
+    }
+    for (name, folder) in bundles {
         let bundle = match Bundle::open(&folder, IntegrityCheck::Quick) {
             Ok(bundle) => bundle,
             Err(error) => {
@@ -33,8 +50,10 @@ pub(crate) fn run(arguments: &ListArguments, output: Output) -> Result<()> {
                 continue;
             }
         };
-        let bytes = bundle.bytes();
+        let bytes = bundle.bytes_on_disk();
         let (plan, quant) = (bundle.plan(), bundle.quant());
+        let certificate = certificate_table::state(&bundle);
+        is_incomplete |= certificate == certificate_table::INCOMPLETE;
         let changed = fs::metadata(&folder).and_then(|found| found.modified());
         let age = changed
             .ok()
@@ -45,6 +64,7 @@ pub(crate) fn run(arguments: &ListArguments, output: Output) -> Result<()> {
             quant.to_string(),
             ByteSize(plan.totals.gpu_bytes).to_string(),
             policies(plan),
+            certificate.to_owned(),
             age.map_or("-".to_owned(), |age| ago(age.as_secs())),
         ]);
         models.push(json!({
@@ -54,19 +74,20 @@ pub(crate) fn run(arguments: &ListArguments, output: Output) -> Result<()> {
             "weights": quant.to_string(),
             "gpu_bytes": plan.totals.gpu_bytes,
             "policies": policies(plan),
+            "certificate": certificate,
             "seconds_ago": age.map(|age| age.as_secs()),
         }));
     }
     if arguments.json {
         return print_json(&json!({ "models": models }));
     }
-    if models.is_empty() {
-        output.say(
-            "there are no prepared models in this folder; `powerinfer prepare MODEL` makes one",
-        );
-        return Ok(());
+    if !models.is_empty() {
+        print(table.to_string())?;
     }
-    print(table.to_string())
+    if is_incomplete {
+        output.say("a certificate is incomplete because certification was interrupted; to complete it, run the same `powerinfer prepare` again");
+    }
+    Ok(())
 }
 
 /// `seconds` as a person would say it.

@@ -22,7 +22,7 @@ use serde_json::json;
 use crate::{
     budget_arguments::BudgetArguments,
     certificate_table,
-    earlier_settings::{ResetArgument, keep, with_earlier},
+    earlier_settings::{ResetArgument, with_earlier},
     hint::Advised,
     model_argument,
     output::{Output, print, print_json},
@@ -34,7 +34,7 @@ use crate::{
 /// Model, budgets and target of a placement.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  powerinfer place demo --vram 24G\n  powerinfer place demo --vram 2M --dry-run\n  powerinfer place demo.powerinfer/bundle --vram 12G"
+    after_help = "Examples:\n  powerinfer place demo --vram 24G\n  powerinfer place demo --vram 70M --dry-run\n  powerinfer place demo.powerinfer/bundle --vram 12G"
 )]
 pub(crate) struct PlaceArguments {
     /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`. To re-plan instead: a bundle, or the name of a
@@ -75,16 +75,21 @@ pub(crate) struct PlaceArguments {
     json: bool,
 }
 
-impl PlaceArguments {
-    /// Whether the plan is printed: not if a page or a document has it.
-    fn prints(&self, output: Output) -> bool {
-        !self.json && (self.html.is_none() || output.verbose)
-    }
-}
-
 pub(crate) fn run(arguments: &PlaceArguments, matches: &ArgMatches, output: Output) -> Result<()> {
     if let Some(folder) = model_argument::existing_bundle(&arguments.model) {
-        return again(&folder, arguments, matches, output);
+        refuse_decisions(arguments)?;
+        let bundle = Bundle::open(&folder, IntegrityCheck::Quick)?;
+        let model = bundle.header().model.clone();
+        let work = folder.parent().filter(|work| {
+            folder.ends_with("bundle")
+                && work
+                    .extension()
+                    .is_some_and(|extension| extension == "powerinfer")
+        });
+        let work = work.map(Path::to_owned);
+        let run = |arguments: &PlaceArguments| again(bundle, arguments, output);
+        let (work, check) = (work.as_ref(), refuse_decisions);
+        return with_earlier(arguments, matches, work, &model, output, check, run);
     }
     model_argument::check_model_or_bundle(&arguments.model)?;
     let (checkpoint, _) = model_argument::open_model(&arguments.model, output)?;
@@ -92,7 +97,7 @@ pub(crate) fn run(arguments: &PlaceArguments, matches: &ArgMatches, output: Outp
     let is_usual = arguments.out.is_none();
     let run = |arguments: &PlaceArguments| place(arguments, &checkpoint, &folder, output);
     let (folder, model) = (is_usual.then_some(&folder), checkpoint.identity());
-    with_earlier(arguments, matches, folder, model, output, run)
+    with_earlier(arguments, matches, folder, model, output, |_| Ok(()), run)
 }
 
 /// Places `checkpoint`, whose artifacts are in the work `folder`.
@@ -168,17 +173,17 @@ fn place(
             plan,
             output,
         )?;
-        return match arguments.json {
-            true => print_answer(plan, None, certificate),
-            false if arguments.prints(output) => print_plan(plan, None, output),
-            false => Ok(()),
+        return if arguments.json {
+            print_answer(plan, None, certificate)
+        } else {
+            print_plan(plan, None, output)
         };
     }
     let placement = plan(
         checkpoint, &profile, predictors, request, &options, scratch, &bar,
     )?;
     let (plan, report) = (placement.plan(), placement.report());
-    if arguments.prints(output) {
+    if !arguments.json {
         print_plan(plan, Some(report), output)?;
     }
     say_warnings(plan, report, output);
@@ -199,7 +204,7 @@ fn place(
             bundle
         };
         if let Some(found) = bundle.certificate() {
-            if arguments.prints(output) {
+            if !arguments.json {
                 print("\n")?;
                 print(certificate_table::describe(found))?;
                 if output.verbose {
@@ -240,19 +245,13 @@ fn print_answer(
     }))
 }
 
-/// Places the bundle in `folder` again, and rewrites its plan.
-fn again(
-    folder: &Path,
-    arguments: &PlaceArguments,
-    matches: &ArgMatches,
-    output: Output,
-) -> Result<()> {
-    refuse_decisions(arguments)?;
-    refuse_inside(arguments.html.as_deref(), folder)?;
-    let bundle = Bundle::open(folder, IntegrityCheck::Quick)?;
+/// Re-plans `bundle`, and rewrites its plan unless this is a dry run.
+fn again(bundle: Bundle, arguments: &PlaceArguments, output: Output) -> Result<()> {
+    let folder = bundle.folder().to_owned();
+    refuse_inside(arguments.html.as_deref(), &folder)?;
     let (options, bar) = (arguments.budget.options()?, Bar::new(output));
     let Decision { plan, report, .. } = place_again(&bundle, &options, &bar)?;
-    if arguments.prints(output) {
+    if !arguments.json {
         print_plan(&plan, Some(&report), output)?;
     }
     say_warnings(&plan, &report, output);
@@ -260,14 +259,6 @@ fn again(
     let certificate = bundle.certificate().cloned();
     if !arguments.dry_run {
         rewrite(bundle, plan.clone())?;
-        if let Some(work) = folder.parent().filter(|work| {
-            folder.ends_with("bundle")
-                && work
-                    .extension()
-                    .is_some_and(|extension| extension == "powerinfer")
-        }) {
-            keep::<PlaceArguments>(matches, work, &model)?;
-        }
         output.say(format!(
             "re-planned the bundle in `{}`; it computes the same neurons as before",
             folder.display()

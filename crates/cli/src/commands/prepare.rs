@@ -4,9 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::ArgMatches;
-use powerinfer_artifact::shell_quoted;
+use powerinfer_artifact::{hardware::Hardware, plan::Policy, shell_quoted};
+use powerinfer_cluster::{Rates, StageKind, Workload};
 use powerinfer_model::Checkpoint;
 use powerinfer_pipeline::{Prepare, Work, check_paths, prepare};
+use powerinfer_planner::machine::this_machine;
+use powerinfer_predictor::Recipe;
 use powerinfer_text::Tokenizer;
 use serde_json::json;
 
@@ -15,6 +18,7 @@ use crate::{
     calibration_arguments::CalibrationArguments,
     certificate_table::say_certificate,
     earlier_settings::{ResetArgument, with_earlier},
+    estimate::{certify_tokens, duration},
     model_argument,
     output::{Output, print_json},
     plan_table::{say_cost_of_skipping, say_warnings, summary},
@@ -67,7 +71,7 @@ pub(crate) fn run(
         prepare_model(arguments, &checkpoint, &tokenizer, &folder, output)
     };
     let (folder, model) = (Some(&folder), checkpoint.identity());
-    with_earlier(arguments, matches, folder, model, output, run)
+    with_earlier(arguments, matches, folder, model, output, |_| Ok(()), run)
 }
 
 /// Prepares `checkpoint` in the work `folder`.
@@ -102,7 +106,20 @@ fn prepare_model(
         checkpoint.identity().name,
         folder.display()
     ));
+    let mut is_announced = false;
     let mut report = |work: Work<'_>| match work {
+        Work::Begins {
+            stage,
+            tokens,
+            sequence_tokens,
+        } => {
+            if !std::mem::replace(&mut is_announced, true)
+                && let Ok(machine) = this_machine(&bar)
+            {
+                let workload = workload(&how, checkpoint, tokens, sequence_tokens, &machine);
+                output.say(times(&how, stage, &workload));
+            }
+        }
         Work::ProfileKept(profile) => output.say(format!(
             "profile: `{}` is used; `--data` profiles other text",
             profile.folder().display()
@@ -128,10 +145,11 @@ fn prepare_model(
     };
     let (bundle, profile) = prepare(checkpoint, tokenizer, &how, folder, &bar, &mut report)?;
     say_certificate(&bundle, output);
-    output.say(format!(
-        "ready: `powerinfer run {}`",
-        shell_quoted(&folder.to_string_lossy())
-    ));
+    let name = match arguments.out {
+        Some(_) => folder.to_string_lossy(),
+        None => checkpoint.identity().name.as_str().into(),
+    };
+    output.say(format!("ready: `powerinfer run {}`", shell_quoted(&name)));
     if arguments.json {
         print_json(&json!({
             "bundle": bundle.folder(),
@@ -141,4 +159,69 @@ fn prepare_model(
         }))?;
     }
     Ok(())
+}
+
+/// The work of a preparation of `checkpoint` with a profile of `tokens` tokens in sequences of `sequence_tokens` on `machine`.
+fn workload(
+    how: &Prepare<'_>,
+    checkpoint: &Checkpoint,
+    tokens: usize,
+    sequence_tokens: f64,
+    machine: &Hardware,
+) -> Workload {
+    let (config, options) = (checkpoint.config(), &how.options);
+    let cores = machine.cpu.threads;
+    let mut workload = Workload::new(config, options.quant(), cores, Rates::new(machine));
+    workload.tokens = tokens as u64;
+    workload.sequence_tokens = sequence_tokens;
+    workload.trace_tokens = how.trace_tokens as u64;
+    workload.certify_tokens = match options.certify_tokens {
+        Some(count) => count as u64,
+        None => certify_tokens(config, tokens as u64),
+    };
+    if let Recipe::Train(settings) = &how.recipe {
+        workload.steps = settings.steps as u64;
+    }
+    workload.searches = uses_predictors(how) && options.certifies();
+    workload
+}
+
+fn uses_predictors(how: &Prepare<'_>) -> bool {
+    !matches!(how.options.policy, Some(Policy::Dense | Policy::Exact))
+}
+
+/// The estimated times of the stages from number `first` on.
+fn times(how: &Prepare<'_>, first: usize, workload: &Workload) -> String {
+    let is_on_gpu = first == 1 && how.device.is_some();
+    let trains = first <= 2 && matches!(how.recipe, Recipe::Train(_)) && uses_predictors(how);
+    let stages = [
+        (StageKind::Profile, "profile", first == 1 && !is_on_gpu),
+        (StageKind::Train, "predictors", trains),
+        (StageKind::Place, "bundle", true),
+        (StageKind::Certify, "certificate", how.options.certifies()),
+    ];
+    let due: Vec<(&str, f64)> = stages
+        .into_iter()
+        .filter(|(.., is_due)| *is_due)
+        .map(|(kind, name, _)| (name, workload.needs(kind, 1).seconds))
+        .collect();
+    let total: f64 = due.iter().map(|(_, seconds)| seconds).sum();
+    let time = match total {
+        ..1.0 => "less than a second".to_owned(),
+        total => format!("about {}", duration(total)),
+    };
+    let elsewhere = if is_on_gpu {
+        ", not counting the profile on the GPU"
+    } else {
+        ""
+    };
+    let long = due.iter().filter(|(_, seconds)| *seconds >= 1.0);
+    let each: Vec<String> = long
+        .map(|(name, seconds)| format!("{name} {}", duration(*seconds)))
+        .collect();
+    let parts = match each.len() {
+        0 => String::new(),
+        _ => format!(": {}", each.join(", ")),
+    };
+    format!("this will take {time}{elsewhere}{parts}")
 }

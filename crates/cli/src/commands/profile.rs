@@ -62,7 +62,7 @@ pub(crate) fn run(
     let shard = arguments.shard;
     if shard != Shard::WHOLE && arguments.calibration.text().amount() != Amount::Everything {
         bail!(Advised::new(
-            "a shard cannot see when all of them together have enough",
+            "shards need a number of tokens, because none of them knows how much the others have read",
             "give `--tokens N`"
         ));
     }
@@ -72,7 +72,7 @@ pub(crate) fn run(
     let run =
         |arguments: &ProfileArguments| measure(arguments, &checkpoint, &tokenizer, &folder, output);
     let (folder, model) = (is_whole.then_some(&folder), checkpoint.identity());
-    with_earlier(arguments, matches, folder, model, output, run)
+    with_earlier(arguments, matches, folder, model, output, |_| Ok(()), run)
 }
 
 /// Profiles `checkpoint`, whose artifacts are in the work `folder`.

@@ -1,11 +1,12 @@
 //! `powerinfer pull`: a model from the hub.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use powerinfer_hub::{Hub, ModelName};
 use serde_json::{Value, json};
 
 use crate::{
-    model_argument::describe,
+    hint::Advised,
+    model_argument::{DEMO, describe},
     output::{Output, print_data, print_json},
     progress::Bar,
 };
@@ -27,6 +28,12 @@ pub(crate) struct PullArguments {
 }
 
 pub(crate) fn run(arguments: &PullArguments, output: Output) -> Result<()> {
+    if arguments.model == DEMO {
+        bail!(Advised::new(
+            "`demo` is part of the program, so there is nothing to download",
+            "`powerinfer prepare demo` prepares it"
+        ));
+    }
     let name = ModelName::parse(&arguments.model)?;
     let hub = Hub::from_environment()?;
     let bar = Bar::new(output);

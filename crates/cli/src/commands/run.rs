@@ -10,14 +10,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use powerinfer_artifact::{ByteSize, counted, progress::Interrupted, shell_quoted};
+use powerinfer_artifact::{ByteSize, counted, shell_quoted};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_model::Files;
 use powerinfer_runtime::{
     Engine, Generation, Sampler, SamplingSettings, Session, Speculation, SpeculationCounts,
     Statistics, StopConditions, StopReason, Text,
 };
-use powerinfer_text::{SpecialText, SpecialTokens, Tokenizer};
+use powerinfer_text::{Message, SpecialText, SpecialTokens, Tokenizer};
 use serde_json::json;
 
 use self::prompt_cache::{PromptCache, PromptCacheArguments};
@@ -33,19 +33,20 @@ use crate::{
 /// Bundle, prompt and sampling.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  powerinfer run demo\n  powerinfer run ./my-model.powerinfer --prompt 'Once upon a time' --temperature 0.8\n  cat prompt.txt | powerinfer run demo\n  cat article.txt | powerinfer run ./my-model.powerinfer --prompt 'Summary:'"
+    after_help = "Examples:\n  powerinfer run demo\n  powerinfer run ./my-model.powerinfer --prompt 'Once upon a time' --temperature 0.8\n  cat prompt.txt | powerinfer run demo\n  powerinfer run ./my-model.powerinfer 'Summarise this.' < article.txt"
 )]
 pub(crate) struct RunArguments {
     /// Bundle, a folder with a bundle in it, or the name of a model prepared here
     #[arg(default_value = DEMO)]
     bundle: String,
-    /// Text to continue [default: stdin; for `demo` without any, an example]. If stdin has text too, that comes first, then a
-    /// blank line and this text
+    /// Text to continue, without the chat template. If stdin has text too, that comes first, then a blank line and this
+    /// text
     #[arg(short, long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// The same as `--prompt`
+    /// Message to answer; without a chat template, the same as `--prompt` [default: stdin; on a terminal, a chat; for
+    /// `demo`, an example first]
     #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "interactive"])]
-    words: Option<String>,
+    words: Vec<String>,
     /// Chat, with line editing and history on a terminal; a line that ends in `\` continues on the next line, `/help`
     /// lists commands
     #[arg(short, long, conflicts_with = "prompt")]
@@ -114,7 +115,7 @@ pub(crate) struct SamplingArguments {
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
     /// Seed of every random choice
-    #[arg(short, long, default_value_t = 0)]
+    #[arg(short, long, default_value_t = 0, allow_negative_numbers = true)]
     seed: u64,
 }
 
@@ -168,25 +169,36 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     let (prompt, is_example) = match read_prompt(arguments, is_demo)? {
         Prompt::Text(text) => (text, false),
         Prompt::Example(text) => (text, true),
-        Prompt::Interactive if arguments.prompt_cache.prompt_cache.is_some() => {
+        Prompt::Interactive { .. } if arguments.prompt_cache.prompt_cache.is_some() => {
             bail!(Advised::new(
                 "`--prompt-cache` takes a prompt",
                 "give one with `--prompt TEXT` or on stdin"
             ))
         }
-        Prompt::Interactive => {
+        Prompt::Interactive { example } => {
             let mut writer = Writer::new(arguments, engine, &tokenizer, sampler()?, output)?;
-            return chat::run(&mut writer);
+            return chat::run(&mut writer, example);
         }
     };
-    let ids = tokenizer.encode(&prompt, SpecialTokens::Add)?;
+    let has_template = tokenizer.chat_template().is_some();
+    let is_message = has_template && arguments.prompt.is_none();
+    if has_template && !is_message && std::io::stderr().is_terminal() {
+        output.say("`--prompt` is continued without the chat template; give the text without `--prompt` for an answer");
+    }
+    let ids = if is_message {
+        let (role, content) = ("user".to_owned(), prompt.clone());
+        chat::encode(arguments, &tokenizer, &[Message { role, content }])?
+    } else {
+        tokenizer.encode(&prompt, SpecialTokens::Add)?
+    };
     let mut writer = Writer::new(arguments, engine, &tokenizer, sampler()?, output)?;
     writer.check_prompt(ids.len())?;
     if is_example {
-        output.say("no prompt given: this is a task that the model was not trained on; `--prompt` sets another");
+        output.say("no prompt was given, so the demo solves an example; give a prompt with `--prompt`, or chat with `-i`");
     }
     if (arguments.echo || is_example) && !arguments.json {
         print_data(&prompt)?;
+        print_data(if is_message { "\n" } else { "" })?;
     }
     let mut completion = String::new();
     let json = arguments.json;
@@ -228,42 +240,53 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     }
     verification::print_summary(observers.verification(), output);
     if interrupted() {
-        Err(Interrupted.into())
-    } else {
-        Ok(())
+        output.say("stopped");
+        std::process::exit(130);
     }
+    Ok(())
 }
 
 /// The prompt, or its source.
 enum Prompt {
     Text(String),
     Example(String),
-    Interactive,
+    /// A chat, which first answers the example, if there is one.
+    Interactive {
+        example: Option<String>,
+    },
 }
 
-/// Combines stdin and `--prompt`; for `demo`, returns an example if both are absent.
+/// Combines stdin and `--prompt`. If both are absent: on a terminal, returns a chat, which for `demo` starts with an example; otherwise,
+/// returns the example for `demo`.
 fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
     if arguments.interactive {
-        return Ok(Prompt::Interactive);
+        return Ok(Prompt::Interactive { example: None });
     }
     let piped = if std::io::stdin().is_terminal() {
         String::new()
     } else {
         piped_text()?
     };
-    match arguments.prompt.as_ref().or(arguments.words.as_ref()) {
-        Some(prompt) if piped.is_empty() => return Ok(Prompt::Text(prompt.clone())),
+    let words = Some(arguments.words.join(" ")).filter(|_| !arguments.words.is_empty());
+    match arguments.prompt.clone().or(words) {
+        Some(prompt) if piped.is_empty() => return Ok(Prompt::Text(prompt)),
         // The order is that of `ollama run`.
         Some(prompt) => return Ok(Prompt::Text(format!("{piped}\n\n{prompt}"))),
         None if !piped.is_empty() => return Ok(Prompt::Text(piped)),
         None => {}
     }
-    if is_demo {
+    let example = if is_demo {
         let task = distinct_tasks(Split::HeldOut, 1, 1)?.remove(0);
-        return Ok(Prompt::Example(task.prompt().to_owned()));
+        Some(task.prompt().to_owned())
+    } else {
+        None
+    };
+    let is_single = arguments.json || (is_demo && arguments.prompt_cache.prompt_cache.is_some());
+    if std::io::stdin().is_terminal() && !is_single {
+        return Ok(Prompt::Interactive { example });
     }
-    if std::io::stdin().is_terminal() && !arguments.json {
-        return Ok(Prompt::Interactive);
+    if let Some(example) = example {
+        return Ok(Prompt::Example(example));
     }
     bail!(Advised::new(
         "there is no prompt",
@@ -432,7 +455,7 @@ impl Timing {
                 counted(self.generated_tokens, "token")
             )),
             Some(StopReason::ContextFull) => {
-                output.say("stopped: the context is full; place with a longer `--context`");
+                output.say("stopped: the context is full");
             }
             Some(StopReason::StopToken | StopReason::Cancelled) | None => {}
         }

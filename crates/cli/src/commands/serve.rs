@@ -1,10 +1,11 @@
 //! `powerinfer serve`: a bundle behind an OpenAI-compatible API.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{AddrParseError, IpAddr, Ipv4Addr, SocketAddr};
 
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{ByteSize, mapped_file::FileBytes, shell_quoted};
 use powerinfer_bundle::Bundle;
+use powerinfer_pool::environment;
 use powerinfer_server::{MAX_PARALLEL, Server, ServerSettings};
 use powerinfer_text::{SpecialText, Tokenizer};
 use serde_json::json;
@@ -12,7 +13,7 @@ use serde_json::json;
 use crate::{
     engine::{EngineArguments, open_engine},
     hint::Advised,
-    model_argument::DEMO,
+    model_argument::{DEMO, prepared_name},
     output::{Output, print},
     progress::interrupted,
     special_token_arguments::SpecialTokenArguments,
@@ -28,7 +29,7 @@ pub(crate) struct ServeArguments {
     #[arg(default_value = DEMO)]
     bundle: String,
     /// Address to listen on; `0.0.0.0` for all of this machine's
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = host)]
     host: IpAddr,
     /// Port to listen on; 0 for any that is free
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
@@ -42,7 +43,7 @@ pub(crate) struct ServeArguments {
     /// Tokens of a prompt and its answer, at most [default: the plan's]
     #[arg(long, alias = "ctx-size", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
-    /// Name of the model in responses and requests [default: the bundle's]
+    /// Name of the model in responses and requests [default: as in `powerinfer list`]
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
     /// Refuse requests without `Authorization: Bearer KEY`
@@ -68,6 +69,15 @@ pub(crate) struct ServeArguments {
     /// exceeds its certified error falls back to a lossless policy
     #[arg(long, value_name = "K", help_heading = "Execution", value_parser = clap::value_parser!(u32).range(1..))]
     verify_every: Option<u32>,
+}
+
+fn host(text: &str) -> Result<IpAddr, String> {
+    if text == "localhost" {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    }
+    let refuse = |_| "give an IP address without a port, such as 127.0.0.1; `--port` sets the port";
+    text.parse()
+        .map_err(|error: AddrParseError| refuse(error).to_owned())
 }
 
 fn parallel(text: &str) -> Result<usize, String> {
@@ -103,11 +113,22 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
     {
         bail!(Advised::new(
             format!("`--context {context}` exceeds the plan's {limit}"),
-            "re-plan the bundle with a longer `--context`, or omit the option"
+            match engine.bundle().config().context_length {
+                most if context as usize > most => {
+                    format!("the model was made for at most {most} tokens: omit the option")
+                }
+                _ => format!(
+                    "omit the option, or re-plan the bundle: `powerinfer place {} --context {context}`",
+                    shell_quoted(&engine.bundle().folder().to_string_lossy())
+                ),
+            }
         ));
     }
     let settings = ServerSettings {
-        alias: arguments.alias.clone(),
+        alias: arguments
+            .alias
+            .clone()
+            .or_else(|| prepared_name(engine.bundle().folder())),
         parallel: arguments.parallel,
         queue: arguments.queue,
         speculates: arguments.speculate,
@@ -121,8 +142,16 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
     let tokenizer = powerinfer_pipeline::tokenizer(&engine.bundle().files())?;
     let example = example_prompt(engine.bundle(), &tokenizer);
     let address = SocketAddr::new(arguments.host, arguments.port);
+    if environment::value("OLLAMA_HOST").is_some_and(|set| *set != *address.to_string()) {
+        output
+            .say("`OLLAMA_HOST` sets the address for clients only; here use `--host` and `--port`");
+    }
     let server = Server::bind(engine, tokenizer, settings, address)?;
     let address = server.address()?;
+    let mut shown = address;
+    if address.ip().is_unspecified() {
+        shown.set_ip(Ipv4Addr::LOCALHOST.into());
+    }
     if !address.ip().is_loopback() && arguments.api_key.is_none() {
         output
             .say("every machine that reaches this one can use the model; `--api-key` restricts it");
@@ -138,13 +167,14 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
         ByteSize(server.cache_bytes()),
     ));
     output.say(format!(
-        "to write and chat: open http://{address} in a browser"
+        "to chat or complete text: open http://{shown} in a browser"
     ));
     let body = json!({ "prompt": example, "max_tokens": 32 }).to_string();
     output.say(format!(
-        "for programs: curl http://{address}/v1/completions -d {}",
+        "for programs: curl http://{shown}/v1/completions -d {}",
         shell_quoted(&body)
     ));
+    output.say(format!("for clients of Ollama: OLLAMA_HOST={shown}"));
     print(format!("listening on http://{address}\n"))?;
     server.run(|unfinished| {
         if let Err(error) = files.iter().try_for_each(FileBytes::check_unchanged) {
@@ -154,7 +184,7 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
         }
         let stops = interrupted();
         if stops && unfinished > 0 {
-            output.say("finishing what runs; Ctrl-C again stops at once");
+            output.say("finishing the running requests; press Ctrl-C again to stop at once");
         }
         stops
     })?;

@@ -149,6 +149,7 @@ impl SimulateArguments {
             hot: self.hot,
             prompt: self.prompt as usize,
             tokens: self.tokens as usize,
+            is_of_2023: false,
         })
     }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
     Digest, Shard,
-    hardware::{Hardware, ModelShape},
+    hardware::{EngineRates, Hardware, ModelShape},
 };
 use powerinfer_bundle::Bundle;
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
@@ -29,7 +29,7 @@ use powerinfer_planner::{
     read_hardware,
     sweep::{BundlePlanner, default_budgets, thresholds},
 };
-use powerinfer_pool::{system, usable_cores};
+use powerinfer_pool::system;
 use powerinfer_runtime::{ActivationFormat, Execution};
 use powerinfer_text::Tokenizer;
 use serde_json::json;
@@ -46,7 +46,7 @@ use crate::{
 /// Bundle, grid and measures.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Every point is a line of JSON in `--out`; a stopped sweep resumes, and the same file takes more points. The speed of a placement on `--hardware` is estimated by the cost model and marked `simulated`; quality, and the speed of this machine, are measured.\n\nExamples:\n  powerinfer sweep demo --html demo.html\n  powerinfer sweep demo --vram 0,515M,24G --policy exact,predicted,predicted:+2 --tasks 100\n  powerinfer sweep ./my-model.powerinfer --policy dense,error:5%,error:10% \\\n      --data held-out.txt --humaneval HumanEval.jsonl.gz"
+    after_help = "Every point is a line of JSON in `--out`; a stopped sweep resumes, and the same file takes more points. The speed of a placement on `--hardware` is estimated by the cost model and marked `simulated`; quality, and the speed of this machine, are measured.\n\nExamples:\n  powerinfer sweep demo --html demo.html\n  powerinfer sweep demo --vram 0,69M,24G --policy exact,predicted,predicted:+2 --tasks 100\n  powerinfer sweep ./my-model.powerinfer --policy dense,error:5%,error:10% \\\n      --data held-out.txt --humaneval HumanEval.jsonl.gz"
 )]
 pub(crate) struct SweepArguments {
     /// Name of a model prepared here, a folder with a bundle in it, or a bundle
@@ -57,7 +57,7 @@ pub(crate) struct SweepArguments {
     #[command(flatten)]
     measures: MeasureArguments,
     /// File of the rows, from which a stopped sweep resumes [default: sweep.jsonl next to the bundle, or
-    /// sweep-2.jsonl and so on if that is of other settings]
+    /// sweep-2.jsonl and so on if that has results for other settings]
     #[arg(long, value_name = "FILE", value_parser = crate::values::new_file)]
     out: Option<PathBuf>,
     /// Measure one of n shards of the grid's points, as `3/16`, to a file named after it; `powerinfer merge` puts the files
@@ -109,7 +109,7 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
         .open("placements are not run, but predicted", output)?;
     let options = SweepOptions {
         isa: Isa::detect()?,
-        threads: measures.threads.unwrap_or_else(usable_cores).clamp(1, 1024),
+        threads: measures.threads.count(),
         repeats: measures.repeats as usize,
         probe_bytes: measures.probe.0.clamp(1 << 20, 1 << 34) as usize,
         device: device.map(|device| device.info().name.clone()),
@@ -177,7 +177,7 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
     let (mut file, mut rows) = opened?;
     if number > 1 {
         output.say(format!(
-            "results go to `{}`, since those before are of other settings or another bundle",
+            "writing results to `{}`, because earlier results are for other settings or another bundle",
             out.display()
         ));
     }
@@ -193,7 +193,7 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
                 points.len()
             ));
         }
-        let (here, _) = measure(sweep.options.threads, Thoroughness::Quick, &bar)?;
+        let here = measure(Some(sweep.options.threads), Thoroughness::Quick, &bar)?.hardware;
         let planner = BundlePlanner {
             bundle: &bundle,
             layers: &layers,
@@ -389,10 +389,13 @@ fn is_emulated(device: DeviceArgument) -> bool {
 /// `hardware` measured for the model of `bundle`.
 fn for_model(hardware: &Hardware, bundle: &Bundle) -> Hardware {
     let config = bundle.config();
-    hardware.for_model(ModelShape {
-        format: bundle.quant(),
-        hidden: config.hidden_size,
-        neurons: config.ffn_size,
-        vocabulary: config.vocabulary_size,
-    })
+    hardware.for_model(
+        ModelShape {
+            format: bundle.quant(),
+            hidden: config.hidden_size,
+            neurons: config.ffn_size,
+            vocabulary: config.vocabulary_size,
+        },
+        &EngineRates::CURRENT,
+    )
 }

@@ -31,6 +31,11 @@ pub(crate) struct TokenizeArguments {
 pub(crate) fn run(arguments: &TokenizeArguments, output: Output) -> Result<()> {
     let tokenizer =
         powerinfer_pipeline::tokenizer(&model_argument::files(&arguments.model, output)?)?;
+    output.say_if_typed(if arguments.decode {
+        "a JSON array of ids"
+    } else {
+        "text"
+    });
     let mut input = Vec::new();
     while_waiting(|| std::io::stdin().read_to_end(&mut input)).context("cannot read stdin")?;
     let Ok(text) = String::from_utf8(input) else {

@@ -74,7 +74,7 @@ pub(crate) fn run(
     let is_whole = arguments.out.is_none() && arguments.shard == Shard::WHOLE;
     let run = |arguments: &TrainPredictorsArguments| make(arguments, &checkpoint, &folder, output);
     let (folder, model) = (is_whole.then_some(&folder), checkpoint.identity());
-    with_earlier(arguments, matches, folder, model, output, run)
+    with_earlier(arguments, matches, folder, model, output, |_| Ok(()), run)
 }
 
 /// Makes the predictors of `checkpoint`, whose artifacts are in the work `folder`.

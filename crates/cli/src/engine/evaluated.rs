@@ -8,7 +8,6 @@ use powerinfer_artifact::{Digest, plan::Policy};
 use powerinfer_bundle::{Bundle, IntegrityCheck, pack_plain};
 use powerinfer_eval::Subject;
 use powerinfer_model::{Checkpoint, Files};
-use powerinfer_pool::usable_cores;
 use powerinfer_reference::ReferenceModel;
 use powerinfer_runtime::SingleSession;
 use powerinfer_text::Tokenizer;
@@ -20,6 +19,7 @@ use crate::{
     model_argument::{self, DEMO, bundle_folder, open_bundle},
     output::Output,
     progress::Bar,
+    thread_argument::ThreadArgument,
 };
 
 /// Which forward pass.
@@ -44,9 +44,8 @@ pub(crate) struct SubjectArguments {
     /// Device of the parts that a bundle's plan puts on a GPU
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: DeviceArgument,
-    /// Threads to compute with [default: one per physical core]
-    #[arg(short, long, value_name = "N")]
-    threads: Option<usize>,
+    #[command(flatten)]
+    threads: ThreadArgument,
 }
 
 /// The subject of an evaluation.
@@ -98,8 +97,7 @@ impl SubjectArguments {
                 (Source::Bundle { folder, _scratch }, bundle.files())
             }
         };
-        let threads = self.threads.unwrap_or_else(usable_cores).clamp(1, 1024);
-        Evaluated::new(source, &files, self.device, threads)
+        Evaluated::new(source, &files, self.device, self.threads.count())
     }
 
     fn reference(&self, output: Output) -> Result<(Source, Files)> {

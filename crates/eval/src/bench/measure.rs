@@ -322,16 +322,12 @@ pub(super) fn summary(work: Work, repeats: &[Timed], bandwidths: &[f64]) -> Meas
     };
     let gpu_bytes = of_all(&|_, repeat| repeat.statistics.device_bytes_read as f64 / tokens).median;
     let unaccounted = of_all(&|_, repeat| {
-        let stages = repeat
-            .statistics
-            .stages
-            .map_or(0.0, |stages| stages.total().as_secs_f64());
+        let stages = repeat.statistics.stages.as_ref();
+        let stages = stages.map_or(0.0, |stages| stages.total().as_secs_f64());
         (repeat.seconds - stages) / tokens * 1e6
     });
-    let marks = repeats[0]
-        .statistics
-        .stages
-        .map_or(0, |stages| stages.marks());
+    let stages_of_first = repeats[0].statistics.stages.as_ref();
+    let marks = stages_of_first.map_or(0, StageTimes::marks);
     let around = |index: usize| (bandwidths[index] + bandwidths[index + 1]) / 2.0;
     let speed = |repeat: &Timed| repeat.statistics.bytes_read as f64 / repeat.seconds;
     let contention: Vec<Contention> = repeats.iter().map(|repeat| repeat.contention).collect();

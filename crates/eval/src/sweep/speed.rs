@@ -104,7 +104,10 @@ impl SpeedMeter<'_> {
             let timed = timer.decode(engine, sessions, &decoded)?;
             steps.extend(timed.passes.iter().map(|seconds| 1e6 * seconds));
             let (taken, seconds) = (timed.statistics, timed.seconds);
-            let lap = taken.stages.map(|stages| stages.lap(Stage::Prediction));
+            let lap = taken
+                .stages
+                .as_ref()
+                .map(|stages| stages.lap(Stage::Prediction));
             let lap = lap.unwrap_or_default();
             predictor_bytes += lap.bytes;
             predictor_seconds += lap.time.as_secs_f64();

@@ -319,7 +319,8 @@ fn verify(
             Dialect::Ggml => ("", Some(Hint::OtherActivation)),
             Dialect::PowerInfer => (", and its engine runs only ReLU models", None),
         };
-        let reason = format!("it computes {theirs}, the model {ours}{only}");
+        let name = architecture.name;
+        let reason = format!("`{name}` computes {theirs}, the model {ours}{only}");
         return Err(cannot(reason, hint));
     }
     if !same_positions(&back.positions, &config.positions) {

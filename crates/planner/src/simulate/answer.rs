@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::PlannerError;
 
 use super::{
-    engine::{Engine, LLAMA_CPP, LLAMA_CPP_KV_NUMBER_BYTES, ORIGINAL, OURS},
+    engine::{Engine, LLAMA_CPP, LLAMA_CPP_2023, LLAMA_CPP_KV_NUMBER_BYTES, ORIGINAL, OURS},
     published::Activity,
     step::{Estimator, Kind, Pass, Placed},
     subject::{Solved, Subject, model_bytes, rank},
@@ -45,6 +45,8 @@ pub struct Request {
     pub prompt: usize,
     /// Tokens to generate.
     pub tokens: usize,
+    /// Whether to estimate the llama.cpp of the paper's time, not the current one.
+    pub is_of_2023: bool,
 }
 
 /// Estimates for a request.
@@ -264,6 +266,11 @@ impl Request {
     }
 
     fn llama_cpp(&self, subject: &Subject<'_>) -> EngineAnswer {
+        let engine = if self.is_of_2023 {
+            &LLAMA_CPP_2023
+        } else {
+            &LLAMA_CPP
+        };
         let all_active = vec![1.0; self.config.ffn_size];
         let (placed, count) = subject.by_whole_layers(LLAMA_CPP_KV_NUMBER_BYTES, &all_active);
         let on_cpu = subject.cpu_bytes(&placed);
@@ -282,17 +289,18 @@ impl Request {
         EngineAnswer {
             name: LLAMA_CPP.name,
             warning: None,
-            speed: Some(self.speed(&LLAMA_CPP, &placed, placement)),
+            speed: Some(self.speed(engine, &placed, placement)),
         }
     }
 
     fn speed(&self, engine: &Engine, placed: &Placed<'_>, placement: String) -> Speed {
-        let hardware = self.hardware.for_model(ModelShape {
+        let shape = ModelShape {
             format: self.quant,
             hidden: self.config.hidden_size,
             neurons: self.config.ffn_size,
             vocabulary: self.config.vocabulary_size,
-        });
+        };
+        let hardware = self.hardware.for_model(shape, &engine.rates);
         let estimator = Estimator {
             engine,
             hardware: &hardware,

@@ -1,7 +1,11 @@
 //! The engines that are compared, as parameters of the cost model. The constants of an engine hold for every machine and
 //! model; each has its source.
 
-use powerinfer_artifact::{hardware::Hardware, plan::Device};
+use powerinfer_artifact::{
+    hardware::{EngineRates, Hardware},
+    plan::Device,
+};
+use powerinfer_runtime::memory::PREFILL_BATCH;
 use powerinfer_solver::cost::{CPU_KERNELS, GPU_KERNELS};
 use powerinfer_tensor::Format;
 
@@ -16,12 +20,12 @@ pub(crate) struct Engine {
     pub(crate) cpu_rows: fn(Format) -> f64,
     /// The same for the KV cache.
     pub(crate) cpu_kv: f64,
-    /// Bytes of quantised blocks that a CPU thread processes per second at most, limited by its instructions.
-    pub(crate) cpu_blocks_per_thread: f64,
+    /// Limit on the quantised blocks that a CPU thread processes.
+    pub(crate) cpu_blocks: Blocks,
     /// Share of the GPU's sustained bandwidth at which it reads.
     pub(crate) gpu_reads: fn(Format) -> f64,
-    /// Seconds per GPU kernel in addition to its reading; `None` for the machine's value.
-    pub(crate) gpu_kernel_seconds: Option<f64>,
+    /// Efficiency of its passes relative to the machine's rates.
+    pub(crate) rates: EngineRates,
     /// Seconds per synchronisation in addition to its bytes; `None` for the machine's value.
     pub(crate) sync_seconds: Option<f64>,
     /// Kernels of attention, of prediction, and of the FFN, on the GPU and on the CPU.
@@ -34,10 +38,33 @@ pub(crate) struct Engine {
     pub(crate) kv_number_bytes: Option<u64>,
     /// Whether the KV cache is always on the CPU.
     pub(crate) kv_on_cpu: bool,
-    /// Whether prompts copy matrices from the CPU to the GPU if that is faster.
-    pub(crate) ships_weights: bool,
+    /// Weights that prompts copy from the CPU to the GPU if that is faster.
+    pub(crate) streams: Streams,
+    /// Prompt tokens per pass.
+    pub(crate) prompt_batch: usize,
     /// Whether prompts skip neurons as decoding does.
     pub(crate) sparse_prompts: bool,
+}
+
+/// Limit on the bytes of quantised blocks that a CPU thread processes per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Blocks {
+    /// The machine's rates are the limit.
+    Unlimited,
+    /// This number of bytes.
+    Bytes(f64),
+    /// Bytes for each operation per second that a thread reaches in large products of quantised matrices. If that rate was not
+    /// measured, the limit is the second value, in bytes: nominal rates count other operations.
+    PerOperation(f64, f64),
+}
+
+/// Weights that a prompt copies from the CPU to the GPU if that is faster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Streams {
+    /// Neurons.
+    Neurons,
+    /// Neurons, and the projections of attention.
+    All,
 }
 
 /// How the partial results of a split FFN are merged.
@@ -66,16 +93,17 @@ pub(crate) const OURS: Engine = Engine {
     cpu_matrices: |_| 1.0,
     cpu_rows: |_| 1.0,
     cpu_kv: 1.0,
-    cpu_blocks_per_thread: f64::INFINITY,
+    cpu_blocks: Blocks::Unlimited,
     gpu_reads: |_| 1.0,
-    gpu_kernel_seconds: None,
+    rates: EngineRates::CURRENT,
     sync_seconds: None,
     kernels: [GPU_KERNELS, CPU_KERNELS],
     counts_rows: true,
     merge: Merge::PerLayer,
     kv_number_bytes: None,
     kv_on_cpu: false,
-    ships_weights: false,
+    streams: Streams::Neurons,
+    prompt_batch: PREFILL_BATCH,
     sparse_prompts: false,
 };
 
@@ -83,32 +111,33 @@ pub(crate) const OURS: Engine = Engine {
 pub(crate) const ORIGINAL: Engine = Engine {
     name: "PowerInfer (2024)",
     // Attention and predictors are llama.cpp's kernels (section 7).
-    cpu_matrices: LLAMA_CPP.cpu_matrices,
+    cpu_matrices: LLAMA_CPP_2023.cpu_matrices,
     // Model card of ReluLLaMA-7B: on the CPU of PC-High alone 193 ms per token dense and 122 ms with
     // 70% zeros. The dense parts take 79 ms of these; in the rest, active neurons are read at 0.86 of
     // the speed of whole matrices.
     cpu_rows: |_| 0.86,
-    cpu_kv: LLAMA_CPP.cpu_kv,
-    cpu_blocks_per_thread: LLAMA_CPP.cpu_blocks_per_thread,
-    gpu_reads: LLAMA_CPP.gpu_reads,
-    gpu_kernel_seconds: LLAMA_CPP.gpu_kernel_seconds,
+    cpu_kv: LLAMA_CPP_2023.cpu_kv,
+    cpu_blocks: LLAMA_CPP_2023.cpu_blocks,
+    gpu_reads: LLAMA_CPP_2023.gpu_reads,
+    rates: LLAMA_CPP_2023.rates,
     // Assumed; with `cpu_kv` the only figure without a source. The CPU waits for the GPU's stream and a
     // small copy (20 µs), wakes eight threads and joins them at a barrier (20 µs), copies the result back
     // (20 µs), and launches eight kernels of 5 µs, which the wait keeps from being queued ahead.
     sync_seconds: Some(100e-6),
-    kernels: LLAMA_CPP.kernels,
+    kernels: LLAMA_CPP_2023.kernels,
     counts_rows: false,
     // Three sparse operators per gated FFN, each in two halves and an addition (source code).
     merge: Merge::PerMatrix,
-    kv_number_bytes: LLAMA_CPP.kv_number_bytes,
+    kv_number_bytes: LLAMA_CPP_2023.kv_number_bytes,
     // "The KV cache continues to reside in CPU memory" (section 7).
     kv_on_cpu: true,
-    ships_weights: true,
+    streams: Streams::All,
+    prompt_batch: LLAMA_CPP_2023.prompt_batch,
     sparse_prompts: true,
 };
 
 /// llama.cpp at the time of the paper: whole layers on the GPU, with their KV cache.
-pub(crate) const LLAMA_CPP: Engine = Engine {
+pub(crate) const LLAMA_CPP_2023: Engine = Engine {
     name: "llama.cpp",
     // Dense models reach 70 to 72 GB/s on the CPU of PC-High in the authors' model cards, and OPT-30B
     // 64.4 in section 2.2; its 67.2 GB/s count as sustained.
@@ -119,7 +148,7 @@ pub(crate) const LLAMA_CPP: Engine = Engine {
     cpu_kv: 0.5,
     // TurboSparse (arXiv 2406.05955), PC-Laptop: dense Mixtral-47B in INT4 decodes 6.91 tokens/s of 12.9
     // billion parameters each on eight performance cores: 50 GB/s, where 16 bits reach 60.
-    cpu_blocks_per_thread: 6.3e9,
+    cpu_blocks: Blocks::Bytes(LLAMA_CPP_2023_BLOCKS),
     // github.com/XiongjieDai/GPU-Benchmarks-on-LLM-Inference, December 2023: LLaMA-2-7B on an RTX 4090
     // decodes 60.78 tokens/s in F16 and 149.37 in Q4_0: 81% and 56% of 1008 GB/s, launches included.
     // 80% counts as sustained.
@@ -127,16 +156,42 @@ pub(crate) const LLAMA_CPP: Engine = Engine {
         Format::F32 | Format::F16 | Format::Bf16 => 1.0,
         Format::Q8_0 | Format::Q4K | Format::Q4_0 => 0.7,
     },
-    gpu_kernel_seconds: Some(0.0),
+    // The shares above include the launches.
+    rates: EngineRates::IDEAL,
     sync_seconds: None,
     kernels: [[0.0; 3]; 2],
     counts_rows: false,
     merge: Merge::PerLayer,
     kv_number_bytes: Some(LLAMA_CPP_KV_NUMBER_BYTES),
     kv_on_cpu: false,
-    ships_weights: true,
+    streams: Streams::All,
+    prompt_batch: LLAMA_CPP_BATCH as usize,
     sparse_prompts: false,
 };
+
+/// llama.cpp in November 2026 (0c1e570), fitted to measurements on an NVIDIA H200 and 16 virtual cores of an Intel Xeon;
+/// `docs/reports/simulator.md` compares them.
+pub(crate) const LLAMA_CPP: Engine = Engine {
+    // On the Xeon, a thread processes 3.6 to 5 GB/s of blocks, and 45 billion operations per second in large products.
+    cpu_blocks: Blocks::PerOperation(0.088, LLAMA_CPP_2023_BLOCKS),
+    gpu_reads: |format| match format {
+        Format::F32 | Format::F16 | Format::Bf16 => 1.0,
+        Format::Q8_0 | Format::Q4K | Format::Q4_0 => 0.95,
+    },
+    rates: EngineRates {
+        // Of all kernels of a layer together; 7B and 70B shapes differ little.
+        gpu_kernel_seconds: 50e-6,
+        gpu_token_seconds: 150e-6,
+        products: [0.3, 0.27],
+        // From a mapped file, whose pages are not pinned.
+        link: 0.11,
+        ..EngineRates::IDEAL
+    },
+    kernels: [[1.0, 0.0, 0.0], [0.0; 3]],
+    ..LLAMA_CPP_2023
+};
+
+const LLAMA_CPP_2023_BLOCKS: f64 = 6.3e9;
 
 /// Bytes of a number in llama.cpp's KV cache: F16, its default.
 pub(crate) const LLAMA_CPP_KV_NUMBER_BYTES: u64 = 2;

@@ -1,6 +1,8 @@
 //! Estimates the speed of a model on a machine without its weights, for this engine and for others.
 
 #[cfg(test)]
+mod against_measured;
+#[cfg(test)]
 mod against_published;
 mod answer;
 pub(crate) mod engine;

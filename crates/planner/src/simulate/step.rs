@@ -16,10 +16,7 @@ use powerinfer_solver::{
 };
 use powerinfer_tensor::{BLOCK, Format};
 
-use super::engine::{Engine, Merge, PICKED_PRODUCTS, operations};
-
-/// Prompt tokens per pass.
-const CHUNK: usize = 512;
+use super::engine::{Blocks, Engine, Merge, PICKED_PRODUCTS, Streams, operations};
 
 /// A placed model: the device of each part, and the bytes of it that a token reads.
 #[derive(Debug, Clone)]
@@ -117,12 +114,13 @@ impl Estimator<'_> {
             + model.token()
     }
 
-    /// Seconds of a prompt of `tokens` tokens, [`CHUNK`] at a time.
+    /// Seconds of a prompt of `tokens` tokens, in passes of the engine's batch size.
     pub(crate) fn prompt(self, placed: &Placed<'_>, tokens: usize) -> f64 {
-        let chunks = (0..tokens.div_ceil(CHUNK)).map(|chunk| {
-            let until = ((chunk + 1) * CHUNK).min(tokens);
+        let batch = self.engine.prompt_batch;
+        let chunks = (0..tokens.div_ceil(batch)).map(|chunk| {
+            let until = ((chunk + 1) * batch).min(tokens);
             let pass = Pass {
-                tokens: (until - chunk * CHUNK) as f64,
+                tokens: (until - chunk * batch) as f64,
                 context: until as f64,
                 kind: Kind::Prompt,
             };
@@ -137,15 +135,21 @@ impl Estimator<'_> {
             cpu_matrices,
             cpu_rows,
             gpu_reads,
+            rates,
             ..
         } = self.engine;
         let quant = placed.quant;
         let mut model = CostModel::decoding(self.hardware, 4 * placed.hidden_size as u64);
         model.tokens = pass.tokens;
         model.bytes_per_weight = quant.row_bytes(4096) as f64 / 4096.0;
-        model.streams_weights = self.engine.ships_weights && pass.kind == Kind::Prompt;
+        model.streams_weights = pass.kind == Kind::Prompt;
+        model.streams_attention = self.engine.streams == Streams::All;
+        let [on_cpu, on_gpu] = match pass.kind {
+            Kind::Prompt => rates.products,
+            Kind::Decode => [1.0; 2],
+        };
         let cpu = &mut model.cpu;
-        let products = operations(self.hardware, Device::Cpu, quant);
+        let products = on_cpu * operations(self.hardware, Device::Cpu, quant);
         cpu.matrices = Throughput {
             bytes_per_second: self.cpu_bandwidth(cpu_matrices(quant), quant),
             operations_per_second: products,
@@ -161,20 +165,21 @@ impl Estimator<'_> {
         if !self.engine.counts_rows {
             (cpu.row_seconds, cpu.sum_row_seconds) = (0.0, 0.0);
             (cpu.kernel_seconds, cpu.layer_seconds) = (0.0, 0.0);
-            model.token_seconds = 0.0;
+            model.token_seconds = match self.hardware.gpu {
+                Some(_) => rates.gpu_token_seconds,
+                None => 0.0,
+            };
         }
         if let Some((gpu, link)) = &mut model.gpu {
             let bandwidth = gpu.matrices.bytes_per_second;
             gpu.matrices = Throughput {
                 bytes_per_second: gpu_reads(quant) * bandwidth,
-                operations_per_second: operations(self.hardware, Device::Gpu, quant),
+                operations_per_second: on_gpu * operations(self.hardware, Device::Gpu, quant),
             };
             gpu.rows = gpu.matrices;
             gpu.kv_bytes_per_second = gpu_reads(Format::F16) * bandwidth;
             gpu.kernels = self.engine.kernels(Device::Gpu);
-            if let Some(seconds) = self.engine.gpu_kernel_seconds {
-                gpu.kernel_seconds = seconds;
-            }
+            link.streamed_bytes_per_second = rates.link * link.bytes_per_second;
             if let Some(seconds) = self.engine.sync_seconds {
                 link.sync_seconds = seconds;
             }
@@ -187,7 +192,16 @@ impl Estimator<'_> {
         let cpu = &self.hardware.cpu;
         let memory = share * cpu.read_bandwidth_bytes_per_second;
         if quant.is_quantised() {
-            memory.min(cpu.threads as f64 * self.engine.cpu_blocks_per_thread)
+            memory.min(match self.engine.cpu_blocks {
+                Blocks::Unlimited => f64::INFINITY,
+                Blocks::Bytes(bytes) => cpu.threads as f64 * bytes,
+                Blocks::PerOperation(bytes, _)
+                    if self.hardware.is_measured("cpu.operations_per_second") =>
+                {
+                    bytes * operations(self.hardware, Device::Cpu, quant)
+                }
+                Blocks::PerOperation(_, bytes) => cpu.threads as f64 * bytes,
+            })
         } else {
             memory
         }

@@ -9,6 +9,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::weight_bytes;
 use powerinfer_model::ModelConfig;
+use powerinfer_runtime::memory::scratch_bytes;
 use powerinfer_solver::{Candidate, Decision, LayerMode, Options, Problem, decide};
 use powerinfer_tensor::Format;
 
@@ -70,6 +71,15 @@ impl Subject<'_> {
         )
     }
 
+    /// The problem of other engines, which keep no copies of cold neurons on the GPU.
+    fn problem_of_others(&self) -> Problem {
+        let context = self.budget.context_tokens;
+        Problem {
+            gpu_scratch_bytes: scratch_bytes(self.config, context, self.rank),
+            ..self.problem()
+        }
+    }
+
     /// Solves the placement for this engine, with the policy `forced`, or else the fastest mode of each layer.
     pub(crate) fn solve(&self, forced: Option<Policy>) -> Result<Solved, PlannerError> {
         let builder = ModeBuilder::new(self.config, self.quant);
@@ -106,7 +116,7 @@ impl Subject<'_> {
                 + self.quant.row_bytes(self.config.ffn_size)) as u64;
         let builder = ModeBuilder::new(self.config, self.quant);
         let mode = builder.reading(Policy::Predicted, bytes, Quality::PERFECT);
-        let mut problem = self.problem();
+        let mut problem = self.problem_of_others();
         for layer in &mut problem.layers {
             layer.kv_bytes = 0;
         }
@@ -160,7 +170,7 @@ impl Subject<'_> {
         kv_number_bytes: u64,
         all_active: &'b [f64],
     ) -> (Placed<'b>, usize) {
-        let problem = self.problem();
+        let problem = self.problem_of_others();
         let numbers = 2 * self.config.kv_head_count * self.config.head_size;
         let kv_bytes = self.budget.context_tokens * numbers as u64 * kv_number_bytes;
         let neurons = self.config.ffn_size as u64;
@@ -174,7 +184,7 @@ impl Subject<'_> {
         let reserve = 2 * LLAMA_CPP_BATCH * scores
             + widened
             + problem.gpu_scratch_bytes
-            + self
+            + problem
                 .hardware
                 .gpu
                 .as_ref()

@@ -55,7 +55,7 @@ impl Case {
             soft_cap: self.soft_cap,
             slopes: self.slopes.as_deref(),
         };
-        let mut out = self.queries.clone();
+        let mut out = vec![f32::NAN; self.queries.len()];
         let mut token = 0;
         let sizes = batches
             .iter()
@@ -64,10 +64,11 @@ impl Case {
             let batch = token..self.tokens().min(token + batch);
             for token in batch.clone() {
                 let own = token * kv_count * size..(token + 1) * kv_count * size;
-                cache.push(&self.keys[own.clone()], &self.values[own]);
+                cache.push(threads, &[], &self.keys[own.clone()], &self.values[own]);
             }
-            let queries = &mut out[batch.start * count * size..batch.end * count * size];
-            attend(threads, self.heads, &mask, &cache, queries);
+            let own = batch.start * count * size..batch.end * count * size;
+            let (queries, mixed) = (&self.queries[own.clone()], &mut out[own]);
+            attend(threads, self.heads, &mask, &[], &cache, queries, mixed);
             token = batch.end;
             if token == self.tokens() {
                 return out;
@@ -220,19 +221,22 @@ fn long_contexts_are_as_exact_as_short_ones() {
             .chunks_exact(heads.size)
             .zip(case.values.chunks_exact(heads.size))
         {
-            cache.push(key, value);
+            cache.push(&threads(2), &[], key, value);
         }
         let mask = AttentionMask {
             window,
             soft_cap: None,
             slopes: None,
         };
-        let queries = &mut case.queries.clone()[seen * heads.count * heads.size..];
-        attend(&threads(2), heads, &mask, &cache, queries);
-        let mut last = case.queries.clone()[(tokens - 1) * heads.count * heads.size..].to_vec();
-        attend(&threads(2), heads, &mask, &cache, &mut last);
-        assert_eq!(last, queries[39 * heads.count * heads.size..]);
-        case.queries[seen * heads.count * heads.size..].copy_from_slice(queries);
+        let run = |queries: &[f32]| {
+            let mut mixed = vec![f32::NAN; queries.len()];
+            attend(&threads(2), heads, &mask, &[], &cache, queries, &mut mixed);
+            mixed
+        };
+        let mixed = run(&case.queries[seen * heads.count * heads.size..]);
+        let last = run(&case.queries[(tokens - 1) * heads.count * heads.size..]);
+        assert_eq!(last, mixed[39 * heads.count * heads.size..]);
+        case.queries[seen * heads.count * heads.size..].copy_from_slice(&mixed);
         let found = std::mem::take(&mut case.queries);
         case.queries = Case::new(heads, window, false, tokens).queries;
         for token in [seen, tokens - 1] {

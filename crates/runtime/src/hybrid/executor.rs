@@ -9,7 +9,7 @@ use super::{PassTimes, times::Stopwatch};
 use crate::{
     RuntimeError, Stage,
     executor::LayerExecutor,
-    executor::{CpuExecutor, Projections, mix},
+    executor::{CpuExecutor, mix},
     ffn::FfnBuffers,
     model::Model,
     pass::Pass,
@@ -106,14 +106,14 @@ impl LayerExecutor for HybridExecutor {
             device.attend(layer)?;
         } else {
             // Keys and values are on the host.
-            let [query, key, value] = device.read_projections()?;
+            let mut projections = device.read_projections()?.concat();
             pass.observers.end_stage(Stage::Waiting);
-            let mut projections = Projections { query, key, value };
             let watch = self.watch(pass);
-            mix(pass, layer, &mut projections);
+            let mut mixed = Vec::new();
+            mix(pass, layer, &mut projections, &mut mixed);
             self.add_host(watch, pass);
             pass.observers.end_stage(Stage::Attention);
-            self.device.write_mixed(&projections.query)?;
+            self.device.write_mixed(&mixed)?;
         }
         self.device.add_attention(layer)?;
         pass.observers.end_stage(Stage::Launching);
@@ -282,15 +282,19 @@ impl HybridExecutor {
         let watch = self.watch(pass);
         self.cpu.attention(pass, layer)?;
         self.add_host(watch, pass);
-        self.residual = Some(std::mem::take(&mut self.cpu.residual));
+        let residual = if pass.model.config.block.is_parallel() {
+            std::mem::take(&mut self.cpu.residual)
+        } else {
+            pass.buffers.hidden.clone()
+        };
+        self.residual = Some(residual);
         Ok(())
     }
 
     fn ffn_on_host(&mut self, pass: &mut Pass<'_, '_>, layer: usize) -> Result<(), RuntimeError> {
         self.bring_to_host(pass)?;
         pass.observers.end_stage(Stage::Waiting);
-        let residual = self.residual.take();
-        self.cpu.residual = residual.unwrap_or_else(|| pass.buffers.hidden.clone());
+        self.cpu.residual = self.residual.take().unwrap_or_default();
         let watch = self.watch(pass);
         self.cpu.ffn(pass, layer)?;
         self.add_host(watch, pass);
@@ -308,8 +312,8 @@ impl HybridExecutor {
             Some(residual) => residual,
             None => read_hidden(&mut self.device, pass)?,
         };
-        let mut input = residual.clone();
-        model.ffn_norm(layer, &mut input);
+        let mut input = Vec::new();
+        model.ffn_norm(layer, &residual, &mut input);
         let predictor_input = if model.predictor_reads_residual(layer) {
             &residual
         } else {

@@ -2,16 +2,18 @@
 
 use std::{cell::Cell, ops::Range};
 
-use crate::memory::PREFILL_BATCH;
 use powerinfer_kernels::{AXPY_GROUP_ROWS, Arithmetic, relative_axpy_cost};
 use powerinfer_tensor::{BLOCK, Matrix};
 
-use super::{Threads, Work, add};
-use crate::{ActivationFormat, ffn::Active, scratch::ThreadBuffer};
+use super::{Threads, WORTH_SPLITTING, Work, add};
+use crate::{ActivationFormat, ffn::Active, memory::PREFILL_BATCH, scratch::ThreadBuffer};
 
-/// Parts into which rows of a sum are divided whatever the number of threads, so that the order of additions is
-/// fixed.
-const SUM_PARTS: usize = 8;
+/// Maximum number of parts of a list of rows; each part is summed separately.
+const SUM_PARTS: usize = 16;
+/// Fewest rows with non-zero coefficients in a part, except for the last.
+const LEAST_PART_ROWS: usize = 64;
+/// Groups whose rows each token adds in one call, if tokens share few rows; their rows of a stripe stay in the second-level cache.
+const GROUPS_AT_ONCE: usize = 2;
 /// Columns that a thread takes of a sum over many tokens, or a multiple.
 const STRIPE_COLUMNS: usize = 512;
 /// Columns that a thread takes at most if tokens are processed one by one: rows are read a quarter faster in long
@@ -19,32 +21,44 @@ const STRIPE_COLUMNS: usize = 512;
 const LONG_STRIPE_COLUMNS: usize = 2048;
 /// Columns that a thread takes at least if rows are read once.
 const LEAST_STRIPE_COLUMNS: usize = 1024;
-/// Rows of a stripe that stay in the second-level cache: whole groups whose coefficients are rounded together.
-const CHUNK_ROWS: usize = 2 * AXPY_GROUP_ROWS;
+/// Approximate units of work per thread, if threads share parts.
+const UNITS_PER_THREAD: usize = 2;
+/// Columns of a unit, at least.
+const LEAST_UNIT_COLUMNS: usize = 512;
+/// Maximum number of units of a part.
+const MAX_PIECES: usize = 8;
+/// Maximum number of units of a list.
+const MAX_UNITS: usize = SUM_PARTS * MAX_PIECES;
 
 thread_local! {
-    /// Partial sums of [`Threads::axpy_rows`], `[parts, columns]`.
+    /// Partial sums, `[parts, columns]`.
     static PARTIAL_SUMS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
 impl Threads {
     /// `out += Σ_i coefficients[i] · matrix[rows[i]]`, rows in ascending order.
     ///
-    /// Each part of the rows is summed separately, and the partial sums are added in order. Few threads share the columns of
-    /// integer sums, so that no sums pass from one to the other; others share parts, as whole rows are read faster.
-    pub(crate) fn axpy_rows(
+    /// Each [part](Parts) of the list is summed separately. The partial sums are added in order, and the total is added to `out`. Few
+    /// threads share the columns of integer sums, so that no sums pass between them; more threads share parts, because whole rows are
+    /// read faster.
+    pub(crate) fn add_rows_of(
         &self,
         matrix: &Matrix<'_>,
         rows: &[u32],
         coefficients: &[f32],
         out: &mut [f32],
     ) {
-        let (columns, part_rows) = (out.len(), part_rows(matrix));
-        let parts = matrix.rows().div_ceil(part_rows);
-        if parts <= 1 || columns == 0 {
-            return self.add_rows(matrix, rows, coefficients, &[], 0..columns, out);
+        let (columns, parts) = (out.len(), Parts::new(rows, coefficients));
+        if columns == 0 || parts.count == 0 {
+            return;
         }
-        let of_part = |part: usize| listed_in(rows, &(part * part_rows..(part + 1) * part_rows));
+        let bytes = rows.len() * matrix.row_bytes();
+        let sum_part = |part: usize, columns: Range<usize>, next: &[u32], sum: &mut [f32]| {
+            let listed = parts.range(part);
+            let (rows, coefficients) = (&rows[listed.clone()], &coefficients[listed]);
+            sum.fill(0.0);
+            self.add_rows(matrix, rows, coefficients, next, columns, sum);
+        };
         let stripe = columns
             .div_ceil(self.count())
             .next_multiple_of(STRIPE_COLUMNS);
@@ -52,59 +66,76 @@ impl Threads {
         let by_columns = self.sum_product(matrix) == Arithmetic::Integer
             && stripe >= LEAST_STRIPE_COLUMNS
             && rows.len() < matrix.rows() / 2;
-        if self.count() == 1 || by_columns {
+        if self.count() == 1 || by_columns || bytes < WORTH_SPLITTING {
             let work = Work {
                 out,
-                bytes: rows.len() * matrix.row_bytes(),
+                bytes,
                 step: stripe,
                 most_parts: self.count(),
             };
             return self.share_values(work, |values, out| {
-                for listed in (0..parts).map(of_part).filter(|listed| !listed.is_empty()) {
-                    ThreadBuffer(&PARTIAL_SUMS).zeroed(out.len(), |sum| {
-                        let next = &rows[listed.end..];
-                        let (rows, coefficients) = (&rows[listed.clone()], &coefficients[listed]);
-                        self.add_rows(matrix, rows, coefficients, next, values.clone(), sum);
-                        add(out, sum);
-                    });
-                }
+                ThreadBuffer(&PARTIAL_SUMS).stale(2 * out.len(), |sums| {
+                    let (all, sum) = sums.split_at_mut(out.len());
+                    sum_part(0, values.clone(), &rows[parts.range(0).end..], all);
+                    for part in 1..parts.count {
+                        sum_part(part, values.clone(), &rows[parts.range(part).end..], sum);
+                        add(all, sum);
+                    }
+                    add(out, all);
+                });
             });
         }
-        // With more threads than parts, several share one.
-        let pieces = self.count().div_ceil(parts);
-        let step = if columns.is_multiple_of(BLOCK * pieces) {
-            columns / pieces
-        } else {
-            columns
-        };
-        ThreadBuffer(&PARTIAL_SUMS).zeroed(parts * columns, |sums| {
-            let work = Work {
-                out: &mut *sums,
-                bytes: rows.len() * matrix.row_bytes(),
-                step,
-                most_parts: parts * pieces,
-            };
-            self.share_values(work, |values, sums| {
-                for (start, sum) in values.step_by(step).zip(sums.chunks_mut(step)) {
-                    let listed = of_part(start / columns);
-                    let first = start % columns;
-                    let (rows, coefficients) = (&rows[listed.clone()], &coefficients[listed]);
-                    self.add_rows(
-                        matrix,
-                        rows,
-                        coefficients,
-                        &[],
-                        first..first + sum.len(),
-                        sum,
-                    );
+        ThreadBuffer(&PARTIAL_SUMS).stale(parts.count * columns, |sums| {
+            let (bounds, units) = self.units(&parts, columns);
+            self.pool
+                .run_chunks(sums, &bounds[..=units], &|first, sums: &mut [f32]| {
+                    let (mut first, mut sums) = (first, sums);
+                    // `sums` is one unit, or all of them if one thread runs them.
+                    while !sums.is_empty() {
+                        let (part, start) = (first / columns, first % columns);
+                        let width = sums.len().min(columns - start);
+                        let (sum, rest) = sums.split_at_mut(width);
+                        sum_part(part, start..start + width, &[], sum);
+                        (first, sums) = (first + width, rest);
+                    }
+                });
+            self.by_rows(out, parts.count * size_of::<f32>(), |columns_of, out| {
+                let starts = columns_of.step_by(BLOCK);
+                for (start, out) in starts.zip(out.chunks_mut(BLOCK)) {
+                    let mut all = [0.0; BLOCK];
+                    let all = &mut all[..out.len()];
+                    for (part, sums) in sums.chunks_exact(columns).enumerate() {
+                        let sums = &sums[start..start + out.len()];
+                        match part {
+                            0 => all.copy_from_slice(sums),
+                            _ => add(all, sums),
+                        }
+                    }
+                    add(out, all);
                 }
             });
-            for (part, sums) in sums.chunks_exact(columns).enumerate() {
-                if !of_part(part).is_empty() {
-                    add(out, sums);
-                }
-            }
         });
+    }
+
+    /// Bounds of the units that threads take of partial sums `[parts, columns]`, and their number. The more rows a part lists, the
+    /// fewer columns a unit has.
+    pub(super) fn units(&self, parts: &Parts, columns: usize) -> ([usize; MAX_UNITS + 1], usize) {
+        let listed = parts.range(parts.count - 1).end;
+        let most = listed * columns / (UNITS_PER_THREAD * self.count());
+        let (mut bounds, mut units) = ([0; MAX_UNITS + 1], 0);
+        for part in 0..parts.count {
+            let rows = parts.range(part).len();
+            let fits = |pieces: &usize| rows * columns.div_ceil(*pieces) <= most;
+            let halves = (0..=MAX_PIECES.ilog2()).map(|power| 1 << power);
+            let pieces = halves.clone().find(fits).unwrap_or(MAX_PIECES);
+            let pieces = pieces.min((columns / LEAST_UNIT_COLUMNS).max(1));
+            let step = columns.div_ceil(pieces).next_multiple_of(BLOCK);
+            for start in (0..columns).step_by(step) {
+                units += 1;
+                bounds[units] = part * columns + columns.min(start + step);
+            }
+        }
+        (bounds, units)
     }
 
     /// Arithmetic of sums of rows of `matrix`.
@@ -136,49 +167,59 @@ impl Threads {
     }
 
     /// `out[t] += Σ_i coefficients[t][i] · matrix[rows[t][i]]` for every token t of `out [tokens, columns]`,
-    /// bit-identical to [`Self::axpy_rows`]; returns the number of distinct rows.
-    pub(crate) fn axpy_rows_batch(
+    /// bit-identical to [`Self::add_rows_of`]; returns the number of distinct rows.
+    pub(crate) fn add_rows_of_batch(
         &self,
         matrix: &Matrix<'_>,
         active: &[Active],
         out: &mut [f32],
     ) -> usize {
         if let [one] = active {
-            self.axpy_rows(matrix, &one.rows, &one.coefficients, out);
+            self.add_rows_of(matrix, &one.rows, &one.coefficients, out);
             return one.rows.len();
         }
-        let (product, part_rows) = (self.sum_product(matrix), part_rows(matrix));
-        let starts = (0..matrix.rows()).step_by(part_rows);
-        let parts =
-            starts.map(|start| Part::new(active, start..matrix.rows().min(start + part_rows)));
-        let mut parts: Vec<Part<'_>> = parts.collect();
-        let listed: usize = parts.iter().map(|part| part.listed).sum();
-        self.by_chunks(&mut parts, 1, listed * size_of::<f32>(), |_, parts| {
-            parts[0].prepare(matrix, product);
+        let product = self.sum_product(matrix);
+        let tokens: Vec<_> = active
+            .iter()
+            .map(|one| (one, Parts::new(&one.rows, &one.coefficients)))
+            .collect();
+        let starts = (0..matrix.rows()).step_by(AXPY_GROUP_ROWS);
+        let groups = starts.map(|start| {
+            let end = matrix.rows().min(start + AXPY_GROUP_ROWS);
+            Group::new(&tokens, start..end)
         });
-        let is_only = parts.len() == 1;
-        parts.retain(|part| part.listed > 0);
-        for parts in parts.chunk_by(|a, b| a.is_dense == b.is_dense) {
-            self.add_parts(matrix, parts, is_only, out);
-        }
-        parts.iter().map(|part| part.union.len()).sum()
+        let mut groups: Vec<Group> = groups.filter(|group| group.listed > 0).collect();
+        let listed: usize = groups.iter().map(|group| group.listed).sum();
+        self.by_chunks(&mut groups, 1, listed * size_of::<f32>(), |_, groups| {
+            groups[0].prepare(matrix, active, product);
+        });
+        self.sum_groups(matrix, active, &groups, listed, out);
+        groups.iter().map(|group| group.union.len()).sum()
     }
 
-    /// Adds the sums of `parts`, which are all dense or none, to `out [tokens, columns]`; each part is summed separately
-    /// unless it `is_only`.
-    fn add_parts(&self, matrix: &Matrix<'_>, parts: &[Part<'_>], is_only: bool, out: &mut [f32]) {
+    /// Adds the sums of `groups` to `out [tokens, columns]`, in which all tokens together list `listed` rows.
+    fn sum_groups(
+        &self,
+        matrix: &Matrix<'_>,
+        active: &[Active],
+        groups: &[Group],
+        listed: usize,
+        out: &mut [f32],
+    ) {
         let columns = matrix.columns();
         let tokens = out.len() / columns.max(1);
-        let most = match parts[0].is_dense {
+        let dense = groups.iter().filter(|group| group.is_dense);
+        let dense: usize = dense.map(|group| group.listed).sum();
+        let most = if 2 * dense > listed {
             // The sums of a stripe stay in the cache: the fewer tokens, the longer the stripe.
-            true => STRIPE_COLUMNS * (PREFILL_BATCH / tokens).max(1),
-            false => LONG_STRIPE_COLUMNS,
+            STRIPE_COLUMNS * (PREFILL_BATCH / tokens).max(1)
+        } else {
+            LONG_STRIPE_COLUMNS
         };
         let stripe_columns = columns
             .div_ceil(self.count())
             .next_multiple_of(STRIPE_COLUMNS)
             .min(most);
-        let listed: usize = parts.iter().map(|part| part.listed).sum();
         // Stripes of columns, each `[tokens, columns of the stripe]`.
         let mut stripes = vec![0.0; out.len()];
         let work = Work {
@@ -187,28 +228,15 @@ impl Threads {
             step: stripe_columns * tokens,
             most_parts: self.most_parts(),
         };
-        let before = &*out;
         self.share_values(work, |values, stripes| {
             let starts = (values.start / tokens..).step_by(stripe_columns);
             for (start, stripe) in starts.zip(stripes.chunks_mut(stripe_columns * tokens)) {
                 let width = stripe.len() / tokens;
-                let before = before.chunks_exact(columns);
-                for (stripe, before) in stripe.chunks_exact_mut(width).zip(before) {
-                    stripe.copy_from_slice(&before[start..start + width]);
-                }
-                if is_only {
-                    self.add_part(matrix, &parts[0], start..start + width, stripe);
-                    continue;
-                }
                 ThreadBuffer(&PARTIAL_SUMS).zeroed(stripe.len(), |sums| {
-                    for part in parts {
-                        sums.fill(0.0);
-                        self.add_part(matrix, part, start..start + width, sums);
-                        let tokens = stripe.chunks_exact_mut(width).zip(sums.chunks_exact(width));
-                        for ((stripe, sum), listed) in tokens.zip(&part.tokens) {
-                            if !listed.rows.is_empty() {
-                                add(stripe, sum);
-                            }
+                    let columns = start..start + width;
+                    for groups in groups.chunk_by(|a, b| !a.is_dense && !b.is_dense) {
+                        for groups in groups.chunks(GROUPS_AT_ONCE) {
+                            self.add_groups(matrix, active, groups, columns.clone(), sums, stripe);
                         }
                     }
                 });
@@ -219,63 +247,126 @@ impl Threads {
             for start in (0..columns).step_by(stripe_columns) {
                 let width = stripe_columns.min(columns - start);
                 let stripe = &stripes[start * tokens + token * width..][..width];
-                out[start..start + width].copy_from_slice(stripe);
+                add(&mut out[start..start + width], stripe);
             }
         });
     }
 
-    /// Adds the sums of `part` over `columns` to `out [tokens, columns]`, on the calling thread.
-    fn add_part(
+    /// Adds the rows of `groups`, which are one dense group or several others, to the `sums [tokens, columns]` of parts. When a part ends,
+    /// adds its sum to `out`. Runs on the calling thread.
+    fn add_groups(
         &self,
         matrix: &Matrix<'_>,
-        part: &Part<'_>,
+        active: &[Active],
+        groups: &[Group],
         columns: Range<usize>,
+        sums: &mut [f32],
         out: &mut [f32],
     ) {
-        let (isa, rows, coefficients) = (self.isa, &part.union, &part.coefficients);
-        match self.sum_product(matrix) {
-            Arithmetic::Integer if part.is_dense => {
-                return isa.axpy_rows_batch_integer(matrix, rows, coefficients, columns, out);
+        let is_dense = groups[0].is_dense;
+        if is_dense {
+            let Group {
+                union,
+                coefficients,
+                ..
+            } = &groups[0];
+            let (isa, columns) = (self.isa, columns.clone());
+            match self.sum_product(matrix) {
+                Arithmetic::Integer => {
+                    isa.axpy_rows_batch_integer(matrix, union, coefficients, columns, sums);
+                }
+                Arithmetic::Float => {
+                    isa.axpy_rows_batch(matrix, union, coefficients, columns, sums);
+                }
             }
-            Arithmetic::Float if part.is_dense => {
-                return isa.axpy_rows_batch(matrix, rows, coefficients, columns, out);
-            }
-            _ => {}
         }
-        // Tokens share few rows. Rows of a chunk stay in the cache until every token has added its own.
-        let mut left: Vec<usize> = vec![0; part.tokens.len()];
-        let chunk = |row: &u32| *row as usize / CHUNK_ROWS;
-        for chunk in part.union.chunk_by(|a, b| chunk(a) == chunk(b)) {
-            let end = chunk[chunk.len() - 1];
-            let tokens = part.tokens.iter().zip(&mut left);
-            for ((listed, left), out) in tokens.zip(out.chunks_exact_mut(columns.len())) {
-                let rows = &listed.rows[*left..];
-                let count = rows.partition_point(|row| *row <= end);
-                let coefficients = &listed.coefficients[*left..][..count];
-                self.add_rows(
-                    matrix,
-                    &rows[..count],
-                    coefficients,
-                    &[],
-                    columns.clone(),
-                    out,
-                );
-                *left += count;
+        // Otherwise tokens share few rows, which stay in the cache until every token has added its own.
+        let tokens = sums.chunks_exact_mut(columns.len());
+        let tokens = tokens.zip(out.chunks_exact_mut(columns.len())).zip(active);
+        for (token, ((sum, out), active)) in tokens.enumerate() {
+            let mut start = groups[0].tokens[token].range.start;
+            for (index, group) in groups.iter().enumerate() {
+                let listed = &group.tokens[token];
+                let is_last = index + 1 == groups.len();
+                if !is_dense && (listed.ends_part || is_last) && start < listed.range.end {
+                    let own = start..listed.range.end;
+                    let (rows, coefficients) =
+                        (&active.rows[own.clone()], &active.coefficients[own]);
+                    self.add_rows(matrix, rows, coefficients, &[], columns.clone(), sum);
+                    start = listed.range.end;
+                }
+                if listed.ends_part {
+                    add(out, sum);
+                    sum.fill(0.0);
+                }
             }
         }
     }
 }
 
-/// Rows of a token in ascending order, and their coefficients.
-struct Listed<'a> {
-    rows: &'a [u32],
-    coefficients: &'a [f32],
+/// Parts of a list of rows in ascending order. They depend only on the rows with non-zero coefficients, so the order of additions is fixed
+/// whether or not other rows are listed. Each part has about the same number of these rows, however they are distributed over the matrix.
+/// All listed rows of a group whose coefficients are rounded together are in one part.
+pub(super) struct Parts {
+    /// End of each part in the list.
+    ends: [usize; SUM_PARTS],
+    pub(super) count: usize,
 }
 
-/// A part of the rows of a sum for several tokens.
-struct Part<'a> {
+impl Parts {
+    pub(super) fn new(rows: &[u32], coefficients: &[f32]) -> Self {
+        let group = |row: u32| row as usize / AXPY_GROUP_ROWS;
+        let counts = |coefficient: &f32| *coefficient != 0.0;
+        let mut left = coefficients.iter().filter(|c| counts(c)).count();
+        let least = left.div_ceil(SUM_PARTS).max(LEAST_PART_ROWS);
+        let mut parts = Self {
+            ends: [0; SUM_PARTS],
+            count: 0,
+        };
+        let mut end = 0;
+        while end < rows.len() {
+            let mut counted = 0;
+            while counted < least.min(left) {
+                let next = &rows[end..rows.len().min(end + AXPY_GROUP_ROWS)];
+                let of_group = next.partition_point(|row| group(*row) == group(next[0]));
+                let of_group = &coefficients[end..end + of_group];
+                counted += of_group.iter().filter(|c| counts(c)).count();
+                end += of_group.len();
+            }
+            left -= counted;
+            if left == 0 {
+                end = rows.len();
+            }
+            parts.ends[parts.count] = end;
+            parts.count += 1;
+        }
+        parts
+    }
+
+    /// Range of part `index` in the list.
+    pub(super) fn range(&self, index: usize) -> Range<usize> {
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        start..self.ends[index]
+    }
+
+    /// Whether a part ends before entry `index` of the list.
+    fn ends_at(&self, index: usize) -> bool {
+        self.ends[..self.count].binary_search(&index).is_ok()
+    }
+}
+
+/// The rows of a token within a group.
+struct Listed {
+    /// Their range in the token's list.
+    range: Range<usize>,
+    /// Whether one of the token's parts ends with these rows.
+    ends_part: bool,
+}
+
+/// Rows of a matrix whose coefficients are rounded together, in sums for several tokens.
+struct Group {
     rows: Range<usize>,
-    tokens: Vec<Listed<'a>>,
+    tokens: Vec<Listed>,
     /// Rows of all tokens.
     listed: usize,
     /// Rows that any token lists, in ascending order.
@@ -286,18 +377,20 @@ struct Part<'a> {
     coefficients: Vec<f32>,
 }
 
-impl<'a> Part<'a> {
-    fn new(active: &'a [Active], rows: Range<usize>) -> Self {
-        let tokens = active.iter().map(|active| {
-            let part = listed_in(&active.rows, &rows);
+impl Group {
+    fn new(tokens: &[(&Active, Parts)], rows: Range<usize>) -> Self {
+        let before =
+            |active: &Active, end: usize| active.rows.partition_point(|row| (*row as usize) < end);
+        let tokens = tokens.iter().map(|(active, parts)| {
+            let range = before(active, rows.start)..before(active, rows.end);
             Listed {
-                rows: &active.rows[part.clone()],
-                coefficients: &active.coefficients[part],
+                ends_part: !range.is_empty() && parts.ends_at(range.end),
+                range,
             }
         });
-        let tokens: Vec<Listed<'_>> = tokens.collect();
+        let tokens: Vec<Listed> = tokens.collect();
         Self {
-            listed: tokens.iter().map(|listed| listed.rows.len()).sum(),
+            listed: tokens.iter().map(|listed| listed.range.len()).sum(),
             rows,
             tokens,
             union: Vec::new(),
@@ -307,12 +400,12 @@ impl<'a> Part<'a> {
     }
 
     /// Sets the union, and if that is `dense` the coefficients.
-    fn prepare(&mut self, matrix: &Matrix<'_>, product: Arithmetic) {
+    fn prepare(&mut self, matrix: &Matrix<'_>, active: &[Active], product: Arithmetic) {
         let (first, count) = (self.rows.start, self.rows.len());
         let mut is_listed = vec![false; count];
         let mut missing = count;
-        for listed in &self.tokens {
-            for row in listed.rows {
+        for (listed, active) in self.tokens.iter().zip(active) {
+            for row in &active.rows[listed.range.clone()] {
                 let is_listed = &mut is_listed[*row as usize - first];
                 missing -= usize::from(!*is_listed);
                 *is_listed = true;
@@ -332,9 +425,10 @@ impl<'a> Part<'a> {
         }
         self.coefficients.resize(tokens * union.len(), 0.0);
         let coefficients = self.coefficients.chunks_exact_mut(union.len());
-        for (listed, out) in self.tokens.iter().zip(coefficients) {
-            let mut place = 0;
-            for (row, coefficient) in listed.rows.iter().zip(listed.coefficients) {
+        for ((listed, active), out) in self.tokens.iter().zip(active).zip(coefficients) {
+            let (mut place, range) = (0, listed.range.clone());
+            let own = &active.coefficients[range.clone()];
+            for (row, coefficient) in active.rows[range].iter().zip(own) {
                 match missing {
                     0 => place = *row as usize - first,
                     _ => {
@@ -348,16 +442,4 @@ impl<'a> Part<'a> {
             }
         }
     }
-}
-
-/// Rows of one part of a sum over rows of `matrix`.
-fn part_rows(matrix: &Matrix<'_>) -> usize {
-    let rows = matrix.rows().div_ceil(SUM_PARTS).max(1);
-    rows.next_multiple_of(CHUNK_ROWS)
-}
-
-/// Range of those of the ascending `rows` that are in `part`.
-fn listed_in(rows: &[u32], part: &Range<usize>) -> Range<usize> {
-    let before = |end: usize| rows.partition_point(|row| (*row as usize) < end);
-    before(part.start)..before(part.end)
 }

@@ -6,6 +6,7 @@ mod case;
 mod contexts;
 mod failures;
 mod logits;
+mod memory;
 mod placement;
 mod predictors;
 mod prompts;

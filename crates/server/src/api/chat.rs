@@ -128,6 +128,12 @@ impl<'de> Deserialize<'de> for Content {
 }
 
 impl MessageParameter {
+    /// The message with an empty text if it has none.
+    pub(crate) fn or_empty(mut self) -> Self {
+        self.content.get_or_insert_with(|| Content(String::new()));
+        self
+    }
+
     /// The message, which must be text.
     pub(crate) fn into_message(self) -> Result<Message, ApiError> {
         let invalid = |message: &str| Err(ApiError::invalid_value("messages", message));

@@ -25,9 +25,6 @@ use crate::{
     scheduler::{Finish, Score},
 };
 
-/// Tokens of a completion, if the request does not say; OpenAI's default.
-const DEFAULT_TOKENS: usize = 16;
-
 /// Log probabilities per token, at most.
 pub(crate) const MAX_LOGPROBS: usize = 20;
 
@@ -89,8 +86,8 @@ fn prepare(
         ));
     }
     let mut request = service.take_text_request(&mut parameters)?;
-    let max_tokens = parameters.take_limit("max_tokens", 0)?;
-    let max_tokens = max_tokens.unwrap_or(Some(DEFAULT_TOKENS));
+    // The default is to fill the context, as in llama.cpp; OpenAI's is 16 tokens.
+    let max_tokens = parameters.take_limit("max_tokens", 0)?.flatten();
     // Echoed prompts alone are scored without a token.
     if max_tokens == Some(0) && !echo {
         return Err(ApiError::invalid_value(

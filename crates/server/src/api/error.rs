@@ -67,23 +67,12 @@ impl ApiError {
         }
     }
 
-    /// A prompt of `tokens` tokens does not fit the context.
-    pub(crate) fn too_long(tokens: usize, limit: usize) -> Self {
+    /// A prompt does not fit the context: `length` describes its length, and `longer` how to get a longer context.
+    pub(crate) fn too_long(length: &str, longer: Option<&str>) -> Self {
+        let longer = longer.map_or_else(String::new, |longer| format!(", or {longer}"));
         Self {
             code: Some("context_length_exceeded"),
-            ..Self::invalid(format!(
-                "the prompt is {tokens} tokens long, and the context holds {limit}; shorten it, or serve with a longer context"
-            ))
-        }
-    }
-
-    /// A prompt of `bytes` bytes of text does not fit the context.
-    pub(crate) fn too_long_text(bytes: usize, limit: usize) -> Self {
-        Self {
-            code: Some("context_length_exceeded"),
-            ..Self::invalid(format!(
-                "the prompt is {bytes} bytes long, more than the context's {limit} tokens; shorten it, or serve with a longer context"
-            ))
+            ..Self::invalid(format!("the prompt is {length}; shorten it{longer}"))
         }
     }
 
@@ -103,10 +92,16 @@ impl ApiError {
 
     /// There is no such path.
     pub(crate) fn no_path(method: &str, path: &str) -> Self {
-        Self::new(
-            StatusCode::NOT_FOUND,
-            format!("there is nothing at `{method} {path}`"),
-        )
+        let text = match path {
+            "/api/embed" | "/api/embeddings" | "/v1/embeddings" => {
+                "embeddings are not supported".to_owned()
+            }
+            "/api/pull" | "/api/push" | "/api/create" | "/api/copy" | "/api/delete" => {
+                format!("`{path}` is not supported: models are prepared on the command line")
+            }
+            _ => format!("`{method} {path}` does not exist in this API"),
+        };
+        Self::new(StatusCode::NOT_FOUND, text)
     }
 
     /// The path exists, and takes another method.

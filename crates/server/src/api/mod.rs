@@ -21,7 +21,7 @@ use axum::{
     extract::{DefaultBodyLimit, Request, State},
     http::{HeaderMap, Method, Uri, Version, header},
     middleware::{Next, from_fn_with_state},
-    response::{Html, Response},
+    response::{Html, IntoResponse, Response},
     routing::{get, post},
 };
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
@@ -33,7 +33,7 @@ use crate::Service;
 /// The routes of the server.
 pub(crate) fn router(service: Arc<Service>) -> Router {
     let open = Router::new()
-        .route("/", get(async || Html(include_str!("../page.html"))))
+        .route("/", get(home))
         .route("/health", get(status::health));
     let guarded = Router::new()
         .route("/v1/models", get(status::models))
@@ -81,6 +81,17 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
         }
     };
     routes.with_state(service)
+}
+
+/// The page for browsers; a line for other programs.
+async fn home(headers: HeaderMap) -> Response {
+    let accepted = headers.get(header::ACCEPT);
+    let accepted = accepted.and_then(|value| value.to_str().ok());
+    if accepted.is_some_and(|accepted| accepted.contains("text/html")) {
+        Html(include_str!("../page.html")).into_response()
+    } else {
+        "PowerInfer is running; open this address in a browser to chat\n".into_response()
+    }
 }
 
 /// Refuses requests without the key, if there is one.

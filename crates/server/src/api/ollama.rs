@@ -1,6 +1,9 @@
 //! Routes of Ollama's API: `/api/tags`, `/api/ps`, `/api/version`, `/api/show`, `/api/generate` and `/api/chat`.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use axum::{
     Json,
@@ -23,8 +26,8 @@ use crate::{
     scheduler::Finish,
 };
 
-/// Options that concern how Ollama loads a model.
-const OF_LOADING: &[&str] = &[
+/// Options that concern how Ollama loads a model, and those that Ollama no longer has.
+const IGNORED: &[&str] = &[
     "num_ctx",
     "num_batch",
     "num_gpu",
@@ -33,7 +36,30 @@ const OF_LOADING: &[&str] = &[
     "num_thread",
     "num_keep",
     "use_mmap",
+    "use_mlock",
     "numa",
+    "vocab_only",
+    "logits_all",
+    "f16_kv",
+    "mirostat_tau",
+    "mirostat_eta",
+    "penalize_newline",
+];
+
+/// Options that clients may put next to the prompt by mistake.
+const OPTIONS: &[&str] = &[
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "stop",
+    "num_predict",
+    "num_ctx",
+    "repeat_penalty",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
 ];
 
 /// An error in the shape of Ollama's API.
@@ -57,7 +83,7 @@ pub(crate) async fn version() -> Json<Value> {
 
 pub(crate) async fn tags(State(service): State<Arc<Service>>) -> Json<Value> {
     let mut model = describe(&service);
-    model["modified_at"] = json!(timestamp(&service));
+    model["modified_at"] = json!(rfc3339(service.planned));
     Json(json!({ "models": [model] }))
 }
 
@@ -113,22 +139,35 @@ pub(crate) async fn generate(
 }
 
 fn prepare_text(service: &Service, mut parameters: Parameters) -> Result<Prepared, ApiError> {
-    let is_streamed = begin(service, &mut parameters)?;
+    let (is_streamed, unloads) = begin(service, &mut parameters)?;
     parameters.refuse(&["suffix", "images", "template", "context", "think"])?;
+    parameters.redirect(&["messages"], "send messages to `/api/chat`")?;
     let prompt: String = parameters.take("prompt")?.unwrap_or_default();
     let system: Option<String> = parameters.take("system")?;
+    let system = system.filter(|text| !text.is_empty());
     let is_raw = parameters.take("raw")?.unwrap_or(false);
+    let template = service.tokenizer.chat_template().filter(|_| !is_raw);
+    if system.is_some() && template.is_none() {
+        let reason = if is_raw {
+            "a raw prompt takes no system message"
+        } else {
+            "this model has no chat template, so it takes no system message"
+        };
+        let message = format!("{reason}; write its text into `prompt`");
+        return Err(ApiError::invalid_value("system", message));
+    }
     let mut request = text_request(service, parameters)?;
     // Clients load a model by asking for nothing.
     if prompt.is_empty() {
+        check_stays(unloads)?;
         let request = None;
         return Ok(Prepared {
             request,
             is_streamed,
         });
     }
-    let ids = match service.tokenizer.chat_template() {
-        Some(_) if !is_raw => {
+    let ids = match template {
+        Some(_) => {
             let system = system.map(|content| ("system", content));
             let messages = system.into_iter().chain([("user", prompt)]);
             let messages = messages.map(|(role, content)| Message {
@@ -137,7 +176,7 @@ fn prepare_text(service: &Service, mut parameters: Parameters) -> Result<Prepare
             });
             service.encode_chat(&messages.collect::<Vec<_>>())?
         }
-        _ => service.encode(&prompt, SpecialTokens::Add)?,
+        None => service.encode(&prompt, SpecialTokens::Add)?,
     };
     request.prompts = vec![ids.into()];
     Ok(Prepared {
@@ -156,13 +195,18 @@ pub(crate) async fn chat(
 }
 
 fn prepare_chat(service: &Service, mut parameters: Parameters) -> Result<Prepared, ApiError> {
-    let is_streamed = begin(service, &mut parameters)?;
+    let (is_streamed, unloads) = begin(service, &mut parameters)?;
     parameters.refuse(&["tools", "think"])?;
+    parameters.redirect(&["prompt"], "send a prompt to `/api/generate`")?;
     let messages: Vec<MessageParameter> = parameters.take("messages")?.unwrap_or_default();
     let mut request = text_request(service, parameters)?;
-    let messages = messages.into_iter().map(MessageParameter::into_message);
+    // As in Ollama, a message may be empty.
+    let messages = messages
+        .into_iter()
+        .map(|message| message.or_empty().into_message());
     let messages = messages.collect::<Result<Vec<_>, _>>()?;
     let request = if messages.is_empty() {
+        check_stays(unloads)?;
         None
     } else {
         request.prompts = vec![service.encode_chat(&messages)?.into()];
@@ -174,11 +218,56 @@ fn prepare_chat(service: &Service, mut parameters: Parameters) -> Result<Prepare
     })
 }
 
-/// Checks the model; returns whether the response is streamed.
-fn begin(service: &Service, parameters: &mut Parameters) -> Result<bool, ApiError> {
+/// Checks the model; returns whether the response is streamed, and whether `keep_alive` asks to unload the model.
+fn begin(service: &Service, parameters: &mut Parameters) -> Result<(bool, bool), ApiError> {
     service.take_model(parameters)?;
-    parameters.ignore(&["keep_alive"]);
-    Ok(parameters.take("stream")?.unwrap_or(true))
+    // The model stays loaded, but a value that Ollama refuses is an error here too.
+    let (is_valid, unloads) = match parameters.take::<Value>("keep_alive")? {
+        None => (true, false),
+        Some(Value::Number(seconds)) => (true, seconds.as_f64() == Some(0.0)),
+        Some(Value::String(text)) => (
+            is_duration(&text),
+            !text.contains(|c| matches!(c, '1'..='9')),
+        ),
+        Some(_) => (false, false),
+    };
+    if !is_valid {
+        let message = "give seconds, or a duration with a unit, such as `5m`";
+        return Err(ApiError::invalid_value("keep_alive", message));
+    }
+    Ok((parameters.take("stream")?.unwrap_or(true), unloads))
+}
+
+/// Refuses a request that only unloads the model.
+fn check_stays(unloads: bool) -> Result<(), ApiError> {
+    if unloads {
+        let message = "the model stays in memory until the server is stopped; stop `powerinfer serve` to free it";
+        Err(ApiError::invalid_value("keep_alive", message))
+    } else {
+        Ok(())
+    }
+}
+
+/// Whether `text` is a duration as Go writes it, such as `5m`, `1h30m`, `-1.5s` or `0`.
+fn is_duration(text: &str) -> bool {
+    const UNITS: [&str; 8] = ["ns", "us", "µs", "μs", "ms", "s", "m", "h"];
+    let mut rest = text.strip_prefix(['-', '+']).unwrap_or(text);
+    if rest == "0" {
+        return true;
+    }
+    let is_number = |c: char| c.is_ascii_digit() || c == '.';
+    let mut parts = 0;
+    while !rest.is_empty() {
+        let unit_start = rest.find(|c| !is_number(c)).unwrap_or(rest.len());
+        let (number, tail) = rest.split_at(unit_start);
+        let next = tail.find(is_number).unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(next);
+        if number.parse::<f64>().is_err() || !UNITS.contains(&unit) {
+            return false;
+        }
+        (rest, parts) = (tail, parts + 1);
+    }
+    parts > 0
 }
 
 /// Takes `format` and `options`.
@@ -196,16 +285,29 @@ fn text_request(service: &Service, mut parameters: Parameters) -> Result<TextReq
         }
     };
     let mut options: Parameters = parameters.take("options")?.unwrap_or_default();
+    parameters.redirect(OPTIONS, "it belongs in `options`")?;
+    for parameters in [&parameters, &options] {
+        let instead = "use `num_predict` in `options`";
+        parameters.redirect(&["max_tokens", "max_completion_tokens"], instead)?;
+    }
     parameters.finish()?;
-    options.ignore(OF_LOADING);
+    options.ignore(IGNORED);
     let mut request = service.take_text_request(&mut options)?;
     // −1 and −2 are as many as there is room for.
     let most = options.take_whole("num_predict", i64::MIN..=i64::MAX)?;
     request.max_tokens = most
         .and_then(|most| usize::try_from(most).ok())
         .filter(|most| *most > 0);
-    options.refuse(&["mirostat", "tfs_z", "typical_p", "penalize_newline"])?;
-    options.ignore(&["repeat_last_n", "mirostat_tau", "mirostat_eta"]);
+    if options.take_whole("repeat_last_n", i64::MIN..=i64::MAX)? == Some(0) {
+        request.sampling.repeat_penalty = 1.0;
+    }
+    options.refuse(&["mirostat"])?;
+    for name in ["typical_p", "tfs_z"] {
+        // 1 turns them off.
+        if options.take::<f64>(name)?.is_some_and(|value| value != 1.0) {
+            return Err(ApiError::unsupported(name));
+        }
+    }
     options.finish()?;
     request.format = format;
     Ok(request)
@@ -254,9 +356,14 @@ async fn respond(
                     Ok(Update::Prompt { .. }) => continue,
                     Ok(Update::Text { piece, .. }) => (line(&service, &piece.text), Some(texts)),
                     Ok(Update::End { piece, finish, .. }) => {
-                        let mut last = line(&service, &piece.text);
+                        let mut last = line(&service, "");
                         end(&mut last, &texts, finish);
-                        (last, None)
+                        // Clients may expect no text in the last line.
+                        let mut lines = format!("{last}\n");
+                        if !piece.text.is_empty() {
+                            lines.insert_str(0, &format!("{}\n", line(&service, &piece.text)));
+                        }
+                        return Some((Ok(lines), None));
                     }
                     Err(error) => (error.ollama_body(), None),
                 };
@@ -286,6 +393,9 @@ fn end(line: &mut Value, texts: &Texts, finish: Finish) {
 
 /// The time, as RFC 3339 has it.
 fn timestamp(service: &Service) -> String {
-    let time = chrono::DateTime::from_timestamp(service.now() as i64, 0);
-    time.map_or_else(String::new, |time| time.to_rfc3339())
+    rfc3339(UNIX_EPOCH + Duration::from_secs(service.now()))
+}
+
+fn rfc3339(time: SystemTime) -> String {
+    chrono::DateTime::<chrono::Utc>::from(time).to_rfc3339()
 }

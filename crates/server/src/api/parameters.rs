@@ -146,6 +146,14 @@ impl Parameters {
         Ok(())
     }
 
+    /// Refuses the parameters `names`, which belong elsewhere; the message `to` says where.
+    pub(crate) fn redirect(&self, names: &[&str], to: &str) -> Result<(), ApiError> {
+        match names.iter().find(|name| self.has(name)) {
+            Some(name) => Err(ApiError::invalid_value(name, to)),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses parameters that have not been taken, except nulls.
     pub(crate) fn finish(mut self) -> Result<(), ApiError> {
         self.0.retain(|name, value| {

@@ -62,11 +62,19 @@ impl Service {
     /// Refuses a model that is not served; a request without one means the one that is.
     pub(crate) fn take_model(&self, parameters: &mut Parameters) -> Result<(), ApiError> {
         match parameters.take::<String>("model")? {
-            // Ollama's clients add a tag.
-            Some(asked) if asked.strip_suffix(":latest").unwrap_or(&asked) != self.name => {
-                Err(ApiError::no_model(&asked, &self.name))
-            }
-            _ => Ok(()),
+            Some(asked) => self.check_model(&asked),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a model that is not served. Accepts the tag that Ollama's clients add to a name, and the ending `.powerinfer` of folders.
+    pub(crate) fn check_model(&self, asked: &str) -> Result<(), ApiError> {
+        let untagged = asked.strip_suffix(":latest").unwrap_or(asked);
+        let bare = untagged.strip_suffix(".powerinfer").unwrap_or(untagged);
+        if [asked, untagged, bare].contains(&self.name.as_str()) {
+            Ok(())
+        } else {
+            Err(ApiError::no_model(asked, &self.name))
         }
     }
 
@@ -121,7 +129,7 @@ impl Service {
     pub(crate) fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>, ApiError> {
         if self.tokenizer.chat_template().is_none() {
             return Err(ApiError::invalid(
-                "the model has no chat template; use `/v1/completions`, which continues a text",
+                "the model has no chat template; use `/v1/completions` or `/api/generate`, which continue a text",
             ));
         }
         self.check_size(messages.iter().map(|message| message.content.len()).sum())?;
@@ -143,7 +151,11 @@ impl Service {
         if bytes <= self.context.saturating_mul(MAX_TOKEN_BYTES) {
             Ok(())
         } else {
-            Err(ApiError::too_long_text(bytes, self.context))
+            let length = format!(
+                "{bytes} bytes long, more than the context's {} tokens",
+                self.context
+            );
+            Err(ApiError::too_long(&length, self.longer_context()))
         }
     }
 

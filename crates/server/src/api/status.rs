@@ -33,11 +33,8 @@ pub(crate) async fn model(
     State(service): State<Arc<Service>>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    if id == service.name {
-        Ok(Json(describe(&service)))
-    } else {
-        Err(ApiError::no_model(&id, &service.name))
-    }
+    service.check_model(&id)?;
+    Ok(Json(describe(&service)))
 }
 
 fn describe(service: &Service) -> Value {

@@ -52,7 +52,9 @@ pub struct CudaDevice {
     /// Event 0: the last kernel that copies wait for; event `i + 1`: the last copy of staging stream `i`.
     copy_events: Mutex<Vec<sys::CUevent>>,
     modules: Vec<CUmodule>,
-    functions: Mutex<HashMap<String, CUfunction>>,
+    functions: HashMap<String, CUfunction>,
+    /// Device memory that the loaded kernels take.
+    kernel_bytes: usize,
     /// Timing events, by index.
     events: Mutex<Vec<sys::CUevent>>,
 }
@@ -147,24 +149,34 @@ impl CudaDevice {
             copy_stream,
             copy_events: Mutex::default(),
             modules: Vec::new(),
-            functions: Mutex::default(),
+            functions: HashMap::new(),
+            kernel_bytes: 0,
             events: Mutex::default(),
         };
+        let free = |device: &Self| Ok(device.context.mem_get_info().map_err(broken)?.0);
+        let before = free(&device)?;
         for (name, ptx) in ptx_modules() {
             let module = device.load(name, &ptx)?;
             device.modules.push(module);
             // Eagerly: lazy loading would allocate memory at the first launch, and is not allowed during a graph capture.
             for kernel in entries(&ptx) {
-                device
-                    .function(kernel)
-                    .map_err(|why| CudaUnavailable::ModuleLoad {
+                let function = device.load_function(module, kernel).map_err(|why| {
+                    CudaUnavailable::ModuleLoad {
                         name: device.info.name.clone(),
                         module: name.to_owned(),
                         reason: why.to_string(),
-                    })?;
+                    }
+                })?;
+                device.functions.insert(kernel.to_owned(), function);
             }
         }
+        device.kernel_bytes = before.saturating_sub(free(&device)?);
         Ok(device)
+    }
+
+    /// Device memory in bytes that the loaded kernels take, by the driver's count of free memory.
+    pub fn kernel_bytes(&self) -> usize {
+        self.kernel_bytes
     }
 
     /// Free and total device memory in bytes.
@@ -178,39 +190,40 @@ impl CudaDevice {
             .map_err(|why| self.failed("querying its memory", why))
     }
 
-    /// Looks up a kernel by name, with the largest dynamic shared memory allowed.
-    fn function(&self, name: &str) -> Result<CUfunction, DeviceError> {
-        let mut functions = lock(&self.functions);
-        if let Some(function) = functions.get(name) {
-            return Ok(*function);
+    /// Loads the kernel `name` of `module`, with the largest dynamic shared memory allowed.
+    fn load_function(&self, module: CUmodule, name: &str) -> Result<CUfunction, DeviceError> {
+        let failed = |reason: String| self.kernel_failed(name, reason);
+        let text = CString::new(name).map_err(|why| failed(why.to_string()))?;
+        // SAFETY: the modules stay loaded until the device is dropped.
+        unsafe {
+            let function = result::module::get_function(module, text)
+                .map_err(|DriverError(code)| failed(format!("{code:?}")))?;
+            sys::cuFuncLoad(function)
+                .result()
+                .and_then(|()| {
+                    result::function::set_function_attribute(
+                        function,
+                        CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                        self.info.shared_bytes as i32,
+                    )
+                })
+                .map_err(|DriverError(code)| failed(format!("{code:?}")))?;
+            Ok(function)
         }
-        let missing = |reason: String| DeviceError::Kernel {
+    }
+
+    /// The kernel `name`.
+    fn function(&self, name: &str) -> Result<CUfunction, DeviceError> {
+        let function = self.functions.get(name).copied();
+        function.ok_or_else(|| self.kernel_failed(name, "there is no such kernel".to_owned()))
+    }
+
+    fn kernel_failed(&self, name: &str, reason: String) -> DeviceError {
+        DeviceError::Kernel {
             device: self.info.name.clone(),
             kernel: name.to_owned(),
             reason,
-        };
-        let text = CString::new(name).map_err(|why| missing(why.to_string()))?;
-        // SAFETY: the modules stay loaded until the device is dropped.
-        let found = self
-            .modules
-            .iter()
-            .find_map(|module| unsafe { result::module::get_function(*module, text.clone()) }.ok());
-        let function = found.ok_or_else(|| missing("there is no such kernel".to_owned()))?;
-        // SAFETY: the function was just found.
-        unsafe { sys::cuFuncLoad(function) }
-            .result()
-            .map_err(|DriverError(code)| missing(format!("{code:?}")))?;
-        // SAFETY: as above.
-        unsafe {
-            result::function::set_function_attribute(
-                function,
-                CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                self.info.shared_bytes as i32,
-            )
         }
-        .map_err(|DriverError(code)| missing(format!("{code:?}")))?;
-        functions.insert(name.to_owned(), function);
-        Ok(function)
     }
 
     /// Event `index` of `copy_events`, created on first use.

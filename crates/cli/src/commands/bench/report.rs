@@ -3,7 +3,7 @@
 use std::{fmt::Write, path::Path};
 
 use anyhow::Result;
-use powerinfer_artifact::{ByteSize, counted, plan::Policy};
+use powerinfer_artifact::{ByteSize, counted, hardware::Cpu, plan::Policy};
 use powerinfer_kernels::Isa;
 use powerinfer_model::LanguageModel;
 use powerinfer_pool::system;
@@ -14,8 +14,8 @@ use crate::output::{Table, percent};
 use powerinfer_eval::{
     Contention,
     bench::{
-        BatchMeasured, Check, FfnTime, HybridTimes, Measured, ReadRate, SpeculationTimes, Spread,
-        StageCost, Work,
+        BatchMeasured, Check, FfnTime, HybridTimes, Measured, PartTimes, ReadRate,
+        SpeculationTimes, Spread, StageCost, Work,
     },
     format::figure,
 };
@@ -36,6 +36,8 @@ pub(super) struct Report<'a> {
     pub(super) batches: &'a [BatchMeasured],
     pub(super) densities: &'a [FfnTime],
     pub(super) speculation: Option<&'a SpeculationTimes>,
+    /// Times of the parts of a token's jobs, one entry per number of threads.
+    pub(super) parts: &'a [PartTimes],
     /// Times of device and host.
     pub(super) hybrid: Option<&'a HybridTimes>,
     pub(super) sync_microseconds: f64,
@@ -80,6 +82,7 @@ impl Report<'_> {
             "batches": self.batches,
             "ffn": self.densities,
             "speculation": self.speculation,
+            "parts": self.parts,
             "hybrid": self.hybrid,
             "plan": {
                 "machine": plan.hardware.name,
@@ -91,6 +94,7 @@ impl Report<'_> {
     /// Results as tables.
     pub(super) fn text(&self) -> Result<String> {
         let bundle = self.model.bundle();
+        let plan = bundle.plan();
         let mut text = String::new();
         writeln!(
             text,
@@ -107,7 +111,11 @@ impl Report<'_> {
             self.isa,
             counted(self.threads, "thread")
         )?;
-        writeln!(text, "checked         {}\n", self.check)?;
+        let on = match self.text {
+            Some(_) => "",
+            None => "; on random tokens, policies agree less often than on text",
+        };
+        writeln!(text, "checked         {}{on}\n", self.check)?;
         if !self.measured.is_empty() {
             text += &self.speeds();
         }
@@ -117,7 +125,7 @@ impl Report<'_> {
         }
         for measured in self.measured {
             if let Work::Decode { .. } = measured.work {
-                writeln!(text, "\n{}", stages(measured))?;
+                writeln!(text, "\n{}", stages(measured, self.reads_memory()))?;
                 self.describe_decode(&mut text, measured)?;
             }
         }
@@ -171,6 +179,18 @@ impl Report<'_> {
         if let Some(times) = self.speculation {
             describe_speculation(&mut text, times)?;
         }
+        for times in self.parts {
+            writeln!(text, "\n{}", part_table(times, &plan.hardware.cpu))?;
+        }
+        if !self.parts.is_empty() {
+            writeln!(
+                text,
+                "parts           timed one after the other on one thread and given to threads in order; starting a job and waiting for it takes {:.1} µs and memory delivers {:.1} GB/s, as on {}",
+                plan.hardware.cpu.kernel_seconds * 1e6,
+                plan.hardware.cpu.read_bandwidth_bytes_per_second / 1e9,
+                plan.hardware.name
+            )?;
+        }
         writeln!(
             text,
             "kernel launch   {:.1} µs of overhead each, with the wait for all threads, on {}",
@@ -202,6 +222,11 @@ impl Report<'_> {
             Some(_) => counted.join(", "),
             None => format!("as planned: {}", counted.join(", ")),
         }
+    }
+
+    /// Whether the probe of the read bandwidth is too large for the processor's caches.
+    fn reads_memory(&self) -> bool {
+        self.probe_bytes as u64 >= 2 * system::cache_bytes()
     }
 
     fn speeds(&self) -> String {
@@ -243,20 +268,34 @@ impl Report<'_> {
             percent(measured.ffn_neurons_computed),
         )?;
         let bandwidth = &measured.read_bandwidth;
-        writeln!(
-            text,
-            "read bandwidth  {:.1} GB/s ({:.1}–{:.1}) of {} in a stream, {}, between repeats; in decoding the CPU reads {:.1} GB/s, {} of it ({}–{})",
-            bandwidth.median / 1e9,
-            bandwidth.least / 1e9,
-            bandwidth.most / 1e9,
-            ByteSize(self.probe_bytes as u64),
-            counted(self.threads, "thread"),
-            measured.bytes_per_second.median / 1e9,
-            percent(measured.bandwidth_share.median),
-            percent(measured.bandwidth_share.least),
-            percent(measured.bandwidth_share.most),
-        )?;
-        if let Some(rows) = &measured.row_bandwidth {
+        if self.reads_memory() {
+            writeln!(
+                text,
+                "read bandwidth  {:.1} GB/s ({:.1}–{:.1}) of {} in a stream, {}, between repeats; in decoding the CPU reads {:.1} GB/s, {} of it ({}–{})",
+                bandwidth.median / 1e9,
+                bandwidth.least / 1e9,
+                bandwidth.most / 1e9,
+                ByteSize(self.probe_bytes as u64),
+                counted(self.threads, "thread"),
+                measured.bytes_per_second.median / 1e9,
+                percent(measured.bandwidth_share.median),
+                percent(measured.bandwidth_share.least),
+                percent(measured.bandwidth_share.most),
+            )?;
+        } else {
+            writeln!(
+                text,
+                "read bandwidth  not measured: the probe of {} is less than twice the processor's cache of {}; in decoding the CPU reads {:.1} GB/s",
+                ByteSize(self.probe_bytes as u64),
+                ByteSize(system::cache_bytes()),
+                measured.bytes_per_second.median / 1e9,
+            )?;
+        }
+        if let Some(rows) = measured
+            .row_bandwidth
+            .as_ref()
+            .filter(|_| self.reads_memory())
+        {
             writeln!(
                 text,
                 "rows            {:.1} GB/s ({:.1}–{:.1}) for the rows that active neurons select, of their length and at their distances",
@@ -289,9 +328,10 @@ impl Report<'_> {
     }
 }
 
-/// Time per token of each stage in the median repeat, so that the stages add up.
-fn stages(measured: &Measured) -> Table {
-    let mut table = Table::new(&[
+/// Time per token of each stage in the median repeat, so that the stages add up; compared with the read bandwidth if that is
+/// the bandwidth of `memory`, not of a cache.
+fn stages(measured: &Measured, memory: bool) -> Table {
+    let columns = [
         "stage",
         "µs per token",
         "least–most",
@@ -300,7 +340,13 @@ fn stages(measured: &Measured) -> Table {
         "GB/s",
         "memory allows",
         "of that",
-    ]);
+    ];
+    let shown = if memory {
+        columns.len()
+    } else {
+        columns.len() - 2
+    };
+    let mut table = Table::new(&columns[..shown]);
     let total = measured.microseconds_per_token.repeats[measured.middle_repeat];
     let mut row = |name: &str, spread: &Spread, bytes: f64, ceiling: f64| {
         let time = spread.repeats[measured.middle_repeat];
@@ -321,7 +367,7 @@ fn stages(measured: &Measured) -> Table {
             range(spread),
             percent(time / total),
         ];
-        table.row([cells.as_slice(), &reading].concat());
+        table.row([cells.as_slice(), &reading].concat()[..shown].to_vec());
     };
     for cost in &measured.stages {
         if cost.microseconds.most > 0.0 {
@@ -351,6 +397,61 @@ fn disturbance(found: Contention) -> Option<String> {
 
 fn range(spread: &Spread) -> String {
     format!("{}–{}", figure(spread.least), figure(spread.most))
+}
+
+/// A table of the estimated times of a token on several threads, with a row per stage.
+fn part_table(times: &PartTimes, cpu: &Cpu) -> Table {
+    let threads = counted(times.threads, "thread");
+    let mut table = Table::new(&[
+        &threads,
+        "jobs",
+        "serial µs",
+        "parts µs",
+        "imbalance",
+        "threads take",
+        "memory allows",
+        "µs per token",
+    ]);
+    let start = cpu.kernel_seconds * 1e6;
+    let limit = |bytes: f64| bytes / cpu.read_bandwidth_bytes_per_second * 1e6;
+    let mut sums = [0.0; 6];
+    for stage in &times.stages {
+        let (threads, memory) = (stage.microseconds(start), limit(stage.bytes));
+        let figures = [
+            stage.serial_microseconds,
+            stage.part_microseconds,
+            stage.makespan_microseconds,
+            threads,
+            memory,
+            threads.max(memory),
+        ];
+        sums.iter_mut()
+            .zip(figures)
+            .for_each(|(sum, figure)| *sum += figure);
+        let imbalance = stage.imbalance(times.threads);
+        table.row(part_row(&stage.stage, stage.jobs, figures, imbalance));
+    }
+    let jobs = times.stages.iter().map(|stage| stage.jobs).sum();
+    let imbalance = sums[2] * times.threads as f64 / sums[1].max(1e-9);
+    table.row(part_row("all", jobs, sums, imbalance));
+    table
+}
+
+/// A row of [`part_table`] from `figures` in microseconds: time between jobs, of all parts, of the slowest thread, of the stage on all
+/// threads, that memory needs, and the larger of the last two.
+fn part_row(stage: &str, jobs: usize, figures: [f64; 6], imbalance: f64) -> Vec<String> {
+    let [serial, parts, _, threads, memory, token] = figures.map(figure);
+    let imbalance = format!("{imbalance:.2}");
+    vec![
+        stage.to_owned(),
+        jobs.to_string(),
+        serial,
+        parts,
+        imbalance,
+        threads,
+        memory,
+        token,
+    ]
 }
 
 /// A table with a row per batch size.

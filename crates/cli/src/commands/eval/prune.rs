@@ -14,7 +14,6 @@ use powerinfer_eval::{
 };
 use powerinfer_model::LanguageModel;
 use powerinfer_pipeline::{check_paths, texts};
-use powerinfer_pool::usable_cores;
 use powerinfer_runtime::{Execution, Sampler, SingleSession};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
@@ -25,6 +24,7 @@ use crate::{
     model_argument::{DEMO, open_bundle},
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
+    thread_argument::ThreadArgument,
 };
 
 /// Arms of the study, and the text and tasks they are judged on.
@@ -63,9 +63,8 @@ pub(crate) struct PruneArguments {
     /// Held-out function tasks of the demo to solve, too
     #[arg(long, value_name = "N", default_value_t = 0)]
     tasks: usize,
-    /// Threads to compute with [default: one per physical core]
-    #[arg(short, long, value_name = "N")]
-    threads: Option<usize>,
+    #[command(flatten)]
+    threads: ThreadArgument,
     /// Seed of every random choice
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -134,7 +133,7 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
     let placing = bundle.placement_inputs()?;
     let frequencies: Vec<&[f32]> = placing.iter().map(|layer| &layer.frequencies[..]).collect();
     let windows = Windows::for_context(bundle.plan().budget.context_tokens as usize);
-    let threads = arguments.threads.unwrap_or_else(usable_cores);
+    let threads = arguments.threads.count();
     let execution = Execution::on_cpu(threads);
     let has_predictors = bundle
         .predictors()

@@ -309,7 +309,7 @@ fn check_against(
 }
 
 /// Policies to compare with `dense`: those asked for, or all that the bundle can follow.
-fn choices(
+pub(super) fn choices(
     asked: &[PolicyArgument],
     bundle: &Bundle,
     with_dense: bool,
@@ -349,7 +349,7 @@ fn measure_again(bundle: &Bundle, json: bool, output: Output) -> Result<()> {
                 "the bundle in `{}` has no certificate",
                 bundle.folder().display()
             ),
-            "`powerinfer place` makes one if the profile has held-out text"
+            "`powerinfer place MODEL` makes one if the profile has held-out text"
         ));
     };
     if !bundle.certificate_matches() {
@@ -358,7 +358,7 @@ fn measure_again(bundle: &Bundle, json: bool, output: Output) -> Result<()> {
                 "the certificate of the bundle in `{}` is for another plan or another text",
                 bundle.folder().display()
             ),
-            "run `powerinfer place` again"
+            "run `powerinfer place MODEL` again"
         ));
     }
     let found = certify::measure_again(bundle, written, &Bar::new(output))?;
@@ -399,7 +399,10 @@ fn table(
             ];
             match shown {
                 Shown::Perplexity => cells.extend([
-                    format!("{:.4}", likelihood.word_perplexity(extent.words)),
+                    match likelihood.word_perplexity(extent.words) {
+                        usual @ ..1e6 => format!("{usual:.4}"),
+                        huge => format!("{huge:.2e}"),
+                    },
                     format!("{:.4}", likelihood.bits_per_byte(extent.bytes)),
                 ]),
                 Shown::Fidelity => cells.extend(rest),

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{counted, write::write_file};
 use powerinfer_pool::environment;
-use powerinfer_text::{GenerationPrompt, Message, SpecialTokens};
+use powerinfer_text::{GenerationPrompt, Message, SpecialTokens, Tokenizer};
 use rustyline::{
     Editor, Helper,
     completion::Completer,
@@ -20,9 +20,9 @@ use rustyline::{
     validate::{ValidationContext, ValidationResult, Validator},
 };
 
-use super::{Timing, Writer, rate, verification};
+use super::{RunArguments, Timing, Writer, rate, verification};
 use crate::{
-    hint::Advised,
+    hint::{self, Advised},
     output::{Output, print_data},
     progress::{interrupted, resume_after_interrupt, while_waiting},
     values::new_file,
@@ -30,17 +30,18 @@ use crate::{
 
 /// The commands of a chat.
 const HELP: &str = "\
-/help           these commands
-/reset          forget the conversation
+/help           these commands; also `/?`
+/reset          forget the conversation; also `/clear`
 /system TEXT    start again with this system message; without TEXT with none
 /save FILE      write the conversation as JSON
 /quit           end, as Ctrl-D, `/exit` and `/bye` do
 
-A line that ends in `\\` continues on the next line, and pasted text may have several lines. Ctrl-C stops an answer.";
+A line that ends in `\\` continues on the next line. Pasted text and text between `\"\"\"` may have several lines.
+Ctrl-C stops an answer.";
 
-/// Answers messages until the input ends. With a chat template the messages are a conversation; without one each is
-/// continued separately.
-pub(super) fn run(writer: &mut Writer<'_>) -> Result<()> {
+/// Answers the `example`, if there is one, then messages until the input ends. With a chat template the messages are a
+/// conversation; without one each is continued separately.
+pub(super) fn run(writer: &mut Writer<'_>, mut example: Option<String>) -> Result<()> {
     let (arguments, tokenizer, output) = (writer.arguments, writer.tokenizer, writer.output);
     let template = tokenizer.chat_template();
     output.say(match template {
@@ -51,17 +52,30 @@ pub(super) fn run(writer: &mut Writer<'_>) -> Result<()> {
     let mut chat = Chat::default();
     let mut total = Timing::default();
     let mut answers = 0;
-    while let Some(message) = input.read()? {
+    if example.is_some() {
+        output.say("an example:");
+    }
+    loop {
+        let message = match example.take() {
+            Some(example) => {
+                print_data(&example)?;
+                example
+            }
+            None => match input.read(output)? {
+                Some(message) => message,
+                None => break,
+            },
+        };
         if let Some(command) = Command::parse(&message) {
             match command {
                 Command::Quit => break,
+                Command::System(_) if template.is_none() => {
+                    output.say("this model has no chat template, so system messages do not work");
+                }
                 command => {
-                    let is_system = matches!(command, Command::System(_));
-                    match chat.obey(command, output) {
-                        Err(error) => output.say(format!("{error:#}")),
-                        Ok(()) if is_system && template.is_none() => output
-                            .say("this model has no chat template: the system message is not used"),
-                        Ok(()) => {}
+                    if let Err(error) = chat.obey(command, output) {
+                        let hint = hint::of(&error).map(|hint| format!("; {hint}"));
+                        output.say(format!("{error:#}{}", hint.unwrap_or_default()));
                     }
                 }
             }
@@ -70,11 +84,7 @@ pub(super) fn run(writer: &mut Writer<'_>) -> Result<()> {
         let plain = tokenizer.encode(&message, SpecialTokens::Add)?;
         chat.push("user", message);
         let ids = match template {
-            Some(_) => {
-                let tokens = arguments.special_tokens.in_messages();
-                let chat = tokenizer.render_chat(&chat.messages, GenerationPrompt::Add, tokens)?;
-                tokenizer.encode_chat(&chat)?
-            }
+            Some(_) => encode(arguments, tokenizer, &chat.messages)?,
             None => plain,
         };
         let mut answer = String::new();
@@ -121,6 +131,17 @@ pub(super) fn run(writer: &mut Writer<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Tokens of the prompt that asks for an answer to `messages`, rendered with the model's chat template.
+pub(super) fn encode(
+    arguments: &RunArguments,
+    tokenizer: &Tokenizer,
+    messages: &[Message],
+) -> Result<Vec<u32>> {
+    let tokens = arguments.special_tokens.in_messages();
+    let chat = tokenizer.render_chat(messages, GenerationPrompt::Add, tokens)?;
+    Ok(tokenizer.encode_chat(&chat)?)
+}
+
 impl Timing {
     fn add(&mut self, other: &Self) {
         self.prompt_tokens += other.prompt_tokens;
@@ -144,13 +165,17 @@ enum Command<'a> {
     System(&'a str),
     Save(&'a str),
     Quit,
-    Unknown(&'a str),
+    /// The name of an unknown command, and its argument.
+    Unknown(&'a str, &'a str),
 }
 
 impl<'a> Command<'a> {
     /// The command in `line`; `None` for a message, which may begin with `//`.
     fn parse(line: &'a str) -> Option<Self> {
-        let rest = line.strip_prefix('/')?;
+        let rest = line.trim_start().strip_prefix('/')?;
+        if rest.trim_end() == "?" {
+            return Some(Self::Help);
+        }
         if !rest.starts_with(|first: char| first.is_ascii_alphabetic()) {
             return None;
         }
@@ -158,11 +183,11 @@ impl<'a> Command<'a> {
         let argument = argument.trim();
         Some(match name {
             "help" => Self::Help,
-            "reset" => Self::Reset,
+            "reset" | "clear" => Self::Reset,
             "system" => Self::System(argument),
             "save" => Self::Save(argument),
             "quit" | "exit" | "bye" => Self::Quit,
-            name => Self::Unknown(name),
+            name => Self::Unknown(name, argument),
         })
     }
 }
@@ -197,14 +222,34 @@ impl Chat {
                     ));
                 }
                 write_file(&file, &serde_json::to_vec_pretty(&self.messages)?)?;
-                output.say(format!("written to `{}`", file.display()));
+                output.say(format!("saved the chat to `{}` as JSON", file.display()));
             }
-            Command::Unknown(name) => bail!(Advised::new(
+            Command::Unknown(name, argument) => bail!(Advised::new(
                 format!("there is no command `/{name}`"),
-                "`/help` lists them"
+                instead_of(name, argument)
             )),
         }
         Ok(())
+    }
+}
+
+/// Advice on how to do here what Ollama's command `/name argument` does.
+fn instead_of(name: &str, argument: &str) -> &'static str {
+    match (name, argument.split_whitespace().next()) {
+        ("set", Some("system")) => "`/system TEXT` sets the system message",
+        ("set", Some("verbose")) => "`powerinfer run MODEL -v` shows speeds after each answer",
+        ("set", Some("parameter")) => {
+            "`--temperature`, `--top-k`, `--top-p`, `--min-p`, `--repeat-penalty`, `--seed` and `-n` of `powerinfer run` set parameters"
+        }
+        ("set", _) => "PowerInfer has no such setting; `powerinfer help run` lists its options",
+        ("show", Some("info") | None) => "`powerinfer show MODEL` describes the model",
+        ("show", _) => {
+            "`/api/show` of `powerinfer serve` returns the chat template; the parameters are the options of `powerinfer run`"
+        }
+        ("load", _) => {
+            "files written by `/save` cannot be loaded; `powerinfer run MODEL` runs a model"
+        }
+        _ => "`/help` lists them",
     }
 }
 
@@ -214,8 +259,27 @@ enum Input {
     Stdin,
 }
 
-/// Continues lines that end in `\`.
+/// Reads further lines after one that ends in `\`, and between `"""`.
 struct Lines;
+
+/// Delimiter of text of several lines.
+const QUOTES: &str = "\"\"\"";
+
+/// Whether the message `text` is still incomplete.
+fn continues(text: &str) -> bool {
+    match text.strip_prefix(QUOTES) {
+        Some(quoted) => !quoted.contains(QUOTES),
+        None => text.ends_with('\\'),
+    }
+}
+
+/// The message that was typed as `text`.
+fn message(text: &str) -> String {
+    match text.strip_prefix(QUOTES) {
+        Some(quoted) => quoted.replacen(QUOTES, "", 1).trim_matches('\n').to_owned(),
+        None => text.replace("\\\n", "\n"),
+    }
+}
 
 impl Helper for Lines {}
 impl Highlighter for Lines {}
@@ -230,7 +294,7 @@ impl Completer for Lines {
 
 impl Validator for Lines {
     fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
-        Ok(if context.input().ends_with('\\') {
+        Ok(if continues(context.input()) {
             ValidationResult::Incomplete
         } else {
             ValidationResult::Valid(None)
@@ -258,14 +322,17 @@ impl Input {
     }
 
     /// The next message that is not empty; `None` at the end.
-    fn read(&mut self) -> Result<Option<String>> {
+    fn read(&mut self, output: Output) -> Result<Option<String>> {
         loop {
             let message = match self {
                 Self::Stdin => read_lines()?,
                 Self::Terminal(editor, _) => match while_waiting(|| editor.readline("> ")) {
-                    Ok(line) => Some(line.replace("\\\n", "\n")),
+                    Ok(line) => Some(message(&line)),
                     // Ctrl-C empties the line.
-                    Err(ReadlineError::Interrupted) => continue,
+                    Err(ReadlineError::Interrupted) => {
+                        output.say("Ctrl-D or `/quit` ends the chat");
+                        continue;
+                    }
                     Err(ReadlineError::Eof) => None,
                     Err(error) => return Err(error).context("cannot read the terminal"),
                 },
@@ -289,28 +356,22 @@ impl Input {
     }
 }
 
-/// A line of stdin, with the following ones while they end in `\`; `None` at the end.
+/// Reads a message from stdin: one line, or more while it [continues]; `None` at the end.
 fn read_lines() -> Result<Option<String>> {
-    let mut message = String::new();
+    let mut text = String::new();
     loop {
         let mut line = String::new();
         let read = while_waiting(|| std::io::stdin().lock().read_line(&mut line))
             .context("cannot read stdin")?;
         if read == 0 {
-            return Ok((!message.is_empty()).then_some(message));
+            return Ok((!text.is_empty()).then(|| message(&text)));
         }
         let line = line.trim_end_matches(['\n', '\r']);
-        let line = line.strip_prefix('\u{feff}').unwrap_or(line);
-        match line.strip_suffix('\\') {
-            Some(part) => {
-                message.push_str(part);
-                message.push('\n');
-            }
-            None => {
-                message.push_str(line);
-                return Ok(Some(message));
-            }
+        text.push_str(line.strip_prefix('\u{feff}').unwrap_or(line));
+        if !continues(&text) {
+            return Ok(Some(message(&text)));
         }
+        text.push('\n');
     }
 }
 
@@ -328,9 +389,46 @@ mod tests {
         for end in ["/quit", "/exit", "/bye"] {
             assert_eq!(Command::parse(end), Some(Command::Quit));
         }
-        assert_eq!(Command::parse("/halp me"), Some(Command::Unknown("halp")));
+        let unknown = Command::Unknown("halp", "me");
+        assert_eq!(Command::parse("/halp me"), Some(unknown));
+        assert_eq!(Command::parse(" /?"), Some(Command::Help));
         for message in ["// a comment", "/", "a /quit", "/* x */", ""] {
             assert_eq!(Command::parse(message), None, "{message}");
+        }
+    }
+
+    #[test]
+    fn commands_of_ollama_name_ours() {
+        for (line, part) in [
+            ("/set system Be brief.", "`/system TEXT`"),
+            ("/set parameter top_k 1", "`--top-k`"),
+            ("/set nohistory", "no such setting"),
+            ("/show template", "`/api/show`"),
+            ("/set verbose", "`powerinfer run MODEL -v`"),
+            ("/show info", "`powerinfer show MODEL`"),
+            ("/load other", "cannot be loaded"),
+            ("/halp", "`/help`"),
+        ] {
+            let Some(Command::Unknown(name, argument)) = Command::parse(line) else {
+                panic!("{line} is known");
+            };
+            assert!(instead_of(name, argument).contains(part), "{line}");
+        }
+    }
+
+    #[test]
+    fn messages_of_several_lines() {
+        for (text, whole) in [
+            ("one", "one"),
+            ("one\\\ntwo", "one\ntwo"),
+            ("\"\"\"one\n two\"\"\"", "one\n two"),
+            ("\"\"\"\none\n\"\"\"", "one"),
+        ] {
+            assert!(!continues(text), "{text}");
+            assert_eq!(message(text), whole);
+        }
+        for begun in ["one\\", "\"\"\"", "\"\"\"one\ntwo"] {
+            assert!(continues(begun), "{begun}");
         }
     }
 }

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use powerinfer_artifact::ByteSize;
 use powerinfer_eval::sweep::{PolicySetting, parse_share};
 
-use crate::engine::{ActivationArgument, DeviceArgument};
+use crate::{
+    engine::{ActivationArgument, DeviceArgument},
+    thread_argument::ThreadArgument,
+};
 
 /// Axes of the grid.
 #[derive(Debug, clap::Args)]
@@ -77,9 +80,8 @@ pub(super) struct MeasureArguments {
     /// Memory to read for the read bandwidth; several times the processor's caches
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub(super) probe: ByteSize,
-    /// Threads to compute with [default: one per physical core]
-    #[arg(short, long, value_name = "N")]
-    pub(super) threads: Option<usize>,
+    #[command(flatten)]
+    pub(super) threads: ThreadArgument,
     /// Device of the parts that placements put on a GPU; without one, placements are estimated
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(super) device: DeviceArgument,

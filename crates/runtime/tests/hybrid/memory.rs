@@ -1,0 +1,64 @@
+//! Memory on the device against the lines of a plan.
+
+use std::collections::BTreeMap;
+
+use powerinfer_artifact::plan::{ATTENTION, Device, HEAD, HOT_NEURONS, KV_CACHE, SCRATCH};
+use powerinfer_bundle::neuron_bytes;
+use powerinfer_emulator::Order;
+use powerinfer_runtime::memory;
+use powerinfer_tensor::Format;
+
+use crate::{case::Case, golden::MODELS, placement::ALL};
+
+#[test]
+fn the_device_holds_what_a_plan_says() {
+    for name in MODELS {
+        for quant in [Format::F32, Format::Q8_0, Format::Q4_0] {
+            let mut case = Case::open(name);
+            if case.config().device_obstacle().is_some() {
+                continue;
+            }
+            case.quant = quant;
+            let Some(model) = case.on_device(Order::Forward, &[ALL]) else {
+                return;
+            };
+            let held: BTreeMap<&str, u64> = model
+                .memory()
+                .iter()
+                .filter(|held| held.device == Device::Gpu)
+                .map(|held| (held.line, held.bytes))
+                .collect();
+            let config = case.config();
+            let (layers, neurons) = (config.layer_count as u64, config.ffn_size as u64);
+            let context = config.context_length as u64;
+            for (line, planned) in [
+                (
+                    ATTENTION,
+                    layers * memory::attention_bytes(config, quant, false),
+                ),
+                (HEAD, memory::head_bytes(config, quant)),
+                (HOT_NEURONS, layers * neurons * neuron_bytes(config, quant)),
+                (
+                    KV_CACHE,
+                    layers * memory::kv_bytes(config, context, case.kv_cache),
+                ),
+            ] {
+                // A norm that attention and FFN share is there twice.
+                let norms = layers * 2 * 4 * config.hidden_size as u64;
+                let most = planned + if line == ATTENTION { norms } else { 0 };
+                assert!(
+                    (planned..=most).contains(&held[line]),
+                    "{name} {quant} {line}: {} held, {planned} planned",
+                    held[line]
+                );
+            }
+            let planned = memory::device_scratch_bytes(config, quant, context, 0);
+            let spare = planned.checked_sub(held[SCRATCH]);
+            assert!(
+                spare.is_some_and(|spare| spare < 64 << 20),
+                "{name} {quant}: {} of scratch, {planned} planned",
+                held[SCRATCH]
+            );
+        }
+    }
+}
