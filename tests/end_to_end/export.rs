@@ -82,6 +82,9 @@ fn a_model_of_the_original_goes_out_and_comes_back() {
             .is_file()
     );
     let copy = "copy.gguf";
+    std::fs::copy(&file, sandbox.path("without-ending")).unwrap();
+    let inspected = sandbox.run(&["inspect", "without-ending"]).good();
+    inspected.stdout_contains(&["layers"]);
     std::fs::rename(&file, sandbox.path(copy)).unwrap();
     prepare(&sandbox, copy);
     let policy = ["--policy", "predicted"];

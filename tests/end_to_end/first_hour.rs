@@ -7,7 +7,9 @@ use std::{
 
 use serde_json::Value;
 
-use crate::sandbox::{QUICK, Sandbox, copy_folder, golden_model, prepared_demo, words};
+use crate::sandbox::{
+    QUICK, Sandbox, assert_contains, copy_folder, golden_model, prepared_demo, words,
+};
 
 #[test]
 fn stages_skip_what_is_up_to_date_and_force_repeats_them() {
@@ -135,7 +137,7 @@ fn the_name_of_a_prepared_model_is_known_to_every_command() {
     sandbox
         .run(&["run", "mine", "--prompt", "def", "-n", "1"])
         .good()
-        .stderr_contains(&["stopped after 1 token;", "decode: 1 token,"]);
+        .stderr_contains(&["stopped after 1 token;", "decode: 1 token\n"]);
     sandbox
         .run(&["place", "mine", "--vram", "0", "--dry-run"])
         .good()
@@ -274,6 +276,29 @@ fn settings_of_earlier_runs_are_kept_until_they_are_changed() {
         "--context 64",
         "`demo.powerinfer/bundle` was re-planned with the policies of its first budget",
     ]);
+    // A killed run is resumed with its options; a failed one changes nothing.
+    let file = sandbox.path("demo.powerinfer/settings.json");
+    let before = std::fs::read(&file).unwrap();
+    sandbox
+        .run(&["place", "demo", "--vram", "1G", "--ram", "1M"])
+        .bad(1, &["--ram"]);
+    assert_eq!(std::fs::read(&file).unwrap(), before);
+    let mut killed = sandbox
+        .command(&words(
+            "prepare demo --seed 3 --steps 100000 --policy predicted",
+        ))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while std::fs::read(&file).unwrap() == before && std::time::Instant::now() < deadline {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let settings = std::fs::read_to_string(&file).unwrap();
+    assert_contains(&settings, &["\"seed\"", "\"100000\""]);
+    std::fs::write(&file, before).unwrap();
     std::fs::remove_dir_all(sandbox.path("demo.powerinfer/bundle")).unwrap();
     let shown = sandbox.run(&["show", "demo"]).good();
     shown.stdout_contains(&["powerinfer-profile"]);
@@ -284,7 +309,6 @@ fn settings_of_earlier_runs_are_kept_until_they_are_changed() {
     assert!(!afresh.stderr.contains("earlier runs"), "{}", afresh.stderr);
     assert_eq!(format(), "q8_0");
     // A file of somebody else is not replaced.
-    let file = sandbox.path("demo.powerinfer/settings.json");
     std::fs::write(&file, "{}").unwrap();
     for more in [&[][..], &["--reset"]] {
         let run = sandbox.run(&[&["prepare", "demo"][..], more].concat());

@@ -123,6 +123,10 @@ fn a_certificate_is_reproduced_to_the_digit_and_a_changed_one_is_refused() {
     ];
     let other = sandbox.run(&other).good().json();
     assert_eq!(other["policies"][0]["policy"], "threshold");
+    // The certificate's own text can be shortened too.
+    let short = words("eval perplexity llama-silu.powerinfer --tokens 40 --json");
+    let short = sandbox.run(&short).good().json();
+    assert_eq!(short["tokens"], 39, "{short}");
 
     // A changed figure does not match the digest of the bundle.
     let path = sandbox.path(bundle).join("certificate.json");

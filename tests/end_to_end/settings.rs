@@ -3,7 +3,7 @@
 
 use std::{fs, path::PathBuf};
 
-use crate::sandbox::{Sandbox, assert_contains};
+use crate::sandbox::{Sandbox, assert_contains, copy_folder, golden_model, words};
 
 const MODEL: &str = "llama-relu-gqa";
 
@@ -46,6 +46,34 @@ fn unusual_settings_with_a_clear_meaning_are_read() {
     prepare(&sandbox).good();
     let run = sandbox.run(&["run", MODEL, "--prompt", "x", "-n", "2", "--json"]);
     run.good();
+}
+
+#[test]
+fn what_a_prepared_model_was_made_from_is_not_mistaken() {
+    let sandbox = Sandbox::new();
+    let folder = model(&sandbox);
+    prepare(&sandbox).good();
+    // Without text, the profile stays as it is.
+    let kept = sandbox
+        .run(&words("prepare llama-relu-gqa --tokens 300 --seed 2"))
+        .good();
+    kept.stderr_contains(&["another `--tokens` and `--seed`; give `--data`"]);
+    let path = format!("./{MODEL}");
+    let run = |model: &str| sandbox.run(&["run", model, "--prompt", "x", "-n", "2"]);
+    run(&path).good();
+    fs::remove_dir_all(&folder).unwrap();
+    copy_folder(&golden_model("mistral-swa-relu"), &folder);
+    let other = &[
+        "is a bundle of another model (llama-relu-gqa @ ",
+        "powerinfer run llama-relu-gqa.powerinfer",
+    ];
+    run(&path).bad(1, other);
+    sandbox
+        .run(&["eval", "perplexity", &path, "--data", "text.txt"])
+        .bad(1, other);
+    for name in [MODEL, "llama-relu-gqa.powerinfer"] {
+        run(name).good();
+    }
 }
 
 #[test]

@@ -138,6 +138,13 @@ fn a_folder_with_a_configuration_gives_the_shape() {
         .text();
     assert_contains(&text, &["given"]);
     assert_contains(&text, &["threshold"]);
+    // SiLU has no zeros unless they are assumed.
+    for more in [&[][..], &["--sparsity", "0"]] {
+        let run = sandbox.run(&[&["simulate", "--like", "./mine"][..], more].concat());
+        let text = run.good().text();
+        assert_contains(&text, &["mine: 0.1 billion parameters", "0.0%", "dense"]);
+        assert!(!text.contains("assumed: as a ReGLU model"), "{text}");
+    }
 }
 
 #[test]

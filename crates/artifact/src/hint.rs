@@ -76,6 +76,8 @@ pub enum Hint {
     NoDryRun,
     /// Hold out more text, and use more of it.
     MoreHeldOutText,
+    /// Certify on some held-out text.
+    Certify,
     /// Profile more text, because all held-out text is already used.
     ProfileMoreText,
     /// Put fewer neurons on the GPU, or allow more VRAM.

@@ -9,7 +9,9 @@ use std::{
 
 use anyhow::Result;
 use clap::{Arg, ArgMatches, Args, Command, parser::ValueSource};
-use powerinfer_artifact::{ArtifactError, Header, ModelIdentity, document::Document, shell_quoted};
+use powerinfer_artifact::{
+    ArtifactError, Header, ModelIdentity, document::Document, shell_quoted, write::write_file,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{output::Output, progress::interrupted};
@@ -57,7 +59,7 @@ pub(crate) struct ResetArgument {
 }
 
 /// Calls `run` with `arguments`, filling in options kept in the work `folder`. `matches` are the top-level parsed arguments. The
-/// given options are kept for later runs, except in a dry run or if the run fails; an interrupted run keeps them. Without a
+/// given options are kept for later runs, except in a dry run or if the run fails; an interrupted or killed run keeps them. Without a
 /// folder, no options are filled in or kept. Kept options that `check` refuses are not filled in.
 ///
 /// # Errors
@@ -108,11 +110,24 @@ pub(crate) fn with_earlier<A: Args>(
             kept.join(" ")
         ));
     }
-    let is_trial = matches!(given.try_get_one("dry_run"), Ok(Some(true)));
-    let result = run(&A::from_arg_matches(&command.get_matches_from(line))?);
-    // An interrupted run is resumed with its settings.
-    if !is_trial && (result.is_ok() || interrupted()) {
-        write(&path, model, all)?;
+    let arguments = A::from_arg_matches(&command.get_matches_from(line))?;
+    if matches!(given.try_get_one("dry_run"), Ok(Some(true))) {
+        return run(&arguments);
+    }
+    // Before the run, so that a killed one is resumed with its settings, as an interrupted one is.
+    let before = fs::read(&path).ok();
+    let is_new_folder = !folder.exists();
+    write(&path, model, all)?;
+    let result = run(&arguments);
+    if result.is_err() && !interrupted() {
+        match before {
+            Some(bytes) => write_file(&path, &bytes)?,
+            None if path.exists() => fs::remove_file(&path).map_err(ArtifactError::write(&path))?,
+            None => {}
+        }
+        if is_new_folder {
+            let _ = fs::remove_dir(folder); // fails if there is anything in it
+        }
     }
     result
 }

@@ -273,6 +273,9 @@ pub(crate) fn of_usage(error: &clap::Error, arguments: &[String]) -> Option<Stri
         let model = rest.find(|word| !word.starts_with('-'));
         return of_command(command, model.map(String::as_str));
     }
+    if arguments.iter().any(|word| word.ends_with("Modelfile")) {
+        return of_command("create", None);
+    }
     let unknown = context(ContextKind::InvalidArg);
     let value = context(ContextKind::InvalidValue);
     for argument in arguments {
@@ -371,6 +374,7 @@ fn template(hint: Hint) -> &'static str {
         }
         Hint::NoDryRun => "omit `--input-sparsity` or `--dry-run`",
         Hint::MoreHeldOutText => "profile more text, or raise `--certify`",
+        Hint::Certify => "use `--certify quick` or `--certify full`",
         Hint::ProfileMoreText => {
             "profile more text: give it to `powerinfer prepare` or `powerinfer profile` with `--data`"
         }

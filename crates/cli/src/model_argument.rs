@@ -179,7 +179,37 @@ pub(crate) fn open_bundle(argument: &str) -> Result<Bundle> {
             bundles_here()
         ));
     }
-    Ok(Bundle::open(&folder, IntegrityCheck::Quick)?)
+    let bundle = Bundle::open(&folder, IntegrityCheck::Quick)?;
+    check_origin(argument, &bundle)?;
+    Ok(bundle)
+}
+
+/// Fails if `argument` is the path of a model, and `bundle`, which was found by its name, was made from another one.
+fn check_origin(argument: &str, bundle: &Bundle) -> Result<()> {
+    let path = Path::new(argument);
+    let is_path = path.components().count() > 1 || path.is_file();
+    if !is_path || !is_model(argument) || !path.exists() {
+        return Ok(());
+    }
+    // A model that cannot be opened has no identity; the bundle runs without it.
+    let made_from = &bundle.header().model;
+    match Files::open(path).map(powerinfer_import::open_checkpoint) {
+        Ok(Ok(model)) if model.identity().fingerprint != made_from.fingerprint => {
+            let work = bundle.folder().parent().unwrap_or(bundle.folder());
+            bail!(Advised::new(
+                format!(
+                    "`{}` is a bundle of another model ({made_from}) than `{argument}`",
+                    bundle.folder().display()
+                ),
+                format!(
+                    "run that bundle with `powerinfer run {}`, or prepare this model in another folder: `powerinfer prepare {} --data TEXT --out FOLDER`",
+                    shell_quoted(&work.to_string_lossy()),
+                    shell_quoted(argument)
+                )
+            ))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The bundles in the work folders in `folder`, by name.

@@ -340,7 +340,13 @@ pub(crate) fn say_warnings(plan: &Plan, report: &SolveReport, output: Output) {
 }
 
 /// Says what a plan means for a model whose activation has no exact zeros.
-pub(crate) fn say_cost_of_skipping(plan: &Plan, config: &ModelConfig, output: Output) {
+/// Without a certificate, no policy that skips some is chosen.
+pub(crate) fn say_cost_of_skipping(
+    plan: &Plan,
+    config: &ModelConfig,
+    certifies: bool,
+    output: Output,
+) {
     if config.activation.has_exact_zeros() {
         return;
     }
@@ -348,8 +354,9 @@ pub(crate) fn say_cost_of_skipping(plan: &Plan, config: &ModelConfig, output: Ou
     let skipping = skipping.filter(|layer| layer.policy != Policy::Dense);
     output.say(match skipping.count() {
         0 => format!(
-            "every layer computes all neurons, so sparsity gives no speedup: the activation, {}, is never exactly zero, so skipping neurons would cost accuracy; `--max-ppl-increase` sets how much loss is allowed",
-            config.activation.name()
+            "every layer computes all neurons, so sparsity gives no speedup: the activation, {}, is never exactly zero, so skipping neurons would cost accuracy{}",
+            config.activation.name(),
+            if certifies { "; `--max-ppl-increase` sets how much loss is allowed" } else { "" }
         ),
         count => format!(
             "{} of {} {} the neurons that contribute least, which costs accuracy: the activation, {}, is never exactly zero; `--max-ppl-increase` sets how much loss is allowed",

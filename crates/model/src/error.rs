@@ -206,10 +206,10 @@ pub enum ModelError {
         reason: String,
     },
     /// A GGUF file cannot state a setting of the model.
-    #[error("`{path}` cannot be exported as {architecture}: {reason}")]
+    #[error("`{model}` cannot be exported as {architecture}: {reason}")]
     NotInGguf {
-        /// The configuration.
-        path: PathBuf,
+        /// The model's name.
+        model: String,
         /// Architecture and variant of the format.
         architecture: String,
         /// Feature that the format cannot state.

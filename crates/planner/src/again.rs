@@ -114,8 +114,13 @@ fn build_problem(
         context_tokens: options.context(config, before)? as u64,
         kv_cache: options.kv_cache.unwrap_or(plan.budget.kv_cache),
     };
-    if let Some(vram) = &options.vram {
-        vram.set(&mut budget, named)?;
+    match (&options.vram, named) {
+        (Some(vram), _) => vram.set(&mut budget, named)?,
+        // A plan for a machine without a GPU says nothing about the memory to use on one.
+        (None, Some(machine)) if plan.hardware.gpu.is_none() && machine.gpu.is_some() => {
+            Vram::Auto.set(&mut budget, named)?;
+        }
+        (None, _) => {}
     }
     let thresholds = plan
         .layers

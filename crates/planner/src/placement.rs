@@ -241,7 +241,8 @@ fn certify_on(
         match certificate.tokens_needed() {
             Some(needed) => progress.advise(
                 &format!(
-                    "perplexity may rise by more than the {allowed} allowed: {tokens} tokens are too few to tell, about {needed} would do"
+                    "perplexity may rise by more than the {allowed} allowed: {tokens} tokens are too few to tell; about {needed} would do if it rises by {} on them too",
+                    percent(certificate.perplexity_rise.value)
                 ),
                 certify::more_text(texts, most),
             ),

@@ -171,7 +171,11 @@ impl Solver<'_> {
     /// Whether there is enough text to measure on; advises more if not.
     fn can_measure(&self) -> bool {
         let is_there = search::scored(&self.texts) >= certify::FEWEST;
-        if !is_there {
+        if self.most_tokens == 0 {
+            let line =
+                "without a certificate no loss can be measured, so only lossless policies are used";
+            self.progress.advise(line, Hint::Certify);
+        } else if !is_there {
             let line = format!(
                 "there are {} tokens to decide on, at least {} are needed, so only lossless policies are used",
                 search::scored(&self.texts),

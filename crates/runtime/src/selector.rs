@@ -249,7 +249,10 @@ impl LayerSelectors {
             Policy::Threshold => (
                 self.threshold.is_some() && self.scores.is_some(),
                 "threshold",
-                Hint::DensePolicyOrTrain,
+                match self.scores {
+                    Some(_) => Hint::DensePolicyOrTrain,
+                    None => Hint::ZerosPolicy,
+                },
             ),
         };
         if is_there {

@@ -139,9 +139,11 @@ fn inspect(path: &Path, asked: Asked) -> Result<Report> {
         match path.extension().and_then(|ending| ending.to_str()) {
             Some("safetensors") => tensors(path, asked),
             Some("json") => document(path, asked),
-            Some("gguf") => model(&open_checkpoint(Files::open(path)?)?, asked),
             Some("gpuidx") => gpu_index(path),
-            _ if is_safetensors(path) => tensors(path, asked),
+            ending if ending == Some("gguf") || begins_with(path, 0, b"GGUF") => {
+                model(&open_checkpoint(Files::open(path)?)?, asked)
+            }
+            _ if begins_with(path, 8, b"{") => tensors(path, asked),
             _ => bail!(Advised::new(
                 format!("`{}` is not a powerinfer artifact", path.display()),
                 "known are profile, predictors, bundle, plan.json, prompt caches, models and `.gpuidx` files"
@@ -444,11 +446,11 @@ fn prompt_cache(path: &Path, asked: Asked) -> Result<Report> {
     })
 }
 
-/// Whether the file begins as safetensors files do, whatever it is called.
-fn is_safetensors(path: &Path) -> bool {
-    let mut start = [0; 9];
+/// Whether the file has `bytes` at the offset `at`.
+fn begins_with(path: &Path, at: usize, bytes: &[u8]) -> bool {
+    let mut start = vec![0; at + bytes.len()];
     let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut start));
-    read.is_ok() && start[8] == b'{'
+    read.is_ok() && start[at..] == *bytes
 }
 
 /// A JSON artifact.

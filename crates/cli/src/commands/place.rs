@@ -187,7 +187,7 @@ fn place(
         print_plan(plan, Some(report), output)?;
     }
     say_warnings(plan, report, output);
-    say_cost_of_skipping(plan, checkpoint.config(), output);
+    say_cost_of_skipping(plan, checkpoint.config(), options.certifies(), output);
     draw(
         arguments.html.as_deref(),
         checkpoint.identity(),

@@ -7,9 +7,10 @@ use clap::ArgMatches;
 use powerinfer_artifact::{hardware::Hardware, plan::Policy, shell_quoted};
 use powerinfer_cluster::{Rates, StageKind, Workload};
 use powerinfer_model::Checkpoint;
-use powerinfer_pipeline::{Prepare, Work, check_paths, prepare};
+use powerinfer_pipeline::{Prepare, Tokens, Work, check_paths, prepare};
 use powerinfer_planner::machine::this_machine;
 use powerinfer_predictor::Recipe;
+use powerinfer_profile::Profile;
 use powerinfer_text::Tokenizer;
 use serde_json::json;
 
@@ -120,10 +121,7 @@ fn prepare_model(
                 output.say(times(&how, stage, &workload));
             }
         }
-        Work::ProfileKept(profile) => output.say(format!(
-            "profile: `{}` is used; `--data` profiles other text",
-            profile.folder().display()
-        )),
+        Work::ProfileKept(profile) => output.say(kept(profile, &how)),
         Work::Profile(made) => profile_stage::say_stage(made, output),
         Work::Predictors(made, recipe) => training_stage::say_stage(made, recipe, output),
         Work::NoPredictors(policy) => output.say(format!(
@@ -132,7 +130,8 @@ fn prepare_model(
         Work::Plan(plan, solved) => {
             output.say(summary(plan, Some(solved)).trim_end());
             say_warnings(plan, solved, output);
-            say_cost_of_skipping(plan, checkpoint.config(), output);
+            let certifies = how.options.certifies();
+            say_cost_of_skipping(plan, checkpoint.config(), certifies, output);
         }
         Work::Bundle(bundle, is_new) => {
             let folder = bundle.folder().display();
@@ -159,6 +158,34 @@ fn prepare_model(
         }))?;
     }
     Ok(())
+}
+
+/// Says that `profile` is used without new text, and which options it does not follow.
+fn kept(profile: &Profile, how: &Prepare<'_>) -> String {
+    let (header, tokens) = (profile.header(), profile.document().tokens);
+    let has_settled = header.settings.contains_key("until_overlap");
+    let ignored = [
+        (
+            "--tokens",
+            matches!(how.text.tokens, Tokens::Count(count) if has_settled || tokens > count as u64),
+        ),
+        (
+            "--trace-tokens",
+            header.settings.get("trace_tokens") != Some(&how.trace_tokens.into()),
+        ),
+        ("--seed", header.seed != how.seed),
+    ];
+    let ignored = ignored.into_iter().filter(|(_, differs)| *differs);
+    let ignored: Vec<String> = ignored.map(|(option, _)| format!("`{option}`")).collect();
+    let folder = profile.folder().display();
+    if ignored.is_empty() {
+        format!("profile: `{folder}` is used; `--data` profiles other text")
+    } else {
+        format!(
+            "profile: `{folder}` is used, which was made with another {}; give `--data` to make it again",
+            ignored.join(" and ")
+        )
+    }
 }
 
 /// The work of a preparation of `checkpoint` with a profile of `tokens` tokens in sequences of `sequence_tokens` on `machine`.

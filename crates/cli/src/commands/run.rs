@@ -143,6 +143,8 @@ struct Timing {
     cached_tokens: usize,
     prompt: Duration,
     generated_tokens: usize,
+    /// Generated tokens but the first of each text, which comes from the prompt's pass.
+    later_tokens: usize,
     decode: Duration,
     decoded: Statistics,
     stop: Option<StopReason>,
@@ -216,7 +218,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
             "generated_tokens": timing.generated_tokens,
             "stop_reason": timing.stop.map(stop_name),
             "prompt_tokens_per_second": rate(timing.computed_tokens(), timing.prompt),
-            "decode_tokens_per_second": rate(timing.generated_tokens, timing.decode),
+            "decode_tokens_per_second": timing.decode_rate(),
             "ffn_neurons_computed": timing.decoded.computed_share(),
             "bytes_per_token": timing.bytes_per_token(),
             "graph_retries": observers.graph_retries(),
@@ -392,6 +394,7 @@ impl<'a> Writer<'a> {
         timing.speculation = speculation.map(Speculation::counts);
         report.print(generation.parts());
         timing.decode = started.elapsed();
+        timing.later_tokens = timing.generated_tokens.saturating_sub(1);
         timing.decoded = generation.passes().observers_mut().take_statistics();
         if let Some(piece) = decoder.finish()? {
             write(&piece)?;
@@ -466,6 +469,11 @@ impl Timing {
         self.prompt_tokens - self.cached_tokens
     }
 
+    /// Tokens per second of decoding; `None` without a token after the first.
+    fn decode_rate(&self) -> Option<f64> {
+        (self.later_tokens > 0).then(|| rate(self.later_tokens, self.decode))
+    }
+
     /// Mean bytes read per token; if tokens are proposed, per generated one.
     fn bytes_per_token(&self) -> f64 {
         match self.speculation {
@@ -488,14 +496,18 @@ impl Timing {
                 counts.passes
             )
         });
+        let decode = self.decode_rate().map_or_else(String::new, |rate| {
+            format!(
+                ", {rate:.0} tokens/s, {} of FFN neurons computed, {} read per token{speculation}",
+                percent(self.decoded.computed_share()),
+                ByteSize(self.bytes_per_token() as u64),
+            )
+        });
         format!(
-            "prompt: {}{cached}, {:.0} tokens/s; decode: {}, {:.0} tokens/s, {} of FFN neurons computed, {} read per token{speculation}",
+            "prompt: {}{cached}, {:.0} tokens/s; decode: {}{decode}",
             counted(self.prompt_tokens, "token"),
             rate(self.computed_tokens(), self.prompt),
             counted(self.generated_tokens, "token"),
-            rate(self.generated_tokens, self.decode),
-            percent(self.decoded.computed_share()),
-            ByteSize(self.bytes_per_token() as u64),
         )
     }
 }

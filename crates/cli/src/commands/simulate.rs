@@ -10,7 +10,7 @@ use powerinfer_artifact::{
 use powerinfer_model::ModelConfig;
 use powerinfer_planner::{
     Vram, read_hardware,
-    simulate::{Activity, ActivityOverrides, Request},
+    simulate::{Activity, ActivityOverrides, Request, SourcedValue},
 };
 use powerinfer_synth::Shape;
 use powerinfer_tensor::{CacheFormat, Format};
@@ -111,7 +111,7 @@ impl SimulateArguments {
         if let Some(vram) = &self.vram {
             vram.set(&mut budget, Some(&hardware))?;
         }
-        let activity = Activity::new(
+        let mut activity = Activity::new(
             &shape.name,
             ActivityOverrides {
                 sparsity: self.sparsity,
@@ -119,6 +119,13 @@ impl SimulateArguments {
                 predictor_share: self.predictor_share,
             },
         );
+        if self.sparsity.is_none() && !config.activation.has_exact_zeros() {
+            let source = format!(
+                "{} is never exactly zero; `--sparsity` assumes that a share is skipped",
+                config.activation.name()
+            );
+            activity.sparsity = SourcedValue::new(0.0, &source);
+        }
         for (option, given) in [
             ("--sparsity", self.sparsity),
             ("--skew", self.skew),

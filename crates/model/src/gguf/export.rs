@@ -103,7 +103,7 @@ impl Export {
         assert!(quant != Format::Q4K, "q4_k is not written");
         let architecture =
             architecture_of(&config.family).ok_or_else(|| ModelError::NotInGguf {
-                path: files.path("config.json"),
+                model: name.to_owned(),
                 architecture: "GGUF".to_owned(),
                 reason: format!(
                     "llama.cpp has no architecture for the family {}",
@@ -145,7 +145,7 @@ impl Export {
         if let Some(rope) = rope.as_ref().filter(|rope| !rope.divisors().is_empty()) {
             tensors.insert(0, divisors(rope));
         }
-        verify(config, &metadata, &tensors, &path, options)?;
+        verify(name, config, &metadata, &tensors, &path, options)?;
         if options.tokenizer {
             notes.extend(tokenizer_metadata::describe(
                 files,
@@ -281,6 +281,7 @@ fn divisors(rope: &Rope) -> PlannedTensor {
 
 /// Reads the planned metadata as a file's, and compares the configuration with that of the model.
 fn verify(
+    name: &str,
     config: &ModelConfig,
     metadata: &Metadata,
     tensors: &[PlannedTensor],
@@ -305,7 +306,7 @@ fn verify(
     let json = configuration::configuration(&file, architecture)?;
     let mut back = ModelConfig::parse(json.to_string().as_bytes(), path)?;
     let cannot = |reason: String, hint| ModelError::NotInGguf {
-        path: path.to_owned(),
+        model: name.to_owned(),
         architecture: match options.dialect {
             Dialect::Ggml => format!("`{}` in GGUF", architecture.name),
             Dialect::PowerInfer => format!("`{}` in the original PowerInfer", architecture.name),

@@ -23,7 +23,8 @@ pub struct SourcedValue {
 }
 
 impl SourcedValue {
-    fn new(value: f64, source: &str) -> Self {
+    /// A value with its source.
+    pub fn new(value: f64, source: &str) -> Self {
         Self {
             value,
             source: source.to_owned(),
@@ -160,6 +161,12 @@ impl Activity {
         density: f64,
         is_skew_given: bool,
     ) -> Result<Vec<f64>, PlannerError> {
+        // A power law's most frequent neurons reach at most this frequency.
+        const MOST: f64 = 0.98;
+        if density > MOST && !is_skew_given {
+            self.skew = SourcedValue::new(0.8, "all neurons are equally active");
+            return Ok(vec![density.min(1.0); neurons]);
+        }
         match rates(neurons, 1.0 - density, self.skew.value) {
             Err(SynthError::NoPowerLaw {
                 lowest, highest, ..

@@ -148,6 +148,9 @@ impl Estimator<'_> {
             Kind::Prompt => rates.products,
             Kind::Decode => [1.0; 2],
         };
+        // Nominal rates count other operations than those that the engines' shares were fitted to.
+        let is_measured = self.hardware.is_measured("cpu.operations_per_second");
+        let on_cpu = if is_measured { on_cpu } else { 1.0 };
         let cpu = &mut model.cpu;
         let products = on_cpu * operations(self.hardware, Device::Cpu, quant);
         cpu.matrices = Throughput {

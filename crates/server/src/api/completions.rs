@@ -95,7 +95,7 @@ fn prepare(
             "it is 0, which `echo` alone makes sense of",
         ));
     }
-    parameters.refuse(&["suffix"])?;
+    parameters.refuse(&["suffix", "tools"])?;
     parameters.finish()?;
     request.texts_each = best_of;
     request.max_tokens = max_tokens;

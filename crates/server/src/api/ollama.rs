@@ -140,7 +140,7 @@ pub(crate) async fn generate(
 
 fn prepare_text(service: &Service, mut parameters: Parameters) -> Result<Prepared, ApiError> {
     let (is_streamed, unloads) = begin(service, &mut parameters)?;
-    parameters.refuse(&["suffix", "images", "template", "context", "think"])?;
+    parameters.refuse(&["suffix", "images", "template", "context", "think", "tools"])?;
     parameters.redirect(&["messages"], "send messages to `/api/chat`")?;
     let prompt: String = parameters.take("prompt")?.unwrap_or_default();
     let system: Option<String> = parameters.take("system")?;

@@ -271,7 +271,7 @@ impl Report<'_> {
         if self.reads_memory() {
             writeln!(
                 text,
-                "read bandwidth  {:.1} GB/s ({:.1}–{:.1}) of {} in a stream, {}, between repeats; in decoding the CPU reads {:.1} GB/s, {} of it ({}–{})",
+                "read bandwidth  {:.1} GB/s ({:.1}–{:.1}) of {} in a stream, {}, between repeats; in decoding the CPU reads {:.1} GB/s, in the median repeat {} of it ({}–{})",
                 bandwidth.median / 1e9,
                 bandwidth.least / 1e9,
                 bandwidth.most / 1e9,

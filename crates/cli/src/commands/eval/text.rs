@@ -43,9 +43,9 @@ pub(crate) struct TextArguments {
     /// certificate]
     #[arg(long, value_name = "FILE|DIR|-")]
     data: Vec<PathBuf>,
-    /// Tokens to read, at most
-    #[arg(long, value_name = "N", default_value_t = 16_384)]
-    tokens: usize,
+    /// Tokens to read, at most [default: 16384, or the whole text of the certificate]
+    #[arg(long, value_name = "N")]
+    tokens: Option<usize>,
     /// Tokens of a window [default: the context of the bundle, at most 512]
     #[arg(long, value_name = "N")]
     window: Option<usize>,
@@ -107,6 +107,16 @@ impl BosArgument {
         }
         Ok(())
     }
+}
+
+/// Cuts `texts` off after `most` tokens.
+fn shorten(texts: &mut Vec<Vec<u32>>, most: usize) {
+    let mut left = most;
+    for text in &mut *texts {
+        text.truncate(left);
+        left -= text.len();
+    }
+    texts.retain(|text| !text.is_empty());
 }
 
 /// Figures to show.
@@ -186,14 +196,16 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
     let mut texts = match certified {
         Some(bundle) if arguments.data.is_empty() && !is_demo => {
             output.say("on the text of the bundle's certificate; `--data` gives other text");
-            bundle.certificate_texts()?
+            let mut texts = bundle.certificate_texts()?;
+            shorten(&mut texts, arguments.tokens.unwrap_or(usize::MAX));
+            texts
         }
         _ => texts(
             &arguments.data,
             is_demo,
             config,
             tokenizer,
-            arguments.tokens,
+            arguments.tokens.unwrap_or(16_384),
             &Bar::new(output),
         )?,
     };

@@ -120,10 +120,12 @@ pub(super) fn run(writer: &mut Writer<'_>, mut example: Option<String>) -> Resul
     }
     if answers > 0 {
         output.say(format!(
-            "{}: {} at {:.0} tokens/s, prompts {} at {:.0} tokens/s",
+            "{}: {}{}, prompts {} at {:.0} tokens/s",
             counted(answers, "answer"),
             counted(total.generated_tokens, "token"),
-            rate(total.generated_tokens, total.decode),
+            total
+                .decode_rate()
+                .map_or_else(String::new, |rate| format!(" at {rate:.0} tokens/s")),
             counted(total.computed_tokens(), "token"),
             rate(total.computed_tokens(), total.prompt),
         ));
@@ -147,6 +149,7 @@ impl Timing {
         self.prompt_tokens += other.prompt_tokens;
         self.cached_tokens += other.cached_tokens;
         self.generated_tokens += other.generated_tokens;
+        self.later_tokens += other.later_tokens;
         self.prompt += other.prompt;
         self.decode += other.decode;
     }

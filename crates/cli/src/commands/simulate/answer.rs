@@ -13,12 +13,22 @@ use crate::{
     plan_table::beyond_the_card,
 };
 
+/// A number of parameters in words.
+fn parameters(count: u64) -> String {
+    let count = count as f64;
+    if count < 1e8 {
+        format!("{:.1} million", count / 1e6)
+    } else {
+        format!("{:.1} billion", count / 1e9)
+    }
+}
+
 /// The answer as tables.
 pub(crate) fn describe(answer: &Answer) -> String {
     let mut text = format!(
-        "{}: {:.1} billion parameters, {} as {}; on {}\n\n",
+        "{}: {} parameters, {} as {}; on {}\n\n",
         answer.model.name,
-        answer.model.parameters as f64 / 1e9,
+        parameters(answer.model.parameters),
         ByteSize(answer.model.bytes),
         answer.model.quant,
         answer.plan.hardware.description,
