@@ -25,7 +25,7 @@ L2_BANDWIDTH, L2_PORT = 3140, 64
 THREADS, REGISTERS, SHARED, TENSOR = 2048, 65536, 227 * 1024, 1270
 # Microseconds between two kernels of a graph; of the host per token: graph launch, copies, sampling.
 GAP, HOST = 1.0, 80.0
-# Fitted: microseconds that a kernel takes in addition, alone; share of what issue and tensor cores allow that products of a prompt reach.
+# Fitted: additional microseconds of a kernel run alone; share of the limit of issue and tensor cores that a prompt's products reach.
 START, REACHED = 2.8, 0.41
 # Bytes per microsecond of the H200 on which kernels were measured; else it counts as an H100.
 MEASURED_BANDWIDTH = 4.0e6
@@ -98,7 +98,7 @@ class Launch:
     # Bytes from L2, and products of the tensor cores, in the main loop.
     l2: float = 0
     products: float = 0
-    # Microseconds in addition.
+    # Additional microseconds; see `START`.
     start: float = START
 
 

@@ -38,7 +38,7 @@ pub(crate) fn shaped(
     });
     let mut hardware = hardware::named("pc-high").unwrap();
     let gpu = hardware.gpu.as_mut().unwrap();
-    // A card that no budget exceeds, and a reserve that matters.
+    // The card is larger than any budget, and the reserve is not negligible.
     (gpu.vram_bytes, gpu.context_bytes) = (1 << 50, 512 << 20);
     Problem {
         layers: layers.collect(),

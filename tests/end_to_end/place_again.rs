@@ -159,8 +159,9 @@ fn every_budget_can_change() {
         "options that are not given keep their values"
     );
     sandbox.run(&measured).good();
-    // A plan for a machine without a GPU says nothing about the memory of one.
+    // A plan for a machine without a GPU says nothing about the memory of one, and the reverse.
     place(&sandbox, &words("--reset --hardware cpu-only")).good();
+    assert_eq!(plan(&bundle).totals.gpu_bytes, 0);
     place(&sandbox, &words("--hardware rtx4090")).good();
     assert!(plan(&bundle).totals.gpu_bytes > 0);
 }

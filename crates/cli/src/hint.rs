@@ -241,7 +241,7 @@ const COMMANDS_OF_OTHERS: [(&str, &str); 9] = [
     ),
     (
         "quantize",
-        "choose a format with `--quant FORMAT` at `powerinfer prepare` and `powerinfer place`",
+        "use `--quant FORMAT` with `powerinfer prepare` and `powerinfer place`",
     ),
     (
         "stop",
@@ -409,7 +409,7 @@ fn template(hint: Hint) -> &'static str {
             "add a quantization that occurs in only one file's name, as in `MODEL:Q4_K_M`, or give the path that `powerinfer pull MODEL --file NAME` prints"
         }
         Hint::Profile => {
-            "`powerinfer profile MODEL --data TEXT` makes one, `powerinfer prepare MODEL --data TEXT` all that `run` needs"
+            "`powerinfer profile MODEL --data TEXT` makes one; `powerinfer prepare MODEL --data TEXT` makes all that `run` needs"
         }
         Hint::ProfileAgain => {
             "remove the profile and run `powerinfer profile MODEL --data TEXT` again"
@@ -438,7 +438,7 @@ fn template(hint: Hint) -> &'static str {
         }
         Hint::PlaceWithPredictors => "place the model with `--policy predicted`",
         Hint::PlaceOnOneGpu => {
-            "run `powerinfer place BUNDLE` with the `--vram` of one GPU, or run it with `--device cpu`"
+            "run `powerinfer place BUNDLE` with the `--vram` of one GPU, or run the bundle with `--device cpu`"
         }
         Hint::MergeShards => "merge all shards with `powerinfer merge`",
         Hint::SmallerProbe => "give a smaller `--probe`",

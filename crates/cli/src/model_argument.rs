@@ -135,11 +135,16 @@ pub(crate) fn bundle_folder(argument: &str) -> PathBuf {
 /// `bundle` in one.
 pub(crate) fn prepared_name(folder: &Path) -> Option<String> {
     let folder = folder.canonicalize().ok()?;
-    let name = |folder: &Path| {
-        let name = folder.file_name()?.to_str()?;
-        name.strip_suffix(".powerinfer").map(str::to_owned)
-    };
-    name(&folder).or_else(|| name(folder.parent().filter(|_| folder.ends_with("bundle"))?))
+    work_name(&folder)
+        .or_else(|| work_name(folder.parent().filter(|_| folder.ends_with("bundle"))?))
+}
+
+/// The name of the work folder `folder`: without its ending, or as it is if `prepare --out` made it; `None` if it is not one.
+fn work_name(folder: &Path) -> Option<String> {
+    let name = folder.file_name()?.to_str()?;
+    let named = name.strip_suffix(".powerinfer");
+    let own = || folder.join("profile").is_dir().then_some(name);
+    named.or_else(own).map(str::to_owned)
 }
 
 /// Opens the bundle meant by `argument`, as [`bundle_folder`] finds it.
@@ -198,7 +203,7 @@ fn check_origin(argument: &str, bundle: &Bundle) -> Result<()> {
             let work = bundle.folder().parent().unwrap_or(bundle.folder());
             bail!(Advised::new(
                 format!(
-                    "`{}` is a bundle of another model ({made_from}) than `{argument}`",
+                    "`{}` is a bundle of {made_from}, not of `{argument}`",
                     bundle.folder().display()
                 ),
                 format!(
@@ -216,12 +221,13 @@ fn check_origin(argument: &str, bundle: &Bundle) -> Result<()> {
 pub(crate) fn bundles_in(folder: &Path) -> BTreeMap<String, PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let bundles = entries.filter_map(|entry| {
-        let name = entry.file_name().into_string().ok()?;
-        let name = name.strip_suffix(".powerinfer")?.to_owned();
-        let bundle = entry.path().join("bundle");
+        let (name, bundle) = (work_name(&entry.path())?, entry.path().join("bundle"));
         Bundle::is_bundle(&bundle).then_some((name, bundle))
     });
-    bundles.collect()
+    // What `run NAME` runs comes last: a folder of that name goes before one with the ending.
+    let mut bundles: Vec<_> = bundles.collect();
+    bundles.sort_by_key(|(name, bundle)| bundle.parent().is_some_and(|work| work.ends_with(name)));
+    bundles.into_iter().collect()
 }
 
 /// The names of the bundles that are here, or how to make one.

@@ -40,8 +40,8 @@ pub(crate) fn model_elsewhere(argument: &Path) -> Option<&str> {
     (name == DEMO || hub_name(name).is_some()).then_some(name)
 }
 
-/// The folder for the artifacts of the model called `name`, `./<name>.powerinfer`; a name that ends so is that of the
-/// folder.
+/// The work folder of the model `name`, `./<name>.powerinfer`. A `name` that ends in `.powerinfer` is the folder
+/// itself.
 pub(crate) fn work_folder(name: &str) -> PathBuf {
     let name = name.strip_suffix(".powerinfer").unwrap_or(name);
     PathBuf::from(format!("{name}.powerinfer"))
@@ -53,7 +53,11 @@ pub(crate) fn work_folder_of(argument: &str) -> PathBuf {
     let given = Path::new(argument);
     let in_folder = gguf_model(given).ok().flatten();
     let given = in_folder.as_deref().unwrap_or(given);
+    // The work folder next to what a path names; prepared models here have names without folders.
+    let beside = work_folder(argument);
+    let is_elsewhere = !given.exists() && given.components().count() > 1;
     match (hub_name(argument), given.file_name()) {
+        (name, _) if is_elsewhere && (name.is_none() || beside.is_dir()) => beside,
         (Some(name), _) => work_folder(name.name()), // without the revision
         // If `demo.gguf` is missing, it does not stand for the prepared model `demo`.
         (None, Some(name)) if !given.exists() => work_folder(&name.to_string_lossy()),

@@ -339,8 +339,8 @@ pub(crate) fn say_warnings(plan: &Plan, report: &SolveReport, output: Output) {
     }
 }
 
-/// Says what a plan means for a model whose activation has no exact zeros.
-/// Without a certificate, no policy that skips some is chosen.
+/// Says what a plan means for a model whose activation has no exact zeros. Without a certificate, no policy that skips
+/// neurons is chosen.
 pub(crate) fn say_cost_of_skipping(
     plan: &Plan,
     config: &ModelConfig,

@@ -116,8 +116,8 @@ fn build_problem(
     };
     match (&options.vram, named) {
         (Some(vram), _) => vram.set(&mut budget, named)?,
-        // A plan for a machine without a GPU says nothing about the memory to use on one.
-        (None, Some(machine)) if plan.hardware.gpu.is_none() && machine.gpu.is_some() => {
+        // A plan for a machine without a GPU says nothing about the memory to use on one, and the reverse.
+        (None, Some(machine)) if plan.hardware.gpu.is_some() != machine.gpu.is_some() => {
             Vram::Auto.set(&mut budget, named)?;
         }
         (None, _) => {}

@@ -92,15 +92,15 @@ fn kept() -> Result<Option<Hardware>, PlannerError> {
     Ok(hardware.filter(|hardware| hardware.validate().is_ok()))
 }
 
-/// Number of threads to compute with by default: the one that was measured to be fastest on this machine, or one per core if it has not
-/// been measured.
+/// Number of threads to compute with by default: the number that decoded fastest when this machine was measured, or one
+/// per core if it was not measured.
 pub fn usual_threads() -> usize {
     let hardware = kept().ok().flatten();
     hardware.map_or_else(usable_cores, |hardware| hardware.cpu.threads)
 }
 
-/// This machine's hardware with its fastest number of threads, from the cache folder; measured in seconds and kept there if it is
-/// missing, or if the machine has changed.
+/// This machine's hardware with its fastest number of threads, from the cache folder. If it is missing or the machine
+/// has changed, measures it, which takes seconds, and keeps it there.
 ///
 /// # Errors
 ///
@@ -125,8 +125,9 @@ pub fn this_machine(progress: &dyn Progress) -> Result<Hardware, PlannerError> {
         .unwrap_or(hardware))
 }
 
-/// Keeps the hardware of `measured` in the cache folder as this machine's, and returns the file; `None` if there is no folder for it, it
-/// cannot be written, the number of threads was prescribed, or an installed GPU could not be measured.
+/// Keeps the hardware of `measured` in the cache folder as this machine's, and returns the file; `None` if there is no
+/// cache folder, the file cannot be written, the number of threads was prescribed, or an installed GPU could not be
+/// measured.
 ///
 /// # Errors
 ///
@@ -369,8 +370,8 @@ fn fastest_count(test: &SpeedTest, isa: Isa) -> Result<usize, PlannerError> {
     }
 }
 
-/// Numbers of threads to try, ascending: one for half, three quarters or all of the cores, and for all processors if there is only one
-/// memory node. Several processors may share a core.
+/// Numbers of threads to try, ascending: half, three quarters and all of the cores, and all processors if there is only
+/// one memory node. Several processors may share a core.
 fn thread_counts() -> Vec<usize> {
     let cores = usable_cores();
     let processors = thread::available_parallelism().map_or(1, usize::from);

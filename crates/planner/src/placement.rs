@@ -160,7 +160,7 @@ fn say_why_again(
     }
     let (folder, settings) = (out.display(), &bundle.header().settings);
     progress.note(&if settings.contains_key(FIRST_REQUEST) {
-        format!("bundle: `{folder}` was re-planned with the policies of its first budget; making it again to choose policies for this one")
+        format!("bundle: `{folder}` still has the policies of its first budget; making it again to choose policies for the new budget")
     } else {
         format!("bundle: `{folder}` was made from other artifacts or settings; making it again")
     });
@@ -241,8 +241,8 @@ fn certify_on(
         match certificate.tokens_needed() {
             Some(needed) => progress.advise(
                 &format!(
-                    "perplexity may rise by more than the {allowed} allowed: {tokens} tokens are too few to tell; about {needed} would do if it rises by {} on them too",
-                    percent(certificate.perplexity_rise.value)
+                    "perplexity may rise by more than the {allowed} allowed: {tokens} tokens are too few to tell; about {needed} would be enough if its change on them is {:+.1}% too",
+                    100.0 * certificate.perplexity_rise.value
                 ),
                 certify::more_text(texts, most),
             ),

@@ -73,12 +73,13 @@ pub(crate) struct Shared {
     /// Number of jobs so far, or [`STOPPED`]. Workers wait for it to change.
     epoch: CachePadded<AtomicU64>,
     unfinished: CachePadded<Unfinished>,
-    /// Written by the caller that has set `in_use`, while `unfinished` is 0 and `remaining` not above it.
+    /// Written by the caller that has set `in_use`, while `unfinished` is 0 and `remaining` is at most 0.
     job: CachePadded<UnsafeCell<Job>>,
     /// Whether a caller uses the pool.
     in_use: AtomicBool,
     credit: Credit,
-    /// Workers with a lower number spin for a job. More spinning threads than processors would delay each other.
+    /// Workers with a lower number spin while waiting for a job. Spinning threads delay each other if there are more of
+    /// them than processors.
     max_spinning: usize,
     /// One bit per worker, set while it sleeps or is about to.
     asleep: Box<[AtomicU64]>,

@@ -52,7 +52,7 @@ impl Recipe {
     ///
     /// # Errors
     ///
-    /// A target is not above 0 and at most 1.
+    /// Fails if a target is not above 0 or exceeds 1.
     pub fn check(&self) -> Result<(), PredictorError> {
         let targets = self
             .targets()

@@ -20,7 +20,7 @@ pub enum ProfileError {
     NoTokens,
     /// The calibration text is too short.
     #[error(
-        "the calibration text has {}, of which {held_out} are held out, but {needed} held-out tokens are needed: give about {total} in all",
+        "the calibration text has {}, of which {held_out} are held out, but {needed} held-out tokens are needed: give at least {total} in all",
         counted(tokens, "token")
     )]
     TooShort {

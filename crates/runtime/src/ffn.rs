@@ -68,8 +68,8 @@ pub(crate) struct FfnBuffers {
     up_products: Vec<f32>,
     /// The computed neurons with their `h_i`, in slots of groups.
     slots: Vec<NeuronValue>,
-    /// Per part of one token's slots, at the index of its first slot divided by [`LISTED_ROWS`]: its length in the upper 32 bits, and the
-    /// number of its computed neurons in the lower ones.
+    /// One entry per part of a token's slots: its length in the upper 32 bits, its number of computed neurons in the
+    /// lower 32. The index is that of the part's first slot divided by [`LISTED_ROWS`].
     parts: Vec<AtomicU64>,
     /// The computed neurons of every token.
     active: Vec<Active>,

@@ -147,7 +147,7 @@ pub fn warn_about_threads(threads: usize, progress: &dyn Progress) {
     let nodes = memory_nodes();
     if nodes > 1 {
         progress.note(&format!(
-            "this machine has {nodes} memory nodes: by default, there are at most as many threads as one node has cores; \
+            "this machine has {nodes} memory nodes: by default, at most one thread per core of one node is started; \
              run with `numactl --cpunodebind 0 --membind 0` to keep threads and weights on one node"
         ));
     }

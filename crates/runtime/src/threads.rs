@@ -14,7 +14,7 @@ use crate::{ActivationFormat, RuntimeError, input::Input, scratch::ThreadBuffer}
 
 /// Bytes of weights below which sharing costs more than it saves.
 const WORTH_SPLITTING: usize = 64 << 10;
-/// Bytes of a part, at least: starting one takes some 200 ns, and reading this many bytes 1 to 2 µs.
+/// Minimum number of bytes of a part: starting one takes some 200 ns, and reading this many bytes 1 to 2 µs.
 const PART_BYTES: usize = 16 << 10;
 /// Parts per thread, at most, so that other threads can take over from a delayed one.
 const PARTS_PER_THREAD: usize = 4;

@@ -392,7 +392,7 @@ impl CostModel {
             Access::Matrices => rates.matrices,
             Access::Rows => rates.rows,
         };
-        // The bandwidth for one token was measured with its operations, so tokens take at most that time each.
+        // The bandwidth for one token was measured with its arithmetic, so computing takes at most that time per token.
         let computing = if self.tokens > 1.0 {
             let computed_bytes = self.tokens * part.computed_bytes;
             (2.0 * computed_bytes / self.bytes_per_weight / operations_per_second)

@@ -32,10 +32,10 @@ pub struct ModelShape {
 /// starts many short kernels, divides some unevenly and computes parts on one thread.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EngineRates {
-    /// Pairs of a number of threads n, ascending, and the speed of a pass on n threads as a share of n times the kernels' speed on
-    /// one thread. The last entry also applies to more threads; if there are no entries, the kernels' measured rates apply.
+    /// Pairs `(n, share)`, ascending in n: a pass on n threads reaches `share` of n times the kernels' speed on one
+    /// thread. The last entry also applies to more threads; if there are no entries, the kernels' measured rates apply.
     pub threads: &'static [(usize, f64)],
-    /// Shortest time of a GPU kernel in a captured graph, in addition to reading its bytes.
+    /// Minimum time of a GPU kernel in a captured graph, on top of the time to read its bytes.
     pub gpu_kernel_seconds: f64,
     /// Time per token on a machine with a GPU, in addition to kernels and sampling: launching graphs, copying the embedding,
     /// reading the logits.

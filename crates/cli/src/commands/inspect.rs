@@ -140,7 +140,11 @@ fn inspect(path: &Path, asked: Asked) -> Result<Report> {
             Some("safetensors") => tensors(path, asked),
             Some("json") => document(path, asked),
             Some("gpuidx") => gpu_index(path),
-            ending if ending == Some("gguf") || begins_with(path, 0, b"GGUF") => {
+            ending
+                if ending == Some("gguf")
+                    || begins_with(path, 0, b"GGUF")
+                    || begins_with(path, 0, b"PWRI") =>
+            {
                 model(&open_checkpoint(Files::open(path)?)?, asked)
             }
             _ if begins_with(path, 8, b"{") => tensors(path, asked),

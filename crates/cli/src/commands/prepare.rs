@@ -182,7 +182,7 @@ fn kept(profile: &Profile, how: &Prepare<'_>) -> String {
         format!("profile: `{folder}` is used; `--data` profiles other text")
     } else {
         format!(
-            "profile: `{folder}` is used, which was made with another {}; give `--data` to make it again",
+            "profile: `{folder}` is used, although it was made with another {}; give `--data` to make it again",
             ignored.join(" and ")
         )
     }

@@ -143,7 +143,7 @@ struct Timing {
     cached_tokens: usize,
     prompt: Duration,
     generated_tokens: usize,
-    /// Generated tokens but the first of each text, which comes from the prompt's pass.
+    /// Generated tokens except the first of each text, which comes from the prompt's pass.
     later_tokens: usize,
     decode: Duration,
     decoded: Statistics,
@@ -469,7 +469,7 @@ impl Timing {
         self.prompt_tokens - self.cached_tokens
     }
 
-    /// Tokens per second of decoding; `None` without a token after the first.
+    /// Tokens per second of decoding; `None` if no token follows the first.
     fn decode_rate(&self) -> Option<f64> {
         (self.later_tokens > 0).then(|| rate(self.later_tokens, self.decode))
     }

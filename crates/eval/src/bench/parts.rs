@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::Bench;
 use crate::EvalError;
 
-/// Times of a decoded token whose work threads share, stage by stage.
+/// Times of the stages of a decoded token whose work threads share.
 #[derive(Debug, Serialize)]
 pub struct PartTimes {
     /// Number of threads that share the token's work.
@@ -51,8 +51,8 @@ impl StageParts {
     }
 }
 
-/// Times on one thread the parts that decoding would have on `threads` threads. Returns medians over `tokens` tokens after a context
-/// of `depth` tokens. From then on, `model` computes on one thread.
+/// Measures, on one thread, the parts that decoding would have on `threads` threads. Returns medians over `tokens`
+/// tokens after a context of `depth` tokens. From then on, `model` computes on one thread.
 ///
 /// # Errors
 ///

@@ -144,7 +144,7 @@ q4_0, random weights, 90% zeros, predictors of rank 256. Predictions use the fil
 describes this machine, not how well it predicts others. The comparison keeps the rates of that day: a faster engine changes
 later predictions, not this table.
 
-Before the fit, the simulator was far off on this machine, its first real one: it predicted 777 tokens/s for decoding on the GPU
+Before the fit, the simulator was far off on this machine, the first one measured: it predicted 777 tokens/s for decoding on the GPU
 (560 measured), 187 for 2.5 GB of VRAM (61.5), 55.3 for the CPU alone (36.7), and 27,927 for prompts on the GPU (3,334). It ignored
 kernel latency, the time that host threads wait for one another, and that prompts reach only a share of the tensor cores'
 throughput. Also, `doctor` read only 256 MiB, which fits into the caches of large processors; it now reads more.
@@ -312,7 +312,7 @@ fn predictions_are_near_published_measurements() {
     let [median, largest] = page.errors();
     let beyond = page.errors.iter().filter(|error| **error > 0.4).count();
     let summary = format!(
-        "The median error of {} published values is {:.0}%, the largest {:.0}%; {beyond} are beyond 40%.\n\n",
+        "The median error of {} published values is {:.0}%, the largest {:.0}%; above 40%: {beyond}.\n\n",
         page.errors.len(),
         100.0 * median,
         100.0 * largest

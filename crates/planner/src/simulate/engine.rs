@@ -53,8 +53,9 @@ pub(crate) enum Blocks {
     Unlimited,
     /// This number of bytes.
     Bytes(f64),
-    /// Bytes for each operation per second that a thread reaches in large products of quantised matrices. If that rate was not
-    /// measured, the limit is the second value, in bytes: nominal rates count other operations.
+    /// Bytes per operation, times the operations per second that a thread reaches in large products of quantised
+    /// matrices. If that rate was not measured, the second value, in bytes per second: nominal rates count other
+    /// operations.
     PerOperation(f64, f64),
 }
 

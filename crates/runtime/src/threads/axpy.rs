@@ -12,7 +12,8 @@ use crate::{ActivationFormat, ffn::Active, memory::PREFILL_BATCH, scratch::Threa
 const SUM_PARTS: usize = 16;
 /// Fewest rows with non-zero coefficients in a part, except for the last.
 const LEAST_PART_ROWS: usize = 64;
-/// Groups whose rows each token adds in one call, if tokens share few rows; their rows of a stripe stay in the second-level cache.
+/// Number of groups whose rows each token adds in one call if tokens share few rows; a stripe of these rows stays in
+/// the second-level cache.
 const GROUPS_AT_ONCE: usize = 2;
 /// Columns that a thread takes of a sum over many tokens, or a multiple.
 const STRIPE_COLUMNS: usize = 512;
@@ -23,7 +24,7 @@ const LONG_STRIPE_COLUMNS: usize = 2048;
 const LEAST_STRIPE_COLUMNS: usize = 1024;
 /// Approximate units of work per thread, if threads share parts.
 const UNITS_PER_THREAD: usize = 2;
-/// Columns of a unit, at least.
+/// Minimum number of columns of a unit.
 const LEAST_UNIT_COLUMNS: usize = 512;
 /// Maximum number of units of a part.
 const MAX_PIECES: usize = 8;
@@ -38,9 +39,9 @@ thread_local! {
 impl Threads {
     /// `out += Σ_i coefficients[i] · matrix[rows[i]]`, rows in ascending order.
     ///
-    /// Each [part](Parts) of the list is summed separately. The partial sums are added in order, and the total is added to `out`. Few
-    /// threads share the columns of integer sums, so that no sums pass between them; more threads share parts, because whole rows are
-    /// read faster.
+    /// Each [part](Parts) of the list is summed separately. The partial sums are added in order, and the total is added
+    /// to `out`. A few threads divide integer sums by columns, so that no sums pass between them; more threads divide
+    /// them by parts, because whole rows are read faster.
     pub(crate) fn add_rows_of(
         &self,
         matrix: &Matrix<'_>,
@@ -117,8 +118,8 @@ impl Threads {
         });
     }
 
-    /// Bounds of the units that threads take of partial sums `[parts, columns]`, and their number. The more rows a part lists, the
-    /// fewer columns a unit has.
+    /// Bounds of the units into which threads divide partial sums `[parts, columns]`, and the number of units. The more
+    /// rows a part lists, the fewer columns a unit has.
     pub(super) fn units(&self, parts: &Parts, columns: usize) -> ([usize; MAX_UNITS + 1], usize) {
         let listed = parts.range(parts.count - 1).end;
         let most = listed * columns / (UNITS_PER_THREAD * self.count());
@@ -197,7 +198,7 @@ impl Threads {
         groups.iter().map(|group| group.union.len()).sum()
     }
 
-    /// Adds the sums of `groups` to `out [tokens, columns]`, in which all tokens together list `listed` rows.
+    /// Adds the sums of `groups`, in which all tokens together list `listed` rows, to `out [tokens, columns]`.
     fn sum_groups(
         &self,
         matrix: &Matrix<'_>,

@@ -185,7 +185,7 @@ impl Report<'_> {
         if !self.parts.is_empty() {
             writeln!(
                 text,
-                "parts           timed one after the other on one thread and given to threads in order; starting a job and waiting for it takes {:.1} µs and memory delivers {:.1} GB/s, as on {}",
+                "parts           timed one after the other on one thread, then assigned to threads in order; assumes {:.1} µs to start and await a job, and {:.1} GB/s from memory, as on {}",
                 plan.hardware.cpu.kernel_seconds * 1e6,
                 plan.hardware.cpu.read_bandwidth_bytes_per_second / 1e9,
                 plan.hardware.name
@@ -271,7 +271,7 @@ impl Report<'_> {
         if self.reads_memory() {
             writeln!(
                 text,
-                "read bandwidth  {:.1} GB/s ({:.1}–{:.1}) of {} in a stream, {}, between repeats; in decoding the CPU reads {:.1} GB/s, in the median repeat {} of it ({}–{})",
+                "read bandwidth  {:.1} GB/s ({:.1}–{:.1}) of {} in a stream, {}, between repeats; in decoding, the CPU reads {:.1} GB/s, {} of that bandwidth ({}–{}) in the median repeat",
                 bandwidth.median / 1e9,
                 bandwidth.least / 1e9,
                 bandwidth.most / 1e9,
@@ -285,7 +285,7 @@ impl Report<'_> {
         } else {
             writeln!(
                 text,
-                "read bandwidth  not measured: the probe of {} is less than twice the processor's cache of {}; in decoding the CPU reads {:.1} GB/s",
+                "read bandwidth  not measured: the probe of {} is less than twice the processor's cache of {}; in decoding, the CPU reads {:.1} GB/s",
                 ByteSize(self.probe_bytes as u64),
                 ByteSize(system::cache_bytes()),
                 measured.bytes_per_second.median / 1e9,

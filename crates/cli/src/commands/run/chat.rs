@@ -32,9 +32,9 @@ use crate::{
 const HELP: &str = "\
 /help           these commands; also `/?`
 /reset          forget the conversation; also `/clear`
-/system TEXT    start again with this system message; without TEXT with none
+/system TEXT    start again with this system message; without TEXT, with none
 /save FILE      write the conversation as JSON
-/quit           end, as Ctrl-D, `/exit` and `/bye` do
+/quit           end; also Ctrl-D, `/exit` and `/bye`
 
 A line that ends in `\\` continues on the next line. Pasted text and text between `\"\"\"` may have several lines.
 Ctrl-C stops an answer.";
@@ -176,7 +176,7 @@ impl<'a> Command<'a> {
     /// The command in `line`; `None` for a message, which may begin with `//`.
     fn parse(line: &'a str) -> Option<Self> {
         let rest = line.trim_start().strip_prefix('/')?;
-        if rest.trim_end() == "?" {
+        if rest == "?" || rest.starts_with("? ") {
             return Some(Self::Help);
         }
         if !rest.starts_with(|first: char| first.is_ascii_alphabetic()) {
@@ -395,6 +395,7 @@ mod tests {
         let unknown = Command::Unknown("halp", "me");
         assert_eq!(Command::parse("/halp me"), Some(unknown));
         assert_eq!(Command::parse(" /?"), Some(Command::Help));
+        assert_eq!(Command::parse("/? set"), Some(Command::Help));
         for message in ["// a comment", "/", "a /quit", "/* x */", ""] {
             assert_eq!(Command::parse(message), None, "{message}");
         }
