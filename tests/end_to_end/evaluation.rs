@@ -428,6 +428,13 @@ fn checkpoints_are_evaluated_by_either_engine() {
     };
     let own = demo(&[]).good().json();
     assert_eq!(own["policies"][0]["largest_logit_difference"], 0.0);
+    // Each policy once, and no interval of little text.
+    let repeated = sandbox.run(&words(
+        "eval fidelity demo --policy dense,exact,exact --tokens 20",
+    ));
+    let table = repeated.good().text();
+    assert_eq!(table.lines().count(), 3, "{table}");
+    assert!(!table.contains(" to "), "{table}");
     let against = demo(&["--against", "demo"]).good().json();
     assert!(
         against["policies"][0]["largest_logit_difference"]

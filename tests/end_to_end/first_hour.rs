@@ -320,6 +320,20 @@ fn settings_of_earlier_runs_are_kept_until_they_are_changed() {
     ));
     assert!(!afresh.stderr.contains("earlier runs"), "{}", afresh.stderr);
     assert_eq!(format(), "q8_0");
+    // Predictors that would exceed their budget are refused before those that exist are replaced.
+    let trained = sandbox.path("demo.powerinfer/predictors/predictors.safetensors");
+    let predictors = std::fs::read(&trained).unwrap();
+    sandbox
+        .run(&words("prepare demo --quant q4_0 --policy predicted"))
+        .bad(1, &["take at least 100.1 KiB", "raise `--max-bytes`"]);
+    assert_eq!(std::fs::read(&trained).unwrap(), predictors);
+    // A kept option that this version refuses is named, and no longer kept.
+    let settings = std::fs::read_to_string(&file).unwrap();
+    let settings = settings.replace("\"laptop\"", "\"laptop\"], \"objective\": [\"fun\"");
+    std::fs::write(&file, settings).unwrap();
+    prepare(&[]).stderr_contains(&["no longer kept", "exclude it: --objective fun"]);
+    let again = prepare(&[]);
+    assert!(!again.stderr.contains("no longer"), "{}", again.stderr);
     // A file of somebody else is not replaced.
     std::fs::write(&file, "{}").unwrap();
     for more in [&[][..], &["--reset"]] {

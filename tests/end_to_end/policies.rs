@@ -127,6 +127,8 @@ fn a_certificate_is_reproduced_to_the_digit_and_a_changed_one_is_refused() {
     let short = words("eval perplexity llama-silu.powerinfer --tokens 40 --json");
     let short = sandbox.run(&short).good().json();
     assert_eq!(short["tokens"], 39, "{short}");
+    let pruned = words("eval prune llama-silu.powerinfer --tokens 40 --keep 0.5 --json");
+    assert_eq!(sandbox.run(&pruned).good().json()["tokens"], 39);
 
     // A changed figure does not match the digest of the bundle.
     let path = sandbox.path(bundle).join("certificate.json");

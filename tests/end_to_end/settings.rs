@@ -74,6 +74,12 @@ fn what_a_prepared_model_was_made_from_is_not_mistaken() {
     for name in [MODEL, "llama-relu-gqa.powerinfer"] {
         run(name).good();
     }
+    // The settings of another model are not those of this one, and its profile is not replaced.
+    let prepared = sandbox
+        .run(&["prepare", &path])
+        .bad(1, &["is a profile of another model (llama-relu-gqa @ "]);
+    let said = &prepared.stderr;
+    assert!(!said.contains("earlier runs"), "{said}");
 }
 
 #[test]

@@ -138,6 +138,25 @@ fn a_folder_with_a_configuration_gives_the_shape() {
         .text();
     assert_contains(&text, &["given"]);
     assert_contains(&text, &["threshold"]);
+    // The default request fits a small context.
+    let mut tiny = config.clone();
+    tiny["max_position_embeddings"] = json!(100);
+    fs::create_dir(sandbox.path("tiny")).unwrap();
+    fs::write(sandbox.path("tiny/config.json"), tiny.to_string()).unwrap();
+    let simulate = |more: &[&str]| {
+        let line = ["simulate", "--like", "./tiny", "--json"];
+        sandbox.run(&[&line[..], more].concat())
+    };
+    for (more, prompt, tokens) in [
+        (&[][..], 33, 67),
+        (&["--tokens", "90"], 10, 90),
+        (&["--prompt", "99"], 99, 1),
+    ] {
+        let request = &simulate(more).good().json()["engines"][0]["request"];
+        assert_eq!(request["prompt_tokens"], prompt, "{more:?}");
+        assert_eq!(request["tokens"], tokens, "{more:?}");
+    }
+    simulate(&["--prompt", "100"]).bad(1, &["make 101 tokens", "supports no more"]);
     // SiLU has no zeros unless they are assumed.
     for more in [&[][..], &["--sparsity", "0"]] {
         let run = sandbox.run(&[&["simulate", "--like", "./mine"][..], more].concat());

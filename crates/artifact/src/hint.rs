@@ -88,10 +88,10 @@ pub enum Hint {
     TrainPredictorsAndPlace,
     /// Train predictors.
     TrainPredictors,
-    /// Train predictors, with more bytes.
-    TrainLargerPredictors,
-    /// Train predictors, accepting a lower recall.
-    TrainWithLowerRecall,
+    /// Train predictors with other options: more bytes, or a lower recall.
+    TrainOtherPredictors,
+    /// Allow predictors more bytes.
+    LargerPredictors,
     /// Place with weights in a smaller format.
     SmallerFormat,
     /// Place with weights in a format of a wider range.

@@ -80,13 +80,13 @@ pub(crate) fn with_earlier<A: Args>(
     let command = A::augment_args(Command::new("powerinfer").no_binary_name(true));
     let path = folder.join(FILE);
     // Read even with `--reset`, so that a file not written by powerinfer is never replaced.
-    let mut all = read(&path)?;
-    if given.get_flag("reset") {
-        all.clear();
-    }
+    let earlier = read(&path, model)?;
+    let earlier = earlier.filter(|_| !given.get_flag("reset"));
+    let earlier = earlier.unwrap_or_default();
     let mut line = words_of(&command, given);
-    let mut kept = Vec::new();
-    for (name, values) in &all {
+    let (mut kept, mut dropped) = (Vec::new(), Vec::new());
+    let mut all = earlier.clone();
+    for (name, values) in &earlier {
         let is_new = |option: &&Arg| !is_given(option, given);
         let mut known = options(&command);
         let option = known.find_map(|(known, option)| (known == name).then_some(option));
@@ -97,10 +97,18 @@ pub(crate) fn with_earlier<A: Args>(
         let both = [line.clone(), more.clone()].concat();
         let parsed = command.clone().try_get_matches_from(&both);
         let parsed = parsed.and_then(|both| A::from_arg_matches(&both));
-        // An option is not kept if its values are no longer valid, or if it cannot be combined with those given.
-        if parsed.is_ok_and(|both| check(&both).is_ok()) {
-            line = both;
-            kept.extend(more.iter().map(|word| shown(&word.to_string_lossy())));
+        let words = more.iter().map(|word| shown(&word.to_string_lossy()));
+        match parsed {
+            // Its values are no longer valid, or it cannot be combined with those given.
+            Err(_) => {
+                dropped.extend(words);
+                all.remove(name);
+            }
+            Ok(parsed) if check(&parsed).is_ok() => {
+                kept.extend(words);
+                line = both;
+            }
+            Ok(_) => {}
         }
     }
     all.extend(given_values(&command, given));
@@ -108,6 +116,12 @@ pub(crate) fn with_earlier<A: Args>(
         output.say(format!(
             "as in earlier runs: {} (`--reset` forgets them)",
             kept.join(" ")
+        ));
+    }
+    if !dropped.is_empty() {
+        output.say(format!(
+            "no longer kept, because this version or the options given now exclude it: {}",
+            dropped.join(" ")
         ));
     }
     let arguments = A::from_arg_matches(&command.get_matches_from(line))?;
@@ -142,13 +156,14 @@ fn given_values(command: &Command, matches: &ArgMatches) -> Values {
     values.collect()
 }
 
-/// The settings at `path`; none if there is no such file.
-fn read(path: &Path) -> Result<Values, ArtifactError> {
+/// The settings of `model` at `path`; none if there is no such file, or if it is of another model.
+fn read(path: &Path, model: &ModelIdentity) -> Result<Option<Values>, ArtifactError> {
     if !path.exists() {
-        return Ok(Values::new());
+        return Ok(None);
     }
     let document = Document::<Settings>::read(path, FORMAT, VERSION)?;
-    Ok(document.body.options)
+    let is_same = document.header.model.fingerprint == model.fingerprint;
+    Ok(is_same.then_some(document.body.options))
 }
 
 fn write(path: &Path, model: &ModelIdentity, options: Values) -> Result<(), ArtifactError> {

@@ -363,7 +363,7 @@ fn template(hint: Hint) -> &'static str {
         Hint::ResumeOnCpu => {
             "add `--device cpu` to resume on the CPU after the last finished layer"
         }
-        Hint::OtherPolicy => "omit `--policy`",
+        Hint::OtherPolicy => "give another `--policy`, or omit it",
         Hint::LargerPerplexityBudget => "raise `--max-ppl-increase` to allow more",
         Hint::NameHardware => "name another machine with `--hardware`",
         Hint::GiveVramOrHardware => {
@@ -384,11 +384,11 @@ fn template(hint: Hint) -> &'static str {
             "run `powerinfer train-predictors MODEL`, then `powerinfer place MODEL`"
         }
         Hint::TrainPredictors => "run `powerinfer train-predictors MODEL`",
-        Hint::TrainLargerPredictors => {
-            "run `powerinfer train-predictors MODEL`, if necessary with a larger `--max-bytes`"
+        Hint::TrainOtherPredictors => {
+            "`powerinfer train-predictors MODEL` makes predictors, or says why a layer gets none; a larger `--max-bytes` or a lower `--recall` allows more"
         }
-        Hint::TrainWithLowerRecall => {
-            "run `powerinfer train-predictors MODEL`, if necessary with a lower `--recall`"
+        Hint::LargerPredictors => {
+            "raise `--max-bytes` above that, or use a `--quant` with more bits, which raises a budget in percent"
         }
         Hint::SmallerFormat => "use a `--quant` with fewer bits at `place`",
         Hint::WiderFormat => "place it with `--quant bf16` or `--quant f32`",

@@ -174,7 +174,7 @@ fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
     let without = numbers(&|layer| layer.rank == 0);
     if !without.is_empty() {
         output.say(format!(
-            "no predictor for {}; `place` will use another policy there",
+            "no predictor for {}, which cannot use the policy `predicted`",
             numbered("layer", &without)
         ));
     }

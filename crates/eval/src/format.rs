@@ -1,6 +1,9 @@
 //! Statistics as text, for tables and pages.
 
-use crate::statistics::{Interval, Paired, SIGNIFICANCE};
+use crate::{
+    MIN_INTERVAL_TOKENS,
+    statistics::{Interval, Paired, SIGNIFICANCE},
+};
 
 /// A share as a percentage.
 pub fn percent(share: f64) -> String {
@@ -18,10 +21,13 @@ pub fn share(interval: Interval) -> String {
     )
 }
 
-/// A relative rise with its interval, in percent.
-pub fn rise(interval: Interval) -> String {
+/// A relative rise on `tokens` tokens in percent, with its interval if they are enough for one.
+pub fn rise(interval: Interval, tokens: u64) -> String {
     let [value, low, high] =
         [interval.value, interval.low, interval.high].map(|share| 100.0 * share);
+    if tokens < MIN_INTERVAL_TOKENS {
+        return format!("{value:+.2}%");
+    }
     format!("{value:+.2}% ({low:+.2} to {high:+.2})")
 }
 

@@ -16,7 +16,7 @@ use powerinfer_profile::{Profile, Settings};
 use powerinfer_solver::SolveReport;
 use powerinfer_text::Tokenizer;
 
-use crate::{CalibrationText, PipelineError, Stage, profile, train};
+use crate::{CalibrationText, PipelineError, Stage, profile, stages::check_model, train};
 
 /// How a bundle is made.
 #[derive(Debug)]
@@ -84,6 +84,9 @@ pub fn prepare(
     // Errors that need no profile come before hours of profiling.
     options.check(checkpoint.config())?;
     prepare.recipe.check()?;
+    if options.policy == Some(Policy::Predicted) {
+        prepare.recipe.check_budget(checkpoint.config())?;
+    }
     let profile = prepare.profile(
         checkpoint,
         tokenizer,
@@ -181,8 +184,8 @@ impl Prepare<'_> {
         let files = checkpoint.files();
         if !self.text.has_text(files)
             && let Ok(profile) = Profile::open(out)
-            && profile.check_model(checkpoint.identity()).is_ok()
         {
+            check_model(&profile, checkpoint)?;
             report(Work::ProfileKept(&profile));
             return Ok(profile);
         }

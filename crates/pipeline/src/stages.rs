@@ -22,6 +22,18 @@ pub struct Stage<T> {
     pub is_new: bool,
 }
 
+/// Fails if `profile` is of another model than `checkpoint`.
+pub(crate) fn check_model(profile: &Profile, checkpoint: &Checkpoint) -> Result<(), PipelineError> {
+    let model = &profile.header().model;
+    if model.fingerprint == checkpoint.identity().fingerprint {
+        return Ok(());
+    }
+    Err(PipelineError::OtherModel {
+        folder: profile.folder().to_owned(),
+        model: model.to_string(),
+    })
+}
+
 /// The profile of `checkpoint` in the folder `out`, measured unless it is up to date and `force` is not set. The layers
 /// run on `device`, if there is one.
 ///
@@ -41,13 +53,7 @@ pub fn profile(
     calibration.check_parts(FEWEST_SAMPLES)?;
     let found = Profile::open(out);
     if let Ok(found) = &found {
-        let model = &found.header().model;
-        if model.fingerprint != checkpoint.identity().fingerprint {
-            return Err(PipelineError::OtherModel {
-                folder: out.to_owned(),
-                model: model.to_string(),
-            });
-        }
+        check_model(found, checkpoint)?;
     }
     if !force {
         if Profile::is_current(out, checkpoint, calibration, settings) {

@@ -93,12 +93,12 @@ impl<'a> Subject<'a> {
             Policy::Predicted => (
                 lacks(&|summary| summary.rank > 0),
                 "predictor",
-                Hint::TrainLargerPredictors,
+                Hint::TrainOtherPredictors,
             ),
             Policy::SignBit => (
                 lacks(&|summary| summary.sign_bit.is_some()),
                 "signs that predict with the recall asked for",
-                Hint::TrainWithLowerRecall,
+                Hint::TrainOtherPredictors,
             ),
             Policy::Threshold => (
                 lacks(&|summary| !summary.thresholds.is_empty()),

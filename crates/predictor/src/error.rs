@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, Hint, Shard, progress::Interrupted};
+use powerinfer_artifact::{ArtifactError, ByteSize, Hint, Shard, progress::Interrupted};
 use powerinfer_import::ImportError;
 use powerinfer_model::ModelError;
 use powerinfer_profile::ProfileError;
@@ -14,6 +14,19 @@ pub enum PredictorError {
     /// A target recall is not in (0, 1].
     #[error("invalid target recall {0}; give a value above 0 and at most 1, such as 0.95")]
     Recall(f64),
+    /// The byte budget is too small for any predictor.
+    #[error(
+        "predictors of this model take at least {} ({bytes} per layer), and their budget is {}",
+        ByteSize(bytes.0 * *layers as u64), ByteSize(budget.0 * *layers as u64)
+    )]
+    OverBudget {
+        /// Bytes of the smallest predictor of a layer.
+        bytes: ByteSize,
+        /// Budget of a layer's predictor.
+        budget: ByteSize,
+        /// Layers of the model.
+        layers: usize,
+    },
     /// The profile has too few samples.
     #[error(
         "layer {layer} of the profile has {training} training and {held_out} held-out samples, at least {needed} of each are needed"
@@ -104,6 +117,7 @@ impl PredictorError {
     /// Remedy that takes a command or a flag.
     pub fn hint(&self) -> Option<Hint> {
         match self {
+            Self::OverBudget { .. } => Some(Hint::LargerPredictors),
             Self::TooFewSamples { .. } => Some(Hint::MoreTokens),
             Self::Diverged { .. } => Some(Hint::OtherSeed),
             Self::NotFinite { .. } | Self::NoResiduals { .. } => Some(Hint::ProfileAgain),

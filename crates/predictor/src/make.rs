@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use powerinfer_artifact::{
-    Header, Progress, Shard, TensorFile, counted,
+    ByteSize, Header, Progress, Shard, TensorFile, counted,
     matrix_planes::insert_matrix,
     predictor_file::{
         FILE, FORMAT, INPUT_SETTING, LAYERS_SETTING, PredictorFile, PredictorInput,
@@ -15,7 +15,7 @@ use powerinfer_artifact::{
     write::{Contents, PartialFolder},
 };
 use powerinfer_kernels::Isa;
-use powerinfer_model::Checkpoint;
+use powerinfer_model::{Checkpoint, ModelConfig};
 use powerinfer_profile::Profile;
 use powerinfer_tensor::Format;
 
@@ -26,7 +26,7 @@ use crate::{
     network::Network,
     sign_bit::{Signs, sign_bits},
     thresholds::{Thresholds, thresholds},
-    train::best_network,
+    train::{LADDER, best_network},
     verdict::Remarks,
 };
 
@@ -62,6 +62,26 @@ impl Recipe {
             Some(recall) => Err(PredictorError::Recall(recall)),
             None => Ok(()),
         }
+    }
+
+    /// Checks that each layer of a model with this configuration can have a predictor within the byte budget.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the smallest predictor exceeds the budget.
+    pub fn check_budget(&self, config: &ModelConfig) -> Result<(), PredictorError> {
+        let Self::Train(settings) = self else {
+            return Ok(());
+        };
+        let bytes = settings.predictor_bytes(LADDER[0], config.hidden_size, config.ffn_size);
+        if bytes <= settings.layer_bytes {
+            return Ok(());
+        }
+        Err(PredictorError::OverBudget {
+            bytes: ByteSize(bytes),
+            budget: ByteSize(settings.layer_bytes),
+            layers: config.layer_count,
+        })
     }
 
     fn header(&self, profile: &Profile, shard: Shard) -> Result<Header, PredictorError> {

@@ -1,5 +1,6 @@
 //! Settings of training.
 
+use powerinfer_artifact::predictor_file::BIAS;
 use powerinfer_tensor::Format;
 
 use crate::Targets;
@@ -48,4 +49,12 @@ pub struct Settings {
     pub weights: Format,
     /// Seed of initialisation and batches.
     pub seed: u64,
+}
+
+impl Settings {
+    /// Bytes of a predictor of `rank` for a layer of `neurons` neurons with inputs of `hidden` values.
+    pub(crate) fn predictor_bytes(&self, rank: usize, hidden: usize, neurons: usize) -> u64 {
+        let row = self.weights.row_bytes(rank) + BIAS.row_bytes(1);
+        (rank * self.weights.row_bytes(hidden) + neurons * row) as u64
+    }
 }

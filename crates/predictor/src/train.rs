@@ -1,6 +1,6 @@
 //! Trains the predictor of a layer, at the rank that reads the fewest bytes per token.
 
-use powerinfer_artifact::{ByteSize, Progress, predictor_file::BIAS};
+use powerinfer_artifact::{ByteSize, Progress};
 use powerinfer_kernels::Isa;
 use powerinfer_profile::{Profile, Traces};
 
@@ -15,7 +15,7 @@ use crate::{
 
 /// Candidate ranks, each about 1.5 times the previous one. Rows of B are stored in blocks of 32, so that below 32 only A
 /// shrinks.
-const LADDER: [usize; 16] = [
+pub(crate) const LADDER: [usize; 16] = [
     16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
 ];
 
@@ -55,10 +55,7 @@ pub(crate) fn best_of_samples(
     }
     let (hidden, neurons) = (traces.training.hidden_size, counts.len());
     let density = activations as f64 / (training * neurons) as f64;
-    let bytes = |rank: usize| {
-        let row = settings.weights.row_bytes(rank) + BIAS.row_bytes(1);
-        (rank * settings.weights.row_bytes(hidden) + neurons * row) as u64
-    };
+    let bytes = |rank| settings.predictor_bytes(rank, hidden, neurons);
     // At best a predictor saves the gate rows of the inactive neurons.
     let all_gates = (neurons * settings.quant.row_bytes(hidden)) as f64;
     if bytes(LADDER[0]) as f64 >= (1.0 - density) * all_gates {

@@ -14,7 +14,7 @@ const MAX_EXCESS_MISSES: f64 = 2.0;
 /// Required confidence interval of a recall, ±.
 const REQUIRED_RECALL_INTERVAL: f64 = 0.01;
 
-/// Why a layer gets no predictor and runs `exact`, which is lossless.
+/// Why a layer gets no predictor.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub(crate) enum Refusal {
     /// No active neurons in the training or held-out samples.
@@ -139,10 +139,8 @@ impl Remarks {
             let alike: Vec<usize> = alike.into_iter().map(|(layer, _)| layer).collect();
             let layers = numbered("layer", &alike);
             progress.note(&match alike.len() {
-                1 => format!("{layers} gets no predictor and will run `exact`: {refusal}"),
-                _ => format!(
-                    "{layers} get no predictor and will run `exact`; layer {first}: {refusal}"
-                ),
+                1 => format!("{layers} gets no predictor: {refusal}"),
+                _ => format!("{layers} get no predictor; layer {first}: {refusal}"),
             });
             rest = others;
         }
@@ -151,14 +149,14 @@ impl Remarks {
             return;
         };
         let layers: Vec<usize> = self.unsure.iter().map(|(layer, _)| *layer).collect();
-        // The error decreases with the square root of the tokens; half of them set the threshold.
+        // The error decreases with the square root of the tokens.
         let more = (worst.recall_error / REQUIRED_RECALL_INTERVAL).powi(2);
         progress.note(&format!(
-            "{}: with {} held-out tokens the recall is known to ± {:.1}% (95% confidence); ± 1% needs about {:.0} held-out tokens, so profile about {more:.0} times as many",
+            "{}: with {} held-out tokens the recall is known to ± {:.1}% (95% confidence); ± 1% needs about {:.0}, so profile about {more:.0} times as many tokens",
             numbered("layer", &layers),
             worst.tokens,
             100.0 * worst.recall_error,
-            2.0 * more * worst.tokens as f64,
+            more * worst.tokens as f64,
             more = more.ceil(),
         ));
     }
@@ -217,9 +215,9 @@ mod tests {
         remarks.note(&notes);
         let notes = notes.0.into_inner().unwrap();
         let starts = [
-            "layers 0–2, 4 get no predictor and will run `exact`; layer 0: 90.0% of its neurons",
-            "layer 3 gets no predictor and will run `exact`: no neuron is active",
-            "layers 6–7: with 40 held-out tokens the recall is known to ± 3.0% (95% confidence); ± 1% needs about 720",
+            "layers 0–2, 4 get no predictor; layer 0: 90.0% of its neurons",
+            "layer 3 gets no predictor: no neuron is active",
+            "layers 6–7: with 40 held-out tokens the recall is known to ± 3.0% (95% confidence); ± 1% needs about 360, so profile about 9 times as many",
         ];
         assert_eq!(notes.len(), starts.len());
         for (note, start) in notes.iter().zip(starts) {

@@ -14,6 +14,7 @@ use powerinfer_artifact::{
     plan::Plan,
     predictor_file::{self, PredictorFile},
     prompt_cache::{self, PromptCacheFile},
+    shell_quoted,
     write::write_file,
 };
 use powerinfer_bundle::{Bundle, IntegrityCheck};
@@ -29,6 +30,7 @@ use crate::{
     certificate_table,
     hint::Advised,
     model_argument,
+    model_name::holds_model,
     output::{Output, percent, print, print_json},
     page_file::refuse_inside,
     plan_table, predictor_table, profile_stage,
@@ -105,7 +107,17 @@ pub(crate) fn run(arguments: &InspectArguments, output: Output) -> Result<()> {
                 model(&checkpoint, asked)?
             }
         },
-        None => inspect(&model_argument::artifact(&arguments.path)?, asked)?,
+        None => {
+            let path = model_argument::artifact(&arguments.path)?;
+            let work = model_argument::existing_work_folder(&path.to_string_lossy());
+            if let Some(work) = work.filter(|work| *work != path && holds_model(&path)) {
+                output.say(format!(
+                    "this is the model; `powerinfer inspect {}` shows what was prepared from a model of this name",
+                    shell_quoted(&work.to_string_lossy())
+                ));
+            }
+            inspect(&path, asked)?
+        }
     };
     if arguments.json {
         return print_json(&report.json);

@@ -26,6 +26,10 @@ use answer::{describe, say_result};
 
 /// Default limit of the context.
 const DEFAULT_CONTEXT: usize = 2048;
+/// Default tokens of the prompt.
+const DEFAULT_PROMPT: usize = 64;
+/// Default tokens to generate.
+const DEFAULT_TOKENS: usize = 128;
 
 /// A model, a machine, and what to ask of them.
 #[derive(Debug, clap::Args)]
@@ -72,12 +76,12 @@ pub(crate) struct SimulateArguments {
     /// Requests that the KV cache has room for at once
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     batch: u32,
-    /// Tokens of the prompt
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
-    prompt: u32,
-    /// Tokens to generate
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
-    tokens: u32,
+    /// Tokens of the prompt [default: 64, within a third of the context]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    prompt: Option<u32>,
+    /// Tokens to generate [default: 128, within the context]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: Option<u32>,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -99,7 +103,8 @@ impl SimulateArguments {
         let shape = Shape::find(&self.like)?;
         let config = shape.describe()?;
         let hardware = read_hardware(&self.hardware)?;
-        let context = self.context(&config)?;
+        let (prompt, tokens) = self.request_tokens(&config);
+        let context = self.context(&config, prompt.saturating_add(tokens))?;
         let card = hardware.gpu.as_ref().map_or(0, |gpu| gpu.vram_bytes);
         let mut budget = Budget {
             vram_bytes: card,
@@ -154,14 +159,26 @@ impl SimulateArguments {
             is_skew_given: self.skew.is_some(),
             policy: self.policy.map(Policy::from),
             hot: self.hot,
-            prompt: self.prompt as usize,
-            tokens: self.tokens as usize,
+            prompt,
+            tokens,
             is_of_2023: false,
         })
     }
 
-    fn context(&self, config: &ModelConfig) -> Result<usize> {
-        let needed = (self.prompt as usize).saturating_add(self.tokens as usize);
+    /// Tokens of the prompt, and tokens to generate.
+    fn request_tokens(&self, config: &ModelConfig) -> (usize, usize) {
+        let limit = self.context.unwrap_or(config.context_length);
+        let count = |given: Option<u32>| given.map(|tokens| tokens as usize);
+        let room = limit.saturating_sub(count(self.tokens).unwrap_or(0)).max(1);
+        let usual = DEFAULT_PROMPT.min((limit / 3).max(1)).min(room);
+        let prompt = count(self.prompt).unwrap_or(usual);
+        let room = limit.saturating_sub(prompt).max(1);
+        let tokens = count(self.tokens).unwrap_or(DEFAULT_TOKENS.min(room));
+        (prompt, tokens)
+    }
+
+    /// Context for `needed` tokens.
+    fn context(&self, config: &ModelConfig, needed: usize) -> Result<usize> {
         let usual = config.context_length.min(DEFAULT_CONTEXT.max(needed));
         let context = self.context.unwrap_or(usual);
         if context == 0 || context > config.context_length {
@@ -178,7 +195,11 @@ impl SimulateArguments {
                 format!(
                     "`--prompt` and `--tokens` make {needed} tokens, the context has room for {context}"
                 ),
-                "ask for fewer, or raise `--context`"
+                if context < config.context_length {
+                    "ask for fewer, or raise `--context`"
+                } else {
+                    "ask for fewer: the model supports no more"
+                }
             ));
         }
         Ok(context)

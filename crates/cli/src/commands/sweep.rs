@@ -36,7 +36,7 @@ use serde_json::json;
 
 use self::arguments::{GridArguments, MeasureArguments};
 use crate::{
-    engine::DeviceArgument,
+    engine::{DeviceArgument, evaluated::certificate_texts},
     hint::Advised,
     model_argument::{DEMO, open_bundle},
     output::{Output, print, print_json},
@@ -284,9 +284,10 @@ fn items(
         found => found?,
     };
     let tasks = sandbox.as_ref().map_or(0, |_| tasks);
-    let texts = match bundle.certificate() {
-        Some(_) if measures.data.is_empty() && !is_demo => bundle.certificate_texts()?,
-        _ => texts(
+    let certified = certificate_texts(bundle, &measures.data, Some(measures.tokens), output)?;
+    let texts = match certified {
+        Some(texts) => texts,
+        None => texts(
             &measures.data,
             is_demo,
             bundle.config(),
@@ -295,7 +296,6 @@ fn items(
             &Bar::new(output),
         )?,
     };
-    let texts = leading_tokens(&texts, measures.tokens);
     if scored_tokens(&texts) < 2 {
         bail!(Advised::new(
             "the text has no tokens to score",

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use powerinfer_artifact::{Digest, plan::Policy};
 use powerinfer_bundle::{Bundle, IntegrityCheck, pack_plain};
-use powerinfer_eval::Subject;
+use powerinfer_eval::{Subject, leading_tokens};
 use powerinfer_model::{Checkpoint, Files};
 use powerinfer_reference::ReferenceModel;
 use powerinfer_runtime::SingleSession;
@@ -216,4 +216,21 @@ impl Evaluated {
             }),
         })
     }
+}
+
+/// The text of the certificate of `bundle`, at most `tokens`. `None` if there is no certificate, if there is other text at `data`, or if
+/// it is the demo, which has tasks instead.
+pub(crate) fn certificate_texts(
+    bundle: &Bundle,
+    data: &[PathBuf],
+    tokens: Option<usize>,
+    output: Output,
+) -> Result<Option<Vec<Vec<u32>>>> {
+    let is_demo = bundle.header().model.name == DEMO;
+    if bundle.certificate().is_none() || !data.is_empty() || is_demo {
+        return Ok(None);
+    }
+    output.say("on the text of the bundle's certificate; `--data` gives other text");
+    let texts = bundle.certificate_texts()?;
+    Ok(Some(leading_tokens(&texts, tokens.unwrap_or(usize::MAX))))
 }

@@ -113,7 +113,7 @@ fn describe_perplexity(row: &SweepRow) -> String {
     format!(
         "{} relative to dense, perplexity: {} on {} tokens; {verdict}",
         row.axes.setting,
-        format::rise(quality.perplexity_rise),
+        format::rise(quality.perplexity_rise, quality.tokens),
         quality.tokens
     )
 }

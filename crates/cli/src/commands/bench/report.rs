@@ -121,11 +121,19 @@ impl Report<'_> {
         }
         if !self.batches.is_empty() {
             let blank = if self.measured.is_empty() { "" } else { "\n" };
-            writeln!(text, "{blank}{}", batch_table(self.batches))?;
+            let table = batch_table(self.batches, self.reads_memory());
+            writeln!(text, "{blank}{table}")?;
         }
         for measured in self.measured {
             if let Work::Decode { .. } = measured.work {
                 writeln!(text, "\n{}", stages(measured, self.reads_memory()))?;
+                let repeats = measured.microseconds_per_token.repeats.len();
+                if repeats.is_multiple_of(2) {
+                    writeln!(
+                        text,
+                        "stages          of the slower of the two middle repeats, so that they add up"
+                    )?;
+                }
                 self.describe_decode(&mut text, measured)?;
             }
         }
@@ -454,8 +462,8 @@ fn part_row(stage: &str, jobs: usize, figures: [f64; 6], imbalance: f64) -> Vec<
     ]
 }
 
-/// A table with a row per batch size.
-fn batch_table(measured: &[BatchMeasured]) -> Table {
+/// A table with a row per batch size; with shares of the read bandwidth if that is the bandwidth of `memory`, not of a cache.
+fn batch_table(measured: &[BatchMeasured], memory: bool) -> Table {
     let mut headings = vec![
         "sequences",
         "tokens/s",
@@ -464,8 +472,10 @@ fn batch_table(measured: &[BatchMeasured]) -> Table {
         "read per token",
         "neurons of a token",
         "of any",
-        "of read bandwidth",
     ];
+    if memory {
+        headings.push("of read bandwidth");
+    }
     let has_dense = measured.iter().any(|batch| batch.dense.is_some());
     let has_plan = measured
         .iter()
@@ -487,8 +497,10 @@ fn batch_table(measured: &[BatchMeasured]) -> Table {
             ByteSize(found.bytes_per_token.total as u64).to_string(),
             percent(found.ffn_neurons_computed),
             percent(batch.union_share),
-            percent(found.bandwidth_share.median),
         ];
+        if memory {
+            row.push(percent(found.bandwidth_share.median));
+        }
         if let (Some(dense), Some(times)) = (&batch.dense, batch.times_dense) {
             row.extend([
                 figure(dense.tokens_per_second.median),

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 
 use super::{divergence_json, paired_json};
 use crate::{
+    engine::evaluated::certificate_texts,
     hint::Advised,
     model_argument::{DEMO, open_bundle},
     output::{Output, Table, percent, print, print_json},
@@ -40,9 +41,9 @@ pub(crate) struct PruneArguments {
     /// trained on, else the text of the bundle's certificate]
     #[arg(long, value_name = "FILE|DIR|-")]
     data: Vec<PathBuf>,
-    /// Tokens to read, at most
-    #[arg(long, value_name = "N", default_value_t = 4096)]
-    tokens: usize,
+    /// Tokens to read, at most [default: 4096, or the whole text of the certificate]
+    #[arg(long, value_name = "N")]
+    tokens: Option<usize>,
     /// Shares of the neurons to keep: the hottest of all layers together, and as many of each layer at random
     #[arg(
         long,
@@ -111,15 +112,15 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
     let open = || open_bundle(&arguments.bundle);
     let bundle = open()?;
     let tokenizer = powerinfer_pipeline::tokenizer(&bundle.files())?;
-    let is_demo = bundle.header().model.name == DEMO;
-    let texts = match bundle.certificate() {
-        Some(_) if arguments.data.is_empty() && !is_demo => bundle.certificate_texts()?,
-        _ => texts(
+    let certified = certificate_texts(&bundle, &arguments.data, arguments.tokens, output)?;
+    let texts = match certified {
+        Some(texts) => texts,
+        None => texts(
             &arguments.data,
-            is_demo,
+            bundle.header().model.name == DEMO,
             bundle.config(),
             &tokenizer,
-            arguments.tokens,
+            arguments.tokens.unwrap_or(4096),
             &Bar::new(output),
         )?,
     };
@@ -281,7 +282,7 @@ fn table(rows: &[Row]) -> String {
             format_parameter(row.arm),
             percent(row.computed_share),
             format!("{:.4}", row.fidelity.other().perplexity()),
-            format::rise(rise),
+            format::rise(rise, row.fidelity.other().tokens),
             percent(row.fidelity.top1_agreement()),
         ];
         if has_tasks {

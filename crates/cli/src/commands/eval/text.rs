@@ -23,7 +23,10 @@ use serde_json::{Value, json};
 use super::divergence_json;
 use crate::{
     certificate_table,
-    engine::{PolicyArgument, evaluated::SubjectArguments},
+    engine::{
+        PolicyArgument,
+        evaluated::{SubjectArguments, certificate_texts},
+    },
     hint::Advised,
     model_argument::{self, DEMO},
     output::{Output, Table, percent, print, print_json},
@@ -109,16 +112,6 @@ impl BosArgument {
     }
 }
 
-/// Cuts `texts` off after `most` tokens.
-fn shorten(texts: &mut Vec<Vec<u32>>, most: usize) {
-    let mut left = most;
-    for text in &mut *texts {
-        text.truncate(left);
-        left -= text.len();
-    }
-    texts.retain(|text| !text.is_empty());
-}
-
 /// Figures to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shown {
@@ -189,20 +182,15 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
             )
         ));
     }
-    let is_demo = name == DEMO;
-    let certified = bundle
-        .as_ref()
-        .filter(|bundle| bundle.certificate().is_some());
+    let certified = match &bundle {
+        Some(bundle) => certificate_texts(bundle, &arguments.data, arguments.tokens, output)?,
+        None => None,
+    };
     let mut texts = match certified {
-        Some(bundle) if arguments.data.is_empty() && !is_demo => {
-            output.say("on the text of the bundle's certificate; `--data` gives other text");
-            let mut texts = bundle.certificate_texts()?;
-            shorten(&mut texts, arguments.tokens.unwrap_or(usize::MAX));
-            texts
-        }
-        _ => texts(
+        Some(texts) => texts,
+        None => texts(
             &arguments.data,
-            is_demo,
+            name == DEMO,
             config,
             tokenizer,
             arguments.tokens.unwrap_or(16_384),
@@ -328,10 +316,15 @@ pub(super) fn choices(
 ) -> Vec<(String, Option<Policy>)> {
     let forced = |policy: Policy| (policy.to_string(), Some(policy));
     if !asked.is_empty() {
-        return asked
-            .iter()
-            .map(|policy| forced((*policy).into()))
-            .collect();
+        let asked: Vec<Policy> = asked.iter().map(|policy| (*policy).into()).collect();
+        let has_others = asked.iter().any(|policy| *policy != Policy::Dense);
+        let is_first = |place: usize| !asked[..place].contains(&asked[place]);
+        // The first row is `dense` in any case.
+        let is_shown = |place: &usize| {
+            is_first(*place) && (with_dense || !has_others || asked[*place] != Policy::Dense)
+        };
+        let places = (0..asked.len()).filter(is_shown);
+        return places.map(|place| forced(asked[place])).collect();
     }
     let Plan { layers, .. } = bundle.plan();
     let summaries = bundle.predictors().map_or(&[][..], |file| file.layers());
@@ -439,7 +432,7 @@ fn table(
                 None => "none".to_owned(),
             },
         ];
-        let rise = format::rise(fidelity.perplexity_rise());
+        let rise = format::rise(fidelity.perplexity_rise(), dense.tokens);
         row(policy, *computed_share, fidelity.other(), rise, rest);
     }
     table.to_string()
@@ -490,7 +483,7 @@ fn report(
     }
     let widths = rows.iter().map(|row| row.fidelity.perplexity_rise());
     let widest = widths.map(Interval::half_width).fold(0.0, f64::max);
-    if widest > PRECISE {
+    if widest > PRECISE && tokens >= MIN_INTERVAL_TOKENS {
         let needed = tokens as f64 * (widest / PRECISE).powi(2);
         output.say(format!(
             "an interval of ± {:.1}% takes about {needed:.0} tokens",

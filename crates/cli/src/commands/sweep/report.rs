@@ -216,7 +216,7 @@ pub(super) fn table(rows: &[SweepRow]) -> String {
             } else {
                 format!("{:.0}", measured.decode_microseconds.p99)
             },
-            format::rise(row.quality.perplexity_rise),
+            format::rise(row.quality.perplexity_rise, row.quality.tokens),
         ]);
         let pass = row.quality.functions.iter();
         cells.extend(pass.map(format_pass));
