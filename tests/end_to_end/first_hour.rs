@@ -320,13 +320,25 @@ fn settings_of_earlier_runs_are_kept_until_they_are_changed() {
     ));
     assert!(!afresh.stderr.contains("earlier runs"), "{}", afresh.stderr);
     assert_eq!(format(), "q8_0");
-    // Predictors that would exceed their budget are refused before those that exist are replaced.
+    // Predictors serve weights in any format.
     let trained = sandbox.path("demo.powerinfer/predictors/predictors.safetensors");
     let predictors = std::fs::read(&trained).unwrap();
+    prepare(&["--quant", "q4_0"]).stderr_contains(&[
+        "trained for weights in q8_0 are kept",
+        "predictors` is up to date",
+    ]);
+    assert_eq!(
+        (format(), std::fs::read(&trained).unwrap()),
+        ("q4_0".to_owned(), predictors)
+    );
+    prepare(&["--quant", "q8_0"]);
+    // Predictors beyond their budget are refused before anything is made.
     sandbox
-        .run(&words("prepare demo --quant q4_0 --policy predicted"))
+        .run(&words(
+            "prepare demo --quant q4_0 --policy predicted --out other",
+        ))
         .bad(1, &["take at least 100.1 KiB", "raise `--max-bytes`"]);
-    assert_eq!(std::fs::read(&trained).unwrap(), predictors);
+    assert!(!sandbox.path("other/profile").exists());
     // A kept option that this version refuses is named, and no longer kept.
     let settings = std::fs::read_to_string(&file).unwrap();
     let settings = settings.replace("\"laptop\"", "\"laptop\"], \"objective\": [\"fun\"");

@@ -4,14 +4,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use powerinfer_artifact::{
-    ByteSize, counted, numbered,
+    ByteSize, Shard, counted, numbered,
     predictor_file::{self, PredictorFile, PredictorSummary},
+    shell_quoted,
     threshold_curve::ERRORS,
 };
 use powerinfer_import::{OriginalPredictors, PredictedSizes};
 use powerinfer_model::Checkpoint;
 use powerinfer_pipeline::{ByteBudget, DEFAULT_TARGETS, Stage, Training};
-use powerinfer_predictor::{Import, Recipe, Sizing, Targets};
+use powerinfer_predictor::{Import, QUANT_SETTING, Recipe, Sizing, Targets, is_current};
+use powerinfer_profile::Profile;
 use powerinfer_tensor::{Format, TensorError};
 
 use crate::{
@@ -84,6 +86,38 @@ impl TrainingArguments {
                 .contribution_recall
                 .unwrap_or(usual.contribution_recall),
         })
+    }
+
+    /// As [`Self::recipe`], but for weights in the format that the predictors in the work `folder` were trained for, if they are up to
+    /// date apart from `quant`: predictors serve weights in any format.
+    pub(crate) fn recipe_or_kept(
+        &self,
+        model: &str,
+        checkpoint: &Checkpoint,
+        quant: Format,
+        seed: u64,
+        folder: &Path,
+        output: Output,
+    ) -> Result<Recipe> {
+        let found = PredictorFile::open(&folder.join("predictors")).ok();
+        let quant_of = |file: &PredictorFile| -> Option<Format> {
+            let quant = file.header().settings.get(QUANT_SETTING)?;
+            quant.as_str()?.parse().ok()
+        };
+        let other = found.as_ref().and_then(quant_of);
+        if let Some(other) = other.filter(|other| *other != quant)
+            && let Ok(profile) = Profile::open(&folder.join("profile"))
+        {
+            let kept = self.recipe(model, checkpoint, other, seed, output.silent())?;
+            if is_current(&folder.join("predictors"), &profile, &kept, Shard::WHOLE)? {
+                output.say(format!(
+                    "predictors: those trained for weights in {other} are kept; `powerinfer train-predictors {} --quant {quant}` trains others",
+                    shell_quoted(model)
+                ));
+                return Ok(kept);
+            }
+        }
+        self.recipe(model, checkpoint, quant, seed, output)
     }
 
     /// Returns how to obtain the predictors of `checkpoint`, which was opened as `model`. Predictors to import are opened now.
@@ -174,7 +208,7 @@ fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
     let without = numbers(&|layer| layer.rank == 0);
     if !without.is_empty() {
         output.say(format!(
-            "no predictor for {}, which cannot use the policy `predicted`",
+            "no predictor for {}, which cannot use the policy `predicted`; a larger `--max-bytes` may allow one",
             numbered("layer", &without)
         ));
     }

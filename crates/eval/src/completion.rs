@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use powerinfer_model::LanguageModel;
 use powerinfer_runtime::{Generation, OneText, Sampler, StopConditions, Text};
-use powerinfer_text::{SpecialText, SpecialTokens, Tokenizer};
+use powerinfer_text::{SpecialText, SpecialTokens, StreamDecoder, Tokenizer};
 
 use crate::EvalError;
 
@@ -65,7 +65,7 @@ pub fn complete<Model: LanguageModel + ?Sized>(
     prompt_done(generation.passes().model());
     let started = Instant::now();
     let (mut tokens, mut text) = (Vec::new(), String::new());
-    let mut stream = tokenizer.decode_stream(SpecialText::Skip);
+    let mut stream = StreamDecoder::after(tokenizer, &ids, SpecialText::Skip)?;
     for token in &mut generation {
         let token = token?;
         if token.is_stop {
@@ -84,7 +84,7 @@ pub fn complete<Model: LanguageModel + ?Sized>(
     }
     let decode = started.elapsed();
     Ok(Completion {
-        text: tokenizer.decode(&tokens, SpecialText::Skip)?,
+        text: tokenizer.decode_after(&ids, &tokens, SpecialText::Skip)?,
         tokens,
         decode,
     })

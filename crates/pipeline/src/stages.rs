@@ -104,6 +104,12 @@ pub fn train(
             is_new: false,
         });
     }
+    if !force && out.join(FILE).exists() {
+        progress.note(&format!(
+            "predictors: `{}` were made from another profile or with other settings; making them again",
+            out.display()
+        ));
+    }
     let isa = Isa::detect()?;
     Ok(Stage {
         artifact: make(checkpoint, profile, recipe, shard, isa, out, progress)?,

@@ -17,7 +17,7 @@ use std::{
 };
 
 use powerinfer::{
-    Engine, Execution, Generation, Sampler, Silent, SpecialText, SpecialTokens, Text,
+    Engine, Execution, Generation, Sampler, Silent, SpecialText, SpecialTokens, StreamDecoder, Text,
 };
 
 /// Prompt if none is given: a task of the kind that the demo was trained for.
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     print!("{prompt}");
     let ids = tokenizer.encode(&prompt, SpecialTokens::Add)?;
     let (generation, _) = Generation::start(&mut engine, &mut session, &mut text, &ids, || false)?;
-    let mut stream = tokenizer.decode_stream(SpecialText::Skip);
+    let mut stream = StreamDecoder::after(&tokenizer, &ids, SpecialText::Skip)?;
     let mut log_probability = 0.0;
     for token in generation {
         let token = token?;

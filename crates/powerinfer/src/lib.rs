@@ -34,7 +34,7 @@
 //!         tokens.push(token.id);
 //!     }
 //! }
-//! let completion = tokenizer.decode(&tokens[prompt.len()..], SpecialText::Skip)?;
+//! let completion = tokenizer.decode_after(&prompt, &tokens[prompt.len()..], SpecialText::Skip)?;
 //! assert!(completion.contains("return"));
 //!
 //! // Continue the session with more text: tokens that it already has are not run again.
@@ -48,7 +48,7 @@
 //! [`Generation`] is an iterator over tokens, stop tokens included. A [`Session`] keeps its tokens and their KV cache.
 //! [`Text`] has all that chooses the next token: a [`Sampler`] ([`SamplingSettings`] sets temperature and the like), the stop
 //! conditions, and optionally a [`Constraint`] or a [`Speculation`]. To print text while it is generated, push each token
-//! into [`Tokenizer::decode_stream`], as the example `generate` does.
+//! into [`StreamDecoder::after`], as the example `generate` does.
 //!
 //! To run what the plan puts on a GPU, set [`Execution::device`] to [`DeviceChoice::Auto`].
 //!
@@ -107,7 +107,7 @@ pub use powerinfer_runtime::{
     StopConditions, StopReason, Text, Token, Wanted,
 };
 pub use powerinfer_tensor::{CacheFormat, Format};
-pub use powerinfer_text::{SpecialText, SpecialTokens, TextError, Tokenizer};
+pub use powerinfer_text::{SpecialText, SpecialTokens, StreamDecoder, TextError, Tokenizer};
 
 /// Opens the bundle in `folder`, or in its subfolder `bundle`, as `powerinfer prepare` makes it.
 ///

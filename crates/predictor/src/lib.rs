@@ -26,6 +26,6 @@ mod verdict;
 pub use calibrate::Targets;
 pub use error::PredictorError;
 pub use import::Import;
-pub use make::{Recipe, is_current, make, merge};
+pub use make::{QUANT_SETTING, Recipe, is_current, make, merge};
 pub use settings::{Settings, Sizing};
 pub use verdict::FEWEST_SAMPLES;

@@ -111,7 +111,7 @@ impl Recipe {
                     .with_setting("sizing", sizing.name())
                     .with_setting("steps", steps)
                     .with_setting("patience", patience)
-                    .with_setting("quant", quant.to_string())
+                    .with_setting(QUANT_SETTING, quant.to_string())
             }
             Self::Import(import) => {
                 let Import {
@@ -134,6 +134,9 @@ impl Recipe {
         })
     }
 }
+
+/// Setting in the header of trained predictors: the format of weights that they were trained for, which sets the cost of a neuron.
+pub const QUANT_SETTING: &str = "quant";
 
 /// Files of predictors, and those of unfinished ones.
 fn contents() -> Contents {

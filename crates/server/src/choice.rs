@@ -52,10 +52,10 @@ impl Piece {
 }
 
 impl Choice {
-    /// A choice whose text ends before the first of `stops`.
-    pub(crate) fn new(tokenizer: Arc<Tokenizer>, stops: Arc<StopStrings>) -> Self {
+    /// A choice whose text is decoded by `decoder` and ends before the first of `stops`.
+    pub(crate) fn new(decoder: StreamDecoder<Arc<Tokenizer>>, stops: Arc<StopStrings>) -> Self {
         Self {
-            decoder: Some(StreamDecoder::new(tokenizer, SpecialText::Skip)),
+            decoder: Some(decoder),
             stops: StopSearch::new(stops),
             held: String::new(),
             emitted: 0,
@@ -185,7 +185,8 @@ mod tests {
         .unwrap();
         let stops = stops.iter().map(|stop| (*stop).to_owned()).collect();
         let stops = Arc::new(StopStrings::new(stops));
-        let mut choice = Choice::new(Arc::new(tokenizer), stops);
+        let decoder = StreamDecoder::new(Arc::new(tokenizer), SpecialText::Skip);
+        let mut choice = Choice::new(decoder, stops);
         let mut texts = Vec::new();
         for piece in pieces {
             if choice.finish.is_none() {

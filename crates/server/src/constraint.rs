@@ -83,9 +83,21 @@ impl Constraints {
         let mut matcher = Matcher::new(parser);
         // The first token is worked out here, and not on the thread of the model for each text.
         match matcher.compute_mask_or_eos() {
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(reason(&error)),
             Ok(_) => Ok(Grammar(Mutex::new(matcher))),
         }
+    }
+}
+
+/// Reported if the vocabulary lacks what a text of the schema needs.
+const NO_TOKEN: &str = "no token of this model continues a text of the given format";
+
+/// The reason for `error` without the library's state, which follows it.
+fn reason(error: &impl ToString) -> String {
+    let text = error.to_string();
+    match text.lines().next() {
+        None | Some("NoExtension" | "NoExtensionBias") => NO_TOKEN.to_owned(),
+        Some(first) => first.to_owned(),
     }
 }
 
@@ -119,7 +131,7 @@ impl powerinfer_runtime::Constraint for Constraint {
     /// Fails also if working out which tokens are permitted exceeds the library's limits.
     fn sample(&mut self, logits: &[f32], sampler: &mut Sampler) -> Result<u32, String> {
         let permitted = self.matcher.compute_mask_or_eos();
-        let permitted = permitted.map_err(|error| error.to_string())?;
+        let permitted = permitted.map_err(|error| reason(&error))?;
         self.masked.clear();
         self.masked.resize(logits.len(), f32::NEG_INFINITY);
         let mut is_any = false;
@@ -130,7 +142,7 @@ impl powerinfer_runtime::Constraint for Constraint {
             }
         }
         if !is_any {
-            return Err("no token continues a text of the given schema".to_owned());
+            return Err(NO_TOKEN.to_owned());
         }
         let id = sampler.sample(&self.masked);
         let consumed = self.matcher.consume_token(id);

@@ -9,6 +9,7 @@ use std::{
 };
 
 use powerinfer_runtime::{Sampler, SamplingSettings};
+use powerinfer_text::{SpecialText, StreamDecoder};
 use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -38,6 +39,8 @@ const WHOLE_INTERVAL: Duration = Duration::from_millis(20);
 pub(crate) struct TextRequest {
     /// Each of at least one token.
     pub(crate) prompts: Vec<Arc<[u32]>>,
+    /// Whether texts continue their prompts, instead of answering a chat.
+    pub(crate) continues: bool,
     /// Texts of each prompt.
     pub(crate) texts_each: usize,
     pub(crate) sampling: SamplingSettings,
@@ -214,10 +217,14 @@ impl Texts {
                     events: Events::new(choices.len(), sender.clone(), cancel, interval),
                     arrived,
                 });
-                choices.push(Choice::new(
-                    Arc::clone(&service.tokenizer),
-                    Arc::clone(&request.stops),
-                ));
+                let tokenizer = Arc::clone(&service.tokenizer);
+                let decoder = if request.continues {
+                    StreamDecoder::after(tokenizer, prompt, SpecialText::Skip)
+                        .map_err(|error| ApiError::invalid_value("prompt", error))?
+                } else {
+                    StreamDecoder::new(tokenizer, SpecialText::Skip)
+                };
+                choices.push(Choice::new(decoder, Arc::clone(&request.stops)));
             }
         }
         if !service.engine.submit(jobs) {

@@ -21,7 +21,7 @@ pub struct StreamDecoder<T> {
     tokenizer: T,
     special: SpecialText,
     boundaries: Boundaries,
-    /// First ids that produce text, decoded before all others, so that what the decoder does at the start of a
+    /// First ids that produce text, or ids before them, decoded before all others, so that what the decoder does at the start of a
     /// text is done to them.
     opening: Vec<u32>,
     opening_text: String,
@@ -42,6 +42,33 @@ impl<T: Deref<Target = Tokenizer>> StreamDecoder<T> {
             pending: Vec::new(),
             emitted: 0,
         }
+    }
+
+    /// Creates a streaming decoder of ids that continue `prompt`: what a decoder does at the start of a text, such as stripping a
+    /// space, is not done to them. An end of the prompt that decodes to no text is ignored.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::UnknownId`], or a failure of the decoder.
+    pub fn after(tokenizer: T, prompt: &[u32], special: SpecialText) -> Result<Self, TextError> {
+        let mut stream = Self::new(tokenizer, special);
+        // Byte-level decoders do nothing at the start.
+        if stream.boundaries == Boundaries::BetweenCharacters {
+            return Ok(stream);
+        }
+        stream.opening_text = stream.tokenizer.decode(prompt, special)?;
+        stream.opening = prompt.to_vec();
+        if stream.boundaries != Boundaries::AtTheEnd {
+            // One token with text is enough, and is decoded faster.
+            for id in prompt.iter().rev() {
+                let text = stream.tokenizer.decode_known(&[*id], special)?;
+                if !text.is_empty() && byte_of_fallback(&stream.tokenizer.token(*id)?).is_none() {
+                    (stream.opening, stream.opening_text) = (vec![*id], text);
+                    break;
+                }
+            }
+        }
+        Ok(stream)
     }
 
     /// Appends an id and returns the text that became final, if any.
@@ -70,24 +97,29 @@ impl<T: Deref<Target = Tokenizer>> StreamDecoder<T> {
     ///
     /// The decoder failed.
     pub fn finish(self) -> Result<Option<String>, TextError> {
-        let mut ids = self.opening;
-        ids.extend(self.pending);
+        Ok(non_empty(&self.pending_text()?[self.emitted..]))
+    }
+
+    /// The text of the pending ids after the opening ones.
+    fn pending_text(&self) -> Result<String, TextError> {
+        let ids = [&self.opening[..], &self.pending].concat();
         let text = self.tokenizer.decode_known(&ids, self.special)?;
-        Ok(non_empty(&text[self.opening_text.len() + self.emitted..]))
+        match text.strip_prefix(&self.opening_text) {
+            Some(own) => Ok(own.to_owned()),
+            // The text of a prompt depends on what follows if that completes or spoils its last character.
+            None => self.tokenizer.decode_known(&self.pending, self.special),
+        }
     }
 
     /// Emits text after a token that ends at a boundary.
     fn push_text(&mut self) -> Result<Option<String>, TextError> {
-        let opening_length = self.opening.len();
-        self.opening.append(&mut self.pending);
-        let text = self.tokenizer.decode_known(&self.opening, self.special)?;
-        let new = non_empty(&text[self.opening_text.len()..]);
+        let text = self.pending_text()?;
         if self.opening_text.is_empty() {
-            self.opening_text = text;
-        } else {
-            self.opening.truncate(opening_length);
+            self.opening.append(&mut self.pending);
+            self.opening_text.clone_from(&text);
         }
-        Ok(new)
+        self.pending.clear();
+        Ok(non_empty(&text))
     }
 
     /// Emits text after a token of bytes, which may end within a character.

@@ -195,7 +195,27 @@ impl Tokenizer {
         self.decode_known(ids, special)
     }
 
-    /// Creates a streaming decoder.
+    /// Decodes ids that continue `prompt`: a space at their beginning stays, although decoders strip it at the start of a text.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::UnknownId`] or [`TextError::Decode`].
+    pub fn decode_after(
+        &self,
+        prompt: &[u32],
+        ids: &[u32],
+        special: SpecialText,
+    ) -> Result<String, TextError> {
+        let mut stream = StreamDecoder::after(self, prompt, special)?;
+        let mut text = String::new();
+        for id in ids {
+            text.extend(stream.push(*id)?);
+        }
+        text.extend(stream.finish()?);
+        Ok(text)
+    }
+
+    /// Creates a streaming decoder of a text from its start. [`StreamDecoder::after`] continues a text.
     pub fn decode_stream(&self, special: SpecialText) -> StreamDecoder<&Self> {
         StreamDecoder::new(self, special)
     }
@@ -237,7 +257,15 @@ impl Tokenizer {
                 Some(byte) => vec![byte],
                 None => token.replace('\u{2581}', " ").into_bytes(),
             },
-            TokenForm::Other => self.decode_known(&[id], SpecialText::Keep)?.into_bytes(),
+            TokenForm::Other => {
+                // What it adds to itself: at the start of a text, decoders may strip a space.
+                let alone = self.decode_known(&[id], SpecialText::Keep)?;
+                let twice = self.decode_known(&[id, id], SpecialText::Keep)?;
+                match twice.strip_prefix(&alone) {
+                    Some(added) if !added.is_empty() => added.to_owned().into_bytes(),
+                    _ => alone.into_bytes(),
+                }
+            }
         })
     }
 

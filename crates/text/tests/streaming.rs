@@ -87,6 +87,37 @@ fn streaming_random_text_equals_decoding() {
 }
 
 #[test]
+fn a_prompt_and_its_continuation_are_the_whole_text() {
+    for golden in golden_tokenizers() {
+        let tokenizer = &golden.tokenizer;
+        runner(120)
+            .run(
+                &(
+                    "[a-z]{1,9}( [a-z\u{e9}]{1,9}){0,3}",
+                    "( [a-z\n\u{4e2d}]{1,9}){1,4}",
+                ),
+                |(prompt, rest)| {
+                    let whole = tokenizer
+                        .encode(&(prompt.clone() + &rest), SpecialTokens::Add)
+                        .unwrap();
+                    let prompt = tokenizer.encode(&prompt, SpecialTokens::Add).unwrap();
+                    // Tokenizers that end a text with a token split elsewhere.
+                    if let Some(rest) = whole.strip_prefix(&prompt[..]) {
+                        for special in [SpecialText::Keep, SpecialText::Skip] {
+                            let [prompt_text, all] = [&prompt, &whole]
+                                .map(|ids| tokenizer.decode(ids, special).unwrap());
+                            let own = tokenizer.decode_after(&prompt, rest, special).unwrap();
+                            prop_assert_eq!(prompt_text + &own, all);
+                        }
+                    }
+                    Ok(())
+                },
+            )
+            .unwrap_or_else(|failure| panic!("{}: {failure}", golden.name));
+    }
+}
+
+#[test]
 fn text_is_emitted_with_the_token_that_completes_it() {
     for golden in golden_tokenizers() {
         let ids = golden

@@ -87,7 +87,8 @@ fn prepare_model(
     let seed = arguments.seed;
     let quant = arguments.budget.quant();
     let training = &arguments.training;
-    let recipe = training.recipe(&arguments.model, checkpoint, quant, seed, output)?;
+    let model = &arguments.model;
+    let recipe = training.recipe_or_kept(model, checkpoint, quant, seed, folder, output)?;
     let card = arguments.tracing.card(checkpoint, output)?;
     let how = Prepare {
         text: arguments.calibration.text(),

@@ -6,7 +6,7 @@ mod verification;
 
 use std::{
     io::{IsTerminal, Read},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context, Result, bail};
@@ -17,7 +17,7 @@ use powerinfer_runtime::{
     Engine, Generation, Sampler, SamplingSettings, Session, Speculation, SpeculationCounts,
     Statistics, StopConditions, StopReason, Text,
 };
-use powerinfer_text::{Message, SpecialText, SpecialTokens, Tokenizer};
+use powerinfer_text::{Message, SpecialText, SpecialTokens, StreamDecoder, Tokenizer};
 use serde_json::json;
 
 use self::prompt_cache::{PromptCache, PromptCacheArguments};
@@ -114,9 +114,9 @@ pub(crate) struct SamplingArguments {
     /// Penalise the last 64 tokens by this factor; 1 for no penalty
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
-    /// Seed of every random choice
-    #[arg(short, long, default_value_t = 0, allow_negative_numbers = true)]
-    seed: u64,
+    /// Seed of every random choice [default: another one each time]
+    #[arg(short, long, value_name = "SEED", allow_negative_numbers = true)]
+    seed: Option<u64>,
 }
 
 impl SamplingArguments {
@@ -129,10 +129,16 @@ impl SamplingArguments {
             top_p: self.top_p.unwrap_or(model.top_p),
             min_p: self.min_p.unwrap_or(model.min_p),
             repeat_penalty: self.repeat_penalty.unwrap_or(model.repeat_penalty),
-            seed: self.seed,
+            seed: self.seed.unwrap_or_else(another_seed),
             ..model
         })
     }
+}
+
+/// A seed from the clock.
+fn another_seed() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |since| since.as_nanos() as u64)
 }
 
 /// Tokens and times of one generation.
@@ -165,8 +171,9 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     }
     let files = engine.bundle().files();
     let tokenizer = powerinfer_pipeline::tokenizer(&files)?;
-    let sampler = || Ok::<_, anyhow::Error>(Sampler::new(arguments.sampling.settings(&files)?)?);
-    sampler()?; // reports invalid settings before any work
+    let settings = arguments.sampling.settings(&files)?;
+    let seed = settings.seed;
+    let sampler = Sampler::new(settings)?; // reports invalid settings before any work
     let is_demo = engine.bundle().header().model.name == DEMO;
     let (prompt, is_example) = match read_prompt(arguments, is_demo)? {
         Prompt::Text(text) => (text, false),
@@ -178,7 +185,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
             ))
         }
         Prompt::Interactive { example } => {
-            let mut writer = Writer::new(arguments, engine, &tokenizer, sampler()?, output)?;
+            let mut writer = Writer::new(arguments, engine, &tokenizer, sampler, output)?;
             return chat::run(&mut writer, example);
         }
     };
@@ -193,7 +200,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     } else {
         tokenizer.encode(&prompt, SpecialTokens::Add)?
     };
-    let mut writer = Writer::new(arguments, engine, &tokenizer, sampler()?, output)?;
+    let mut writer = Writer::new(arguments, engine, &tokenizer, sampler, output)?;
     writer.check_prompt(ids.len())?;
     if is_example {
         output.say("no prompt was given, so the demo solves an example; give a prompt with `--prompt`, or chat with `-i`");
@@ -204,7 +211,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     }
     let mut completion = String::new();
     let json = arguments.json;
-    let timing = writer.respond(&ids, &mut |piece| {
+    let timing = writer.respond(&ids, !is_message, &mut |piece| {
         completion.push_str(piece);
         if json { Ok(()) } else { print_data(piece) }
     })?;
@@ -213,6 +220,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
         print_json(&json!({
             "prompt": prompt,
             "completion": completion,
+            "seed": seed,
             "prompt_tokens": timing.prompt_tokens,
             "cached_prompt_tokens": timing.cached_tokens,
             "generated_tokens": timing.generated_tokens,
@@ -344,10 +352,12 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Generates text after `ids` until a stop condition holds or Ctrl-C, and passes it to `write` piece by piece.
+    /// Generates text after `ids`, which it `continues` or answers, until a stop condition holds or Ctrl-C, and passes it to `write`
+    /// piece by piece.
     fn respond(
         &mut self,
         ids: &[u32],
+        continues: bool,
         write: &mut dyn FnMut(&str) -> Result<()>,
     ) -> Result<Timing> {
         let Self {
@@ -376,7 +386,11 @@ impl<'a> Writer<'a> {
             generation.text(0).speculate(Speculation::new(ids));
         }
 
-        let mut decoder = self.tokenizer.decode_stream(SpecialText::Skip);
+        let mut decoder = if continues {
+            StreamDecoder::after(self.tokenizer, ids, SpecialText::Skip)?
+        } else {
+            self.tokenizer.decode_stream(SpecialText::Skip)
+        };
         let started = Instant::now();
         while let Some(token) = generation.next() {
             let token = token?;

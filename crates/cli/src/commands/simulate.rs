@@ -12,7 +12,7 @@ use powerinfer_planner::{
     Vram, read_hardware,
     simulate::{Activity, ActivityOverrides, Request, SourcedValue},
 };
-use powerinfer_synth::Shape;
+use powerinfer_synth::{SHAPES, Shape};
 use powerinfer_tensor::{CacheFormat, Format};
 
 use crate::{
@@ -34,7 +34,7 @@ const DEFAULT_TOKENS: usize = 128;
 /// A model, a machine, and what to ask of them.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Shapes: those of `powerinfer synth`, or a folder with a `config.json`.\n\nNo weights are read: activation frequencies follow from sparsity and skew, by default the model's published values if there are any. docs/reports/simulator.md compares estimates with published measurements.\n\nExamples:\n  powerinfer simulate --like llama-70b --hardware pc-high --quant q4_0\n  powerinfer simulate --like falcon-40b --vram 16G --sparsity 0.9"
+    after_help = "Shapes: those of `powerinfer synth`, which are ReLU versions of the models of that name, or a folder with a `config.json`.\n\nNo weights are read: activation frequencies follow from sparsity and skew, by default the model's published values if there are any. docs/reports/simulator.md compares estimates with published measurements.\n\nExamples:\n  powerinfer simulate --like llama-70b --hardware pc-high --quant q4_0\n  powerinfer simulate --like falcon-40b --vram 16G --sparsity 0.9"
 )]
 pub(crate) struct SimulateArguments {
     /// Shape of the model: a name, or a folder with a `config.json`
@@ -93,8 +93,20 @@ pub(crate) fn run(arguments: &SimulateArguments, output: Output) -> Result<()> {
         return print_json(&answer);
     }
     print(describe(&answer))?;
+    if is_relu_version(&answer.model.name) && arguments.sparsity.is_none() {
+        output.say(format!(
+            "this is a ReLU version of `{}`; `--sparsity 0` simulates the published model, which computes every neuron",
+            answer.model.name
+        ));
+    }
     say_result(&answer, output);
     Ok(())
+}
+
+/// Whether the built-in shape `name` has a ReLU in place of the published model's activation.
+fn is_relu_version(name: &str) -> bool {
+    let is_relu = ["opt-", "bamboo-"].iter().any(|own| name.starts_with(own));
+    !is_relu && SHAPES.iter().any(|(known, _)| *known == name)
 }
 
 impl SimulateArguments {

@@ -104,7 +104,7 @@ fn prepare(
     request.prompt_logprobs = logprobs.filter(|_| echo);
     request.check_texts(prompts.len())?;
     let (ids, texts) = prompts.encode(service)?;
-    request.prompts = ids;
+    (request.prompts, request.continues) = (ids, true);
     let prompts = echoed(service, &request, texts, echo)?;
     let shape = Shape {
         id: service.new_id("cmpl"),

@@ -198,7 +198,9 @@ impl ApiError {
 
     /// The body in the shape of Ollama's API.
     pub(crate) fn ollama_body(&self) -> Value {
-        json!({ "error": self.message })
+        // Ollama's name of the parameter.
+        let message = self.message.replace("`response_format`", "`format`");
+        json!({ "error": message })
     }
 
     /// The response to a request of `path`, in the shape of that path's API.

@@ -178,7 +178,7 @@ fn prepare_text(service: &Service, mut parameters: Parameters) -> Result<Prepare
         }
         None => service.encode(&prompt, SpecialTokens::Add)?,
     };
-    request.prompts = vec![ids.into()];
+    (request.prompts, request.continues) = (vec![ids.into()], template.is_none());
     Ok(Prepared {
         request: Some(request),
         is_streamed,

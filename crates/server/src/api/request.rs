@@ -105,6 +105,7 @@ impl Service {
         };
         Ok(TextRequest {
             prompts: Vec::new(),
+            continues: false,
             texts_each: 1,
             sampling: parameters.sampling(&self.sampling, self.vocabulary)?,
             has_seed,

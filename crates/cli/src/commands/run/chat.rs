@@ -93,7 +93,7 @@ pub(super) fn run(writer: &mut Writer<'_>, mut example: Option<String>) -> Resul
             print_data(piece)
         };
         let fits = writer.check_prompt(ids.len());
-        let answered = fits.and_then(|()| writer.respond(&ids, &mut write));
+        let answered = fits.and_then(|()| writer.respond(&ids, template.is_none(), &mut write));
         let timing = match answered {
             Ok(timing) => timing,
             // A message that does not fit ends neither the conversation nor the program.
@@ -217,7 +217,11 @@ impl Chat {
             }
             Command::Save("") => bail!("`/save` takes a file"),
             Command::Save(file) => {
-                let file = new_file(file).map_err(anyhow::Error::msg)?;
+                let mut file = new_file(file).map_err(anyhow::Error::msg)?;
+                // A bare name would hide the prepared model of that name.
+                if file.extension().is_none() {
+                    file.set_extension("json");
+                }
                 if file.exists() {
                     bail!(Advised::new(
                         format!("`{}` exists", file.display()),
