@@ -164,15 +164,15 @@ def main():
 How throughput and latency of a 33B- and a 70B-class model on consumer GPUs depend on sparsity, on
 VRAM and on the share of hot neurons. Predicted by
 the cost model of `powerinfer simulate`, not measured. [simulator.md](simulator.md) compares such
-predictions with published measurements of other engines. The GPU kernels are assumed to read at 80 % of a
+predictions with published measurements of other engines. The GPU kernels are assumed to read at 80% of a
 card's nominal bandwidth, which good kernels sustain, and each kernel to take a further 6 µs. Written by
 `scripts/33b-versus-70b.sh`.
 
 The models have the shapes of LLaMA-30B (32.5 billion parameters) and LLaMA-2-70B with a ReLU in their FFNs.
 The defaults are:
 
-* 82 % sparsity for the 70B (published) and 80 % for the 33B (assumed, between the published 13B and 70B),
-* 43 % of the neurons account for 80 % of the activations, or the nearest share that the sparsity allows,
+* 82% sparsity for the 70B (published) and 80% for the 33B (assumed, between the published 13B and 70B),
+* 43% of the neurons account for 80% of the activations, or the nearest share that the sparsity allows,
 * a KV cache for 2048 tokens, of which 128 are filled,
 * a desktop with DDR5-5600 and an RTX 4090, with 192 GiB of RAM so that every model fits.
 
@@ -181,7 +181,7 @@ therefore takes 3.0 GiB for the 33B and 0.6 GiB for the 70B.
 
 ## Summary
 
-* **Sparsity** matters to the extent that the CPU reads neurons. From 50 % to 97 % sparsity the 33B becomes
+* **Sparsity** matters to the extent that the CPU reads neurons. From 50% to 97% sparsity the 33B becomes
   {number(sparsity_gain[small, "q4_0"])} times faster in INT4 and {number(sparsity_gain[small, "f16"])} times in FP16, the 70B
   {number(sparsity_gain[large, "q4_0"])} and {number(sparsity_gain[large, "f16"])} times. The rest is attention and predictors, which are read
   in full for every token.
@@ -190,9 +190,9 @@ therefore takes 3.0 GiB for the 33B and 0.6 GiB for the 70B.
   {number(memory[large, "rtx4090", 8].speed)}, {number(memory[large, "rtx4090", 24].speed)} and {number(memory[large, "rtx4090", 48].speed)}. At 24 GiB the 70B takes
   {number(memory[large, "rtx4090", 24].latency / memory[small, "rtx4090", 24].latency)} times as long per token as the 33B; dense with whole layers offloaded, as in llama.cpp,
   {number(whole[small, "rtx4090", 24].speed / whole[large, "rtx4090", 24].speed)} times.
-* **Hot neurons**: the hottest tenth of the neurons accounts for {100 * line[large, 0.1].hot_share:.0f} % of the 70B's activations. Placed on the GPU,
+* **Hot neurons**: the hottest tenth of the neurons accounts for {100 * line[large, 0.1].hot_share:.0f}% of the 70B's activations. Placed on the GPU,
   it gives {number(line[large, 0.1].speed / line[large, 0.0].speed)} times the speed of no hot neurons; the hottest
-  40 % give {number(line[large, 0.4].speed / line[large, 0.0].speed)} times and all {number(line[large, 1.0].speed / line[large, 0.0].speed)} times. Eight concurrent requests
+  40% give {number(line[large, 0.4].speed / line[large, 0.0].speed)} times and all {number(line[large, 1.0].speed / line[large, 0.0].speed)} times. Eight concurrent requests
   also read colder neurons; there the speedups are {number(line[large, 0.1].together / line[large, 0.0].together)},
   {number(line[large, 0.4].together / line[large, 0.0].together)} and {number(line[large, 1.0].together / line[large, 0.0].together)} times. The share of hot neurons decides where
   neurons are computed, not which.
@@ -208,7 +208,7 @@ RTX 4090, 24 GiB. Tokens/s and milliseconds per token of one request; total toke
 
 """
     rows = [
-        [f"{100 * s:.0f} %"]
+        [f"{100 * s:.0f}%"]
         + [
             cell
             for m in MODELS
@@ -252,7 +252,7 @@ Milliseconds per token of one request, and total tokens/s of eight concurrent re
             for cell in [
                 number(memory[m, "rtx4090", g].latency),
                 number(memory[m, "rtx4090", g].together),
-                f"{100 * memory[m, 'rtx4090', g].hot_neurons:.0f} %",
+                f"{100 * memory[m, 'rtx4090', g].hot_neurons:.0f}%",
             ]
         ]
         for g in MEMORIES
@@ -268,12 +268,12 @@ only the share of hot neurons varies. *Activations* is the share of the activati
 
 """
     rows = [
-        [f"{100 * s:.0f} %"]
+        [f"{100 * s:.0f}%"]
         + [
             cell
             for m in MODELS
             for cell in [
-                f"{100 * line[m, s].hot_share:.0f} %",
+                f"{100 * line[m, s].hot_share:.0f}%",
                 number(line[m, s].speed),
                 number(line[m, s].latency),
                 number(line[m, s].together),

@@ -63,7 +63,7 @@ def holds(claim, sentence):
 
 
 def holm(tests):
-    """Names of the tests that are significant at a family-wise error rate of 5 % (Holm 1979)."""
+    """Names of the tests that are significant at a family-wise error rate of 5% (Holm 1979)."""
     order = sorted(tests, key=tests.get)
     standing = set()
     for place, name in enumerate(order):
@@ -78,13 +78,13 @@ def number(value):
 
 
 def percent(share, digits=1):
-    return f"{100 * share:.{digits}f} %"
+    return f"{100 * share:.{digits}f}%"
 
 
 def rise(found):
     value, low, high = (100 * found[end] for end in ("value", "low", "high"))
     digits = 2 if abs(value) < 10 else 0
-    return f"{value:+.{digits}f} % ({low:+.{digits}f} to {high:+.{digits}f})"
+    return f"{value:+.{digits}f}% ({low:+.{digits}f} to {high:+.{digits}f})"
 
 
 def share(found):
@@ -170,7 +170,7 @@ def hot_threshold():
     else:
         page += "The GPU kernels were not run: neither a GPU nor a C++ compiler for the emulator was available.\n\n"
     page += table(
-        ["hot: active on", "hot neurons", "activations", "largest logit difference", "perplexity", "pass@1 (95 %)"],
+        ["hot: active on", "hot neurons", "activations", "largest logit difference", "perplexity", "pass@1 (95%)"],
         [
             [
                 f"≥ {percent(row['axes']['hot_threshold'])} of tokens",
@@ -278,7 +278,7 @@ def skip_threshold():
     )
     page += table(
         [
-            "setting", "FFN neurons computed", "recall, count", "recall, contribution", "precision", "perplexity", "pass@1 (95 %)",
+            "setting", "FFN neurons computed", "recall, count", "recall, contribution", "precision", "perplexity", "pass@1 (95%)",
             "pass@1 vs dense", "bytes read per token", "tokens/s here", "tokens/s RTX 4090, simulated",
         ],
         [
@@ -314,7 +314,7 @@ def skip_threshold():
     page += (
         "\nThe page that this command draws (`--html`) has charts, and the sensitivity of each layer. The number after `predicted:` is added to the trained threshold of each layer, "
         "a logit.\n\nDoes pass@1 fall before perplexity rises? Not in statistical significance: thousands of tokens resolve a smaller effect than some hundred functions. In magnitude it does: "
-        f"{costs}. In the literature, HumanEval falls from 0.56 to 0.46 where perplexity rises by 7 % (another model at 50 % sparsity, by another method).\n"
+        f"{costs}. In the literature, HumanEval falls from 0.56 to 0.46 where perplexity rises by 7% (another model at 50% sparsity, by another method).\n"
         if costs
         else "\nThe page that this command draws (`--html`) has charts.\n"
     )
@@ -369,7 +369,7 @@ def pruning():
         "A cold neuron contributes less than a hot one, but far from nothing. The usable sparsity is that of the single token.\n\n"
     )
     page += table(
-        ["arm", "setting", "FFN neurons computed", "perplexity", "pass@1 (95 %)", "pass@1 vs dense"],
+        ["arm", "setting", "FFN neurons computed", "perplexity", "pass@1 (95%)", "pass@1 vs dense"],
         [
             [
                 arm["arm"], level(arm), percent(arm["ffn_neurons_computed"]),
@@ -455,7 +455,7 @@ def sizes():
             )
     processor = next(iter(here.values()))[0].rows()[0]["identity"]["processor"]
     page += (
-        f"\n**Measured on this machine** ({processor}, {next(iter(here.values()))[0].rows()[0]['speed']['measured']['threads']} threads, no GPU): layers of both shapes with random weights and 90 % zero FFN activations, "
+        f"\n**Measured on this machine** ({processor}, {next(iter(here.values()))[0].rows()[0]['speed']['measured']['threads']} threads, no GPU): layers of both shapes with random weights and 90% zero FFN activations, "
         "in four bits, decoded on the CPU, compared with the same cost model for this machine. The host is shared, so the probed bandwidth varies.\n\n"
     )
     page += table(
@@ -537,7 +537,7 @@ def without_zeros():
     for kind, row in found.items():
         name = "thresholds to a relative error of each FFN's output (CETT)" if kind == "error" else "percentiles of |gate| (CATS)"
         if row is None:
-            best_of.append(f"{name}: no setting is shown to stay within 1 %")
+            best_of.append(f"{name}: no setting is shown to stay within 1%")
             continue
         best_of.append(
             f"{name}: {percent(1 - row['sparsity']['computed_share'], 0)} of the neurons skipped (`{row['axes']['setting']}`), perplexity {rise(row['quality']['perplexity_rise'])}, pass@1 {share(functions(row)['pass_at_1'])}, {verdict(functions(row))}"
@@ -548,10 +548,10 @@ def without_zeros():
     holds(most < 0.9, "a model without ReLU skips fewer neurons")
     page += (
         f"{head} The demo's architecture was trained with SiLU: {percent(functions(dense)['pass_at_1']['value'])} of {functions(dense)['items']} held-out functions pass under `dense`. "
-        f"With the upper end of the interval within +1 % of perplexity: {'; '.join(best_of)}.\n\n"
+        f"With the upper end of the interval within +1% of perplexity: {'; '.join(best_of)}.\n\n"
     )
     page += table(
-        ["setting", "FFN neurons computed", "relative FFN error", "perplexity", "pass@1 (95 %)", "pass@1 vs dense"],
+        ["setting", "FFN neurons computed", "relative FFN error", "perplexity", "pass@1 (95%)", "pass@1 vs dense"],
         [
             [
                 f"`{row['axes']['setting']}`", percent(row["sparsity"]["computed_share"]), percent(row["sparsity"]["relative_error"]), rise(row["quality"]["perplexity_rise"]),
@@ -561,11 +561,11 @@ def without_zeros():
         ],
     )
     page += (
-        "\nNeurons are selected after their gates are computed, so at least one of the three matrices is read in full: skipping a share s saves at most two thirds of s of the FFN's bytes. “50 % at a negligible change” "
+        "\nNeurons are selected after their gates are computed, so at least one of the three matrices is read in full: skipping a share s saves at most two thirds of s of the FFN's bytes. “50% at a negligible change” "
         "(arXiv 2412.12178, 2404.08763) refers to models with billions of parameters and to zero-shot tasks. The perplexity here is of code, which usually has one correct continuation.\n"
     )
     answer = {
-        "question": "How sparse can a model without ReLU be made by magnitude at no more than 1 % of perplexity, and what does it do to pass@1?",
+        "question": "How sparse can a model without ReLU be made by magnitude at no more than 1% of perplexity, and what does it do to pass@1?",
         "verdict": "; ".join(best_of),
         "effects": [
             effect(
@@ -599,7 +599,7 @@ def main():
     about = (
         "# Answers\n\n"
         "Accuracy and speed of computing only the active neurons, in five questions. Accuracy is measured on the model that this repository ships, a Llama of 3.5 million parameters with ReLU, trained on small Python functions, "
-        "and on the same architecture with SiLU. Speeds of large models are simulated, and marked so.\n\nRises of perplexity are relative to `dense` on the same tokens, with 95 % intervals by the paired bootstrap of blocks of 64 tokens. Pass@1 is measured on held-out functions with greedy decoding, "
+        "and on the same architecture with SiLU. Speeds of large models are simulated, and marked so.\n\nRises of perplexity are relative to `dense` on the same tokens, with 95% intervals by the paired bootstrap of blocks of 64 tokens. Pass@1 is measured on held-out functions with greedy decoding, "
         "Wilson's intervals, and differences are tested by McNemar's exact test on the same functions. Where a difference is not significant, the minimum detectable effect is given.\n\n"
         f"Written by `scripts/answers.sh` ({identity['tool']}, {identity['processor']}, {identity['instruction_set']}, {first['speed']['measured']['threads']} threads; seed {identity['seed']}). Each section ends with its commands. They run in a folder "
         "where `powerinfer prepare demo --vram 24G` has run. Those of (e) run where the SiLU model was prepared (`scripts/train-demo.py --activation silu --steps 900 --out silu/demo`, `powerinfer prepare silu/demo --vram 24G`), and "

@@ -30,13 +30,13 @@ try() {
   "$POWERINFER" eval tasks "$out/bundle" --count "$tasks" --threads 1 2>/dev/null
 }
 
-try "default: 4 bits, at most 3 % of the model, recall 95 %, contribution recall 99 %"
-try "smaller: at most 2.8 % of the model" --max-bytes 2.8%
+try "default: 4 bits, at most 3% of the model, recall 95%, contribution recall 99%"
+try "smaller: at most 2.8% of the model" --max-bytes 2.8%
 try "no size limit" --max-bytes 100%
 try "8 bits, no size limit" --predictor-quant q8_0 --max-bytes 100%
-try "recall 95 %, no contribution recall" --contribution-recall 0.01
+try "recall 95%, no contribution recall" --contribution-recall 0.01
 try "format of the paper: 16 bits, no size limit" --predictor-quant bf16 --max-bytes 100%
-try "sizes of the paper: by sparsity and skewness, recall 95 % at a threshold of one half, no contribution recall" --sizing paper
+try "sizes of the paper: by sparsity and skewness, recall 95% at a threshold of one half, no contribution recall" --sizing paper
 
 echo
 echo "== sign-bit policy instead of a predictor"
@@ -60,7 +60,7 @@ if [ ! -e "$silu/model.safetensors" ]; then
   scripts/train-demo.py --activation silu --steps 900 --out "$silu" 2>/dev/null
 fi
 echo
-echo "== SiLU: thresholds within a perplexity budget of 1 %"
+echo "== SiLU: thresholds within a perplexity budget of 1%"
 "$POWERINFER" profile "$silu" --out "$out/silu/profile" >/dev/null
 "$POWERINFER" train-predictors "$silu" --profile "$out/silu/profile" --out "$out/silu/predictors" 2>/dev/null
 "$POWERINFER" place "$silu" --profile "$out/silu/profile" --predictors "$out/silu/predictors" \

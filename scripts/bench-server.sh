@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures `powerinfer serve` under 1, 4, 16 and 64 clients: tokens/s of all, time to the first token and between tokens, on
-# the demo and on a synthetic 1B with 90 % zeros, with llama.cpp's llama-server on the same shape. Then what the server costs
+# the demo and on a synthetic 1B with 90% zeros, with llama.cpp's llama-server on the same shape. Then what the server costs
 # compared with `powerinfer run`, and ten minutes of 64 clients whose every answer is checked. Writes a report in Markdown.
 # Run nothing else on the machine. Takes an hour on two cores and 8 GB of disk; the first build of llama.cpp ten minutes more.
 #
@@ -69,7 +69,7 @@ bench() { python3 -B "$root/scripts/bench_server.py" "$@"; }
       fi
       vocabulary=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["vocab_size"] - 1)' "$shape/config.json")
       repeats=8
-      title="$shape, q4_0, random weights with 90 % zeros"
+      title="$shape, q4_0, random weights with 90% zeros"
       low=128
       high=512
     fi

@@ -30,7 +30,7 @@ PROMPT = 512
 CONTEXT = PROMPT + TOKENS
 SPARSITY = 0.9
 SPARSE_QUANT = "q4_0"
-# Predictors of this rank are at most 3 % of the model's bytes where both are in 4 bits.
+# Predictors of this rank are at most 3% of the model's bytes where both are in 4 bits.
 RANKS = {"llama-1b": 96, "llama-7b": 288, "llama-13b": 320, "llama-30b": 448, "llama-70b": 544}
 # Shapes too large for a comparison with llama.cpp: they are measured in the sparse format only.
 ONLY_SPARSE = {"llama-70b"}
@@ -292,8 +292,8 @@ def where_time_goes(title, document):
     rows = []
     for stage in decode["stages"]:
         time, speed, ceiling = stage["microseconds"]["median"], stage["bytes_per_second"], stage["ceiling_bytes_per_second"]
-        reads = [f"{stage['bytes'] / 1e6:.1f}", *(f"{of / 1e9:.1f}" for of in (speed, ceiling)), f"{100 * speed / ceiling:.0f} %"]
-        rows.append([stage["stage"], f"{time:.0f}", f"{100 * time / total:.1f} %", *(reads if stage["bytes"] else [""] * 4)])
+        reads = [f"{stage['bytes'] / 1e6:.1f}", *(f"{of / 1e9:.1f}" for of in (speed, ceiling)), f"{100 * speed / ceiling:.0f}%"]
+        rows.append([stage["stage"], f"{time:.0f}", f"{100 * time / total:.1f}%", *(reads if stage["bytes"] else [""] * 4)])
     rows.append(["unaccounted", f"{decode['unaccounted_microseconds']['median']:.0f}", "", "", "", "", ""])
     return f"\n### {title}\n\n" + table(
         ["stage", "µs per token", "share of time", "MB read", "GB/s", "memory allows", "of that"], rows
@@ -310,7 +310,7 @@ def where_prompt_time_goes(title, document, quant):
         # Decoding reads every weight once, so its bytes give the number of weights. Attention reads the KV cache, no weights.
         weights = of_token["bytes"] / BYTES_PER_WEIGHT[quant] if stage["stage"] in PRODUCTS else 0
         speed = f"{2 * weights / time / 1e3:.0f}" if weights and time else ""
-        rows.append([stage["stage"], f"{time:.0f}", f"{100 * time / total:.1f} %", speed])
+        rows.append([stage["stage"], f"{time:.0f}", f"{100 * time / total:.1f}%", speed])
     rows.append(["unaccounted", f"{prompt['unaccounted_microseconds']['median']:.0f}", "", ""])
     return f"\n### {title}\n\n" + table(["stage", "µs per token", "share of time", "GFLOP/s"], rows)
 
@@ -429,7 +429,7 @@ class Report:
             predictors = decode["bytes_per_token"]["predictors"] / dense_bytes
             self.sparse.append([
                 name_of(model.shape, model.layers), policy, threads, spread(ours),
-                f"{100 * decode['ffn_neurons_computed']:.1f} %", f"{100 * predictors:.1f} %",
+                f"{100 * decode['ffn_neurons_computed']:.1f}%", f"{100 * predictors:.1f}%",
                 *over_dense, figure(ceiling), *over_llama,
             ])
             if policy == "predicted":
@@ -454,7 +454,7 @@ class Report:
         for time in found:
             taken, least = time["microseconds"]["median"], time["ceiling_microseconds"]
             rows.append([
-                f"{100 * time['neuron_share']:.0f} %", f"{taken:.0f}", f"{100 * time['time_share']:.1f} %", f"{least:.0f}",
+                f"{100 * time['neuron_share']:.0f}%", f"{taken:.0f}", f"{100 * time['time_share']:.1f}%", f"{least:.0f}",
                 *verdict(taken / least, DENSITY_GOAL, at_most=True),
             ])
         heading = f"One FFN with part of its neurons: {name_of(model.shape, model.layers)}, {quant}, {threads} thread{'s' * (threads > 1)}"
@@ -483,7 +483,7 @@ class Report:
             ])
             if kind == "edited functions":
                 for one in found["passes"]:
-                    shares = [f"{100 * one[share]:.1f} %" for share in ("neurons_of_a_token", "neurons_of_any")]
+                    shares = [f"{100 * one[share]:.1f}%" for share in ("neurons_of_a_token", "neurons_of_any")]
                     self.passes.append([name, what["threads"], one["tokens"], one["passes"], f"{one['microseconds'] / 1e3:.1f}", *shares])
 
     def add_start(self, model, what, files):
@@ -558,12 +558,12 @@ Written by `scripts/bench-cpu.sh`. Machine: {machine['cores']} cores of {machine
 {platform.system()}, instruction set {machine['instruction_set']}. {versions}; llama.cpp {theirs} of llama-cpp-python \
 {os.environ['LLAMA_CPP_VERSION']}, compiled for this CPU.
 
-The models are synthetic: random weights, {100 * SPARSITY:.0f} % of the FFN activations are zero. Both programs run the same shape in the same \
+The models are synthetic: random weights, {100 * SPARSITY:.0f}% of the FFN activations are zero. Both programs run the same shape in the same \
 format; llama.cpp computes SiLU, which is as fast. Runs alternate, {REPEATS} each; tables show median (minimum–maximum). The read bandwidth is \
 measured with plain vector loads over 1 GiB, on the same number of threads, just before and after each powerinfer run. “Memory allows” is that \
 bandwidth, or for selected rows the bandwidth of rows of their length at their distances. The bandwidth share of \
 llama.cpp refers to the same measurement. Both programs' files were read from disk just before, into pages of the same size. Every powerinfer \
-run was first checked against the dense path. {self.disturbed} of {self.count} powerinfer runs were disturbed: other processes took more than 3 % of the time.
+run was first checked against the dense path. {self.disturbed} of {self.count} powerinfer runs were disturbed: other processes took more than 3% of the time.
 """
         goals = ["goal", ""]
         if self.dense:
@@ -574,7 +574,7 @@ run was first checked against the dense path. {self.disturbed} of {self.count} p
             text += f"\n## Prefill of {PROMPT} tokens\n\n" + table(
                 ["model", "format", "threads", "tokens/s", "llama.cpp", "ratio", *goals], self.prompts)
         if self.sparse:
-            text += f"\n## Decoding with {100 * SPARSITY:.0f} % zeros, {SPARSE_QUANT}\n\n" + table(
+            text += f"\n## Decoding with {100 * SPARSITY:.0f}% zeros, {SPARSE_QUANT}\n\n" + table(
                 ["model", "policy", "threads", "tokens/s", "neurons", "predictors", "speedup over dense", *goals,
                  "bandwidth limit", "speedup over llama.cpp", *goals], self.sparse)
             text += "\n“Bandwidth limit” is the ratio that would result if every byte were read at the speed of the dense policy. A model with fewer layers than the \

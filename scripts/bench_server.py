@@ -115,7 +115,7 @@ async def overhead(arguments):
     base = statistics.median(ways["`run`"])
     for way, speeds in ways.items():
         speed = statistics.median(speeds)
-        print(f"| {way} | {speed:.0f} | {100 * (speed / base - 1):+.1f} % |")
+        print(f"| {way} | {speed:.0f} | {100 * (speed / base - 1):+.1f}% |")
     # A prompt of one token, of which nothing is cached: the server, a connection and one pass.
     first = []
     for token in range(arguments.first_token, arguments.first_token + 200):

@@ -79,7 +79,7 @@ def assemble(folder):
 
 
 def write_limits(by_chip):
-    """Limits from what was measured: registers as they are allocated, by eight; 10 % more instructions per weight."""
+    """Limits from what was measured: registers as they are allocated, by eight; 10% more instructions per weight."""
     lines = []
     for kernel in sorted(by_chip[READ[0]]):
         chips = {}

@@ -87,14 +87,14 @@ def main(folder):
                 worst = max(worst, abs(ratio - 1))
                 count, within = count + 1, within + (abs(ratio - 1) <= ALLOWED)
                 print(
-                    f"| {name}, {layers} layers | {100 * computed:.1f} % | {policy} | {threads} "
+                    f"| {name}, {layers} layers | {100 * computed:.1f}% | {policy} | {threads} "
                     f"| {both[0]:.2f}, {both[1]:.2f} | {time:.2f} | {ratio:.2f} |",
                     flush=True,
                 )
             for made in (model, profile, bundle):
                 shutil.rmtree(made)
     print(
-        f"\n{within} of {count} rows are within {100 * ALLOWED:.0f} %; the largest error is {100 * worst:.0f} %. "
+        f"\n{within} of {count} rows are within {100 * ALLOWED:.0f}%; the largest error is {100 * worst:.0f}%. "
         f"Weights in {QUANT}."
     )
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compares the perplexity of powerinfer and llama.cpp on the same file, token ids and windows. Fails if they
-# differ by more than 0.5 % (0.05 % with both in float32), or if the token ids differ. Needs rustup, a C++
+# differ by more than 0.5% (0.05% with both in float32), or if the token ids differ. Needs rustup, a C++
 # compiler and Python 3.9 or newer. The first run compiles llama.cpp into `.venv`, in ten minutes on two cores.
 #
 # usage: scripts/compare-perplexity.sh [MODEL] [TEXT]

@@ -75,8 +75,8 @@ def main():
             rounded |= abs(theirs / exact - 1) > LIMIT
             rows.append((
                 "+".join(sorted(weight_types(file))), format, str(len(ids) - 1),
-                f"{ours:.4f}", f"{theirs:.4f}", f"{100 * difference:+.3f} %" + ("" if judged else " *"),
-                f"{exact:.4f}", f"{100 * (ours / exact - 1):+.3f} %",
+                f"{ours:.4f}", f"{theirs:.4f}", f"{100 * difference:+.3f}%" + ("" if judged else " *"),
+                f"{exact:.4f}", f"{100 * (ours / exact - 1):+.3f}%",
             ))
 
     version = f"llama-cpp-python {llama_cpp.__version__}, llama.cpp {llama_cpp.llama_version().decode()}"

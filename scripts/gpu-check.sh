@@ -178,7 +178,7 @@ for section in launches syncs sparse dense prompts attention; do
   shown "kernels: $section" 40 "$work/bench-kernels" "$section" "${emulate[@]}"
 done
 
-printf '\n## Models\n\nDecoding 64 tokens and prefill of 512; 90 %% of the FFN activations are zero, predictors have 4 bits.\n' >> "$report"
+printf '\n## Models\n\nDecoding 64 tokens and prefill of 512; 90%% of the FFN activations are zero, predictors have 4 bits.\n' >> "$report"
 for shape in "${shapes[@]}"; do
   if [ "$shape" = "${shapes[0]}" ]; then
     wait_for_model || { printf '\n%s: not made\n' "$shape" | tee -a "$report"; failed=1; continue; }
@@ -186,7 +186,7 @@ for shape in "${shapes[@]}"; do
     step "$shape: make" 200 bash -c 'make_model "$@"' _ "${shape%%:*}" "${shape#*:}" || continue
   fi
   for percent in 100 50 25; do
-    share="$shape, $quant, $percent % of the weights"
+    share="$shape, $quant, $percent% of the weights"
     quoted "$share: plan" 30 bash -c 'place_model "$@"' _ "$percent" || continue
     quoted "$share" 45 bash -c 'time_model "$@"' _ 0 -p 512
     quoted "$share: all neurons" 30 bash -c 'time_model "$@"' _ 0 -p 0 --policy dense

@@ -21,7 +21,7 @@ from math import ceil, log2
 MULTIPROCESSORS, SCHEDULERS, CLOCK, BANDWIDTH, MEMORY, L2 = 132, 4, 1750, 3.0e6, 480, 260
 # Bytes per cycle from L2: of all multiprocessors (5.5 TB/s), and of one.
 L2_BANDWIDTH, L2_PORT = 3140, 64
-# Of a multiprocessor: threads, registers, bytes of shared memory; f16 products per cycle of `mma.sync`, 62 % of the peak.
+# Of a multiprocessor: threads, registers, bytes of shared memory; f16 products per cycle of `mma.sync`, 62% of the peak.
 THREADS, REGISTERS, SHARED, TENSOR = 2048, 65536, 227 * 1024, 1270
 # Microseconds between two kernels of a graph; of the host per token: graph launch, copies, sampling.
 GAP, HOST = 1.0, 80.0

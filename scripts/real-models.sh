@@ -16,7 +16,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 cd "$scratch"
 for _ in $(seq 60); do printf 'Once upon a time, there was a little girl who liked to play in the park.\n\n'; done > any.txt
-printf '| model | `--max-ppl-increase` | computed | perplexity, dense | perplexity | rise (95 %%) |\n|---|--:|--:|--:|--:|--:|\n'
+printf '| model | `--max-ppl-increase` | computed | perplexity, dense | perplexity | rise (95%%) |\n|---|--:|--:|--:|--:|--:|\n'
 for model in "${models[@]}"; do
   name=$(basename "$model")
   rm -rf any profile predictors dense bundle

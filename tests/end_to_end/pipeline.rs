@@ -278,8 +278,20 @@ fn a_policy_can_be_forced_where_it_is_possible() {
         }
     }
     std::fs::remove_dir_all(sandbox.path("demo.powerinfer/predictors")).unwrap();
-    place(&["--policy", "predicted"]).bad(1, &["layer 0 has no predictor", "hint: `powerinfer train-predictors demo`"]);
-    place(&["--policy", "sign-bit"]).bad(1, &["layer 0 has no signs", "hint: `powerinfer train-predictors demo`"]);
+    place(&["--policy", "predicted"]).bad(
+        1,
+        &[
+            "layer 0 has no predictor",
+            "hint: `powerinfer train-predictors demo`",
+        ],
+    );
+    place(&["--policy", "sign-bit"]).bad(
+        1,
+        &[
+            "layer 0 has no signs",
+            "hint: `powerinfer train-predictors demo`",
+        ],
+    );
     place(&["--policy", "threshold"]).bad(1, &["layer 0 has no thresholds", "hint: omit"]);
 }
 

@@ -171,6 +171,21 @@ impl Evaluated {
         &self.tokenizer
     }
 
+    /// Fails if it cannot follow one of `policies`, before the others take hours.
+    pub(crate) fn check_policies(
+        &self,
+        policies: impl IntoIterator<Item = Option<Policy>>,
+    ) -> Result<()> {
+        let quiet = Output {
+            quiet: true,
+            verbose: false,
+        };
+        let mut policies = policies.into_iter();
+        // The first one fails at once.
+        policies.next();
+        policies.try_for_each(|policy| self.model(policy, quiet).map(drop))
+    }
+
     /// Ready to run under `policy`.
     ///
     /// Fails if the reference engine is to follow any policy but `dense`.
