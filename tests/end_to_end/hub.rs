@@ -102,12 +102,36 @@ fn artifacts_are_named_after_the_model_and_not_after_its_commit() {
     let arguments = ["prepare", "tiny/relu", "--data", "text.txt", "--vram", "0G"];
     run(&[&arguments[..], &QUICK].concat());
     assert!(sandbox.path("relu.powerinfer/bundle").is_dir());
-    for model in ["tiny/relu", "tiny/relu@refs/pr/3"] {
-        let run = run(&["run", model, "--prompt", "def", "-n", "2"]);
-        run.stderr_contains(&["decode: 2 tokens"]);
-    }
+    run(&["run", "tiny/relu", "--prompt", "def", "-n", "2"]).stderr_contains(&["decode: 2 tokens"]);
     let about = run(&["inspect", "tiny/relu"]).text();
     assert_contains(&about, &["model        relu\n"]);
+    // A bundle of that name is not taken for that of another organization, revision or model.
+    let other = HubServer::of_folder("other/relu", &golden_model("opt-preln"));
+    for (pulled, what) in [(false, "was not fetched"), (true, "not of `other/relu`")] {
+        if pulled {
+            self::run(&sandbox, &other.endpoint, &["pull", "other/relu"]).good();
+        }
+        for command in [
+            &["run", "other/relu", "--prompt", "def"][..],
+            &["show", "other/relu"],
+        ] {
+            let refused = self::run(&sandbox, &other.endpoint, command);
+            refused.bad(
+                1,
+                &[
+                    "is a bundle of relu @ ",
+                    what,
+                    "`powerinfer run relu.powerinfer`",
+                ],
+            );
+        }
+    }
+    self::run(
+        &sandbox,
+        &server.endpoint,
+        &["run", "tiny/relu@refs/pr/3", "--prompt", "def"],
+    )
+    .bad(1, &["was not fetched"]);
 }
 
 #[test]

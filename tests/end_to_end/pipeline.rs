@@ -292,7 +292,7 @@ fn a_policy_can_be_forced_where_it_is_possible() {
             "hint: `powerinfer train-predictors demo`",
         ],
     );
-    place(&["--policy", "threshold"]).bad(1, &["layer 0 has no thresholds", "hint: omit"]);
+    place(&["--policy", "threshold"]).bad(1, &["layer 0 has no thresholds", "hint: give another"]);
 }
 
 #[test]

@@ -213,7 +213,7 @@ const OPTIONS_OF_OTHERS: [(&[&str], &str); 14] = [
 ];
 
 /// Commands of Ollama and llama.cpp that have another name here, or none, and what to do instead.
-const COMMANDS_OF_OTHERS: [(&str, &str); 9] = [
+const COMMANDS_OF_OTHERS: [(&str, &str); 10] = [
     ("chat", "to chat, use `powerinfer run MODEL -i`"),
     (
         "create",
@@ -243,6 +243,7 @@ const COMMANDS_OF_OTHERS: [(&str, &str); 9] = [
         "quantize",
         "use `--quant FORMAT` with `powerinfer prepare` and `powerinfer place`",
     ),
+    ("version", "use `powerinfer --version`"),
     (
         "stop",
         "Ctrl-C stops `powerinfer serve`; if it runs in the background, use `kill PID`",

@@ -70,6 +70,12 @@ pub(crate) fn files(model: &str, output: Output) -> Result<Files> {
             "give the model that it was prepared from"
         ));
     }
+    if folder.file_name().is_some_and(|name| name == "Modelfile") {
+        bail!(Advised::new(
+            "Modelfiles are not supported",
+            "give the model that its `FROM` names"
+        ));
+    }
     match hub_name(model) {
         Some(name) => {
             let hub = Hub::from_environment()?;
@@ -189,32 +195,43 @@ pub(crate) fn open_bundle(argument: &str) -> Result<Bundle> {
     Ok(bundle)
 }
 
-/// Fails if `argument` is the path of a model, and `bundle`, which was found by its name, was made from another one.
-fn check_origin(argument: &str, bundle: &Bundle) -> Result<()> {
+/// Fails if `argument` is the path of a model or a name on the hub, and `bundle`, which was found by its name, was made from another
+/// model.
+pub(crate) fn check_origin(argument: &str, bundle: &Bundle) -> Result<()> {
     let path = Path::new(argument);
     let is_path = path.components().count() > 1 || path.is_file();
-    if !is_path || !is_model(argument) || !path.exists() {
-        return Ok(());
-    }
-    // A model that cannot be opened has no identity; the bundle runs without it.
-    let made_from = &bundle.header().model;
-    match Files::open(path).map(powerinfer_import::open_checkpoint) {
-        Ok(Ok(model)) if model.identity().fingerprint != made_from.fingerprint => {
-            let work = bundle.folder().parent().unwrap_or(bundle.folder());
-            bail!(Advised::new(
-                format!(
-                    "`{}` is a bundle of {made_from}, not of `{argument}`",
-                    bundle.folder().display()
-                ),
-                format!(
-                    "run that bundle with `powerinfer run {}`, or prepare this model in another folder: `powerinfer prepare {} --data TEXT --out FOLDER`",
-                    shell_quoted(&work.to_string_lossy()),
-                    shell_quoted(argument)
-                )
-            ))
+    // `folder/name` is also the path of a prepared model.
+    let name = hub_name(argument).filter(|_| !work_folder(argument).is_dir());
+    let files = match name {
+        // The cache alone: running a bundle takes no network.
+        Some(name) => {
+            let cached = Hub::from_environment()?.in_cache(&name);
+            cached.map(|snapshot| Files::open(&snapshot.path))
         }
-        _ => Ok(()),
-    }
+        None if is_path && is_model(argument) && path.exists() => Some(Files::open(path)),
+        None => return Ok(()),
+    };
+    let made_from = &bundle.header().model;
+    let what = match files.map(|files| files.map(powerinfer_import::open_checkpoint)) {
+        Some(Ok(Ok(model))) if model.identity().fingerprint != made_from.fingerprint => {
+            format!("not of `{argument}`")
+        }
+        // A model that cannot be opened has no identity; the bundle runs without it.
+        Some(_) => return Ok(()),
+        None => format!("and `{argument}`, which may be another model, was not fetched"),
+    };
+    let work = bundle.folder().parent().unwrap_or(bundle.folder());
+    bail!(Advised::new(
+        format!(
+            "`{}` is a bundle of {made_from}, {what}",
+            bundle.folder().display()
+        ),
+        format!(
+            "run that bundle with `powerinfer run {}`, or prepare this model in another folder: `powerinfer prepare {} --data TEXT --out FOLDER`",
+            shell_quoted(&work.to_string_lossy()),
+            shell_quoted(argument)
+        )
+    ))
 }
 
 /// The bundles in the work folders in `folder`, by name.

@@ -62,6 +62,12 @@ impl Hub {
         self.pull_selected(model, Selection::Model(check), progress)
     }
 
+    /// The files that running `model` needs, if the cache has all of them.
+    pub fn in_cache(&self, model: &ModelName) -> Option<Snapshot> {
+        let cache = ModelCache::new(&self.settings.cache, model);
+        cached(&cache, model, Selection::Model(&|_| Ok(())))
+    }
+
     /// Like [`Self::pull`], for the single file called `file`.
     ///
     /// # Errors

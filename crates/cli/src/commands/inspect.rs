@@ -90,7 +90,11 @@ pub(crate) fn run(arguments: &InspectArguments, output: Output) -> Result<()> {
     let report = match model_argument::model_elsewhere(&arguments.path) {
         Some(name) => match model_argument::existing_work_folder(name) {
             Some(folder) => {
-                if !Bundle::is_bundle(&folder.join("bundle")) {
+                let bundle = folder.join("bundle");
+                if Bundle::is_bundle(&bundle) {
+                    let bundle = Bundle::open(&bundle, IntegrityCheck::Quick)?;
+                    model_argument::check_origin(name, &bundle)?;
+                } else {
                     output.say(format!(
                         "there is no bundle yet; {} makes one",
                         model_argument::prepare_command(name)

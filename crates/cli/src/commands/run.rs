@@ -133,6 +133,21 @@ impl SamplingArguments {
             ..model
         })
     }
+
+    /// Given options that have no effect at `temperature`.
+    fn unused(&self, temperature: f32) -> Vec<&'static str> {
+        if temperature != 0.0 {
+            return Vec::new();
+        }
+        let given = [
+            ("`--seed`", self.seed.is_some()),
+            ("`--top-k`", self.top_k.is_some()),
+            ("`--top-p`", self.top_p.is_some()),
+            ("`--min-p`", self.min_p.is_some()),
+        ];
+        let given = given.into_iter().filter(|(_, given)| *given);
+        given.map(|(option, _)| option).collect()
+    }
 }
 
 /// A seed from the clock.
@@ -173,6 +188,13 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     let tokenizer = powerinfer_pipeline::tokenizer(&files)?;
     let settings = arguments.sampling.settings(&files)?;
     let seed = settings.seed;
+    let unused = arguments.sampling.unused(settings.temperature);
+    if !unused.is_empty() {
+        output.say(format!(
+            "at temperature 0, which gives the most likely tokens, {} has no effect; `--temperature 0.8` samples",
+            unused.join(", ")
+        ));
+    }
     let sampler = Sampler::new(settings)?; // reports invalid settings before any work
     let is_demo = engine.bundle().header().model.name == DEMO;
     let (prompt, is_example) = match read_prompt(arguments, is_demo)? {
