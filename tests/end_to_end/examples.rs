@@ -125,12 +125,6 @@ fn folder() -> Sandbox {
     let other = golden_model("..").join("gguf/llama-sp.q4_0.gguf");
     fs::copy(other, sandbox.path("other-model.gguf")).unwrap();
     copy_folder(&golden_model("llama-silu"), &sandbox.path("other-model"));
-    fs::create_dir(sandbox.path("folder-with-config.json")).unwrap();
-    fs::copy(
-        sandbox.path("my-model/config.json"),
-        sandbox.path("folder-with-config.json/config.json"),
-    )
-    .unwrap();
     sandbox
 }
 

@@ -48,7 +48,7 @@ fn text_is_asked_for_once() {
     };
     prepare(&[]).bad(1, &["no calibration text", "`--data FILE`"]);
     // What the model alone decides is an error before text is read.
-    prepare(&["--context", "0"]).bad(1, &["no room for 0 tokens"]);
+    prepare(&["--context", "0"]).bad(1, &["1 to 256 tokens, not 0"]);
     prepare(&["--pin", "layers:0-99=cpu"]).bad(1, &["layer 99 is pinned"]);
     let first = prepare(&["--data", "text.txt"]).good();
     // All held-out text is used already, so the advice is to profile more.

@@ -96,7 +96,7 @@ pub enum Hint {
     SmallerFormat,
     /// Place with weights in a format of a wider range.
     WiderFormat,
-    /// Use thresholds, because the activation is never exactly zero.
+    /// Use thresholds, or compute all neurons, because the activation is never exactly zero.
     ThresholdPolicy,
     /// Use a lossless policy, or train predictors and run `place`.
     LosslessPolicyOrTrain,

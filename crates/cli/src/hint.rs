@@ -394,7 +394,7 @@ fn template(hint: Hint) -> &'static str {
         Hint::SmallerFormat => "use a `--quant` with fewer bits at `place`",
         Hint::WiderFormat => "place it with `--quant bf16` or `--quant f32`",
         Hint::ThresholdPolicy => {
-            "the model's activation is never exactly zero: use `threshold` or `dense`; a sweep also accepts `error:10%`"
+            "use `threshold` or `dense`: the model's activation is never exactly zero; a sweep also accepts `error:10%`"
         }
         Hint::LosslessPolicyOrTrain => {
             "use `exact` or `dense`, or pack what the policy needs with `powerinfer place MODEL --policy NAME`; for `predicted`, first run `powerinfer train-predictors MODEL --max-bytes 10%`"

@@ -21,11 +21,11 @@ use powerinfer_text::TextError;
 /// Error of planning, certification or simulation.
 #[derive(Debug, thiserror::Error)]
 pub enum PlannerError {
-    /// Policy `exact` for an activation that is never exactly zero.
+    /// A policy that skips zeros, for an activation that is never exactly zero.
     #[error(
-        "the activation of this model is never exactly zero, so the policy `exact` would skip nothing"
+        "the policy `{0}` skips neurons that are zero, and this model's are never exactly zero"
     )]
-    NeverZero,
+    NeverZero(Policy),
     /// A layer that lacks what the policy needs.
     #[error("layer {layer} has no {what}, so the policy `{policy}` is not possible")]
     PolicyMissing {
@@ -69,9 +69,7 @@ pub enum PlannerError {
     #[error("the same part is pinned to both devices; pin it to one of them")]
     PinnedTwice,
     /// A context length outside the model's range.
-    #[error(
-        "there is no room for {context} tokens of context; this model was made for 1 to {longest}"
-    )]
+    #[error("the model supports contexts of 1 to {longest} tokens, not {context}")]
     Context {
         /// Tokens asked for.
         context: usize,
@@ -263,7 +261,7 @@ impl PlannerError {
     /// Remedy that takes a command or a flag.
     pub fn hint(&self) -> Option<Hint> {
         match self {
-            Self::NeverZero => Some(Hint::OtherPolicy),
+            Self::NeverZero(_) => Some(Hint::ThresholdPolicy),
             Self::PolicyMissing { hint, .. }
             | Self::NoThresholds { hint, .. }
             | Self::NoHeldOutText { hint, .. } => Some(*hint),

@@ -88,8 +88,12 @@ impl<'a> Subject<'a> {
         };
         let (layer, what, hint) = match forced {
             Policy::Dense => return Ok(()),
-            Policy::Exact if self.config.activation.has_exact_zeros() => return Ok(()),
-            Policy::Exact => return Err(PlannerError::NeverZero),
+            Policy::Exact | Policy::Predicted | Policy::SignBit
+                if !self.config.activation.has_exact_zeros() =>
+            {
+                return Err(PlannerError::NeverZero(forced));
+            }
+            Policy::Exact => return Ok(()),
             Policy::Predicted => (
                 lacks(&|summary| summary.rank > 0),
                 "predictor",

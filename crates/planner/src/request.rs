@@ -90,10 +90,10 @@ impl PlanOptions {
             return Err(PlannerError::PinnedLayer { layer, last });
         }
         match self.policy {
-            Some(Policy::Exact | Policy::Predicted | Policy::SignBit)
+            Some(policy @ (Policy::Exact | Policy::Predicted | Policy::SignBit))
                 if !config.activation.has_exact_zeros() =>
             {
-                Err(PlannerError::NeverZero)
+                Err(PlannerError::NeverZero(policy))
             }
             _ => Ok(()),
         }

@@ -89,14 +89,19 @@ fn falcon(hidden: usize, layers: usize, heads: usize, kv_heads: usize, new: bool
 }
 
 impl Shape {
-    /// Finds the built-in shape called `name`, or reads the `config.json` in the folder of that name.
+    /// Finds the built-in shape called `name`, or reads the `config.json` in the folder of that name, or at that path.
     ///
     /// # Errors
     ///
     /// There is no such shape or folder, or its `config.json` cannot be read.
     pub fn find(name: &str) -> Result<Self, SynthError> {
         let known = SHAPES.iter().find(|(known, _)| *known == name);
-        let folder = Path::new(name);
+        let given = Path::new(name);
+        // The file in the folder, too.
+        let folder = match given.parent() {
+            Some(parent) if given.ends_with("config.json") && given.is_file() => parent,
+            _ => given,
+        };
         let config = match known {
             Some((_, config)) => config(),
             None if folder.is_dir() => {

@@ -169,9 +169,13 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
     output.say(format!(
         "to chat or complete text: open http://{shown} in a browser"
     ));
+    let key = match arguments.api_key {
+        Some(_) => " -H 'Authorization: Bearer KEY'",
+        None => "",
+    };
     let body = json!({ "prompt": example, "max_tokens": 32 }).to_string();
     output.say(format!(
-        "for programs: curl http://{shown}/v1/completions -d {}",
+        "for programs: curl http://{shown}/v1/completions{key} -d {}",
         shell_quoted(&body)
     ));
     output.say(format!("for clients of Ollama: OLLAMA_HOST={shown}"));
