@@ -205,7 +205,8 @@ pub(crate) fn check_origin(argument: &str, bundle: &Bundle) -> Result<()> {
     let files = match name {
         // The cache alone: running a bundle takes no network.
         Some(name) => {
-            let cached = Hub::from_environment()?.in_cache(&name);
+            let hub = Hub::from_environment().ok();
+            let cached = hub.and_then(|hub| hub.in_cache(&name));
             cached.map(|snapshot| Files::open(&snapshot.path))
         }
         None if is_path && is_model(argument) && path.exists() => Some(Files::open(path)),

@@ -238,7 +238,7 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
             None => vec![Policy::Dense],
         };
     }
-    subject.check_policies(policies.iter().copied().map(Some))?;
+    subject.check_policies(policies.iter().copied().map(Some), output)?;
     let results = &arguments.results;
     let items = results.items(arguments.count)?;
     // All files first: an error in one must not appear after hours of another.

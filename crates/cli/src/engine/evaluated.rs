@@ -175,15 +175,12 @@ impl Evaluated {
     pub(crate) fn check_policies(
         &self,
         policies: impl IntoIterator<Item = Option<Policy>>,
+        output: Output,
     ) -> Result<()> {
-        let quiet = Output {
-            quiet: true,
-            verbose: false,
-        };
         let mut policies = policies.into_iter();
         // The first one fails at once.
         policies.next();
-        policies.try_for_each(|policy| self.model(policy, quiet).map(drop))
+        policies.try_for_each(|policy| self.model(policy, output.silent()).map(drop))
     }
 
     /// Ready to run under `policy`.

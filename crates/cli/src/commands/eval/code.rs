@@ -156,7 +156,7 @@ fn solve_all(
 ) -> Result<Vec<Row>> {
     let subject = arguments.subject.open(output)?;
     let choices = choices(&arguments.policy);
-    subject.check_policies(choices.iter().map(|(_, policy)| *policy))?;
+    subject.check_policies(choices.iter().map(|(_, policy)| *policy), output)?;
     // All files first: an error in one must not appear after hours of another.
     let mut files = Vec::new();
     for (name, _) in &choices {

@@ -155,7 +155,7 @@ fn evaluate(
     let tokenizer = subject.tokenizer();
     let data = Digest::of_file(&arguments.data)?;
     let choices = choices(&arguments.policy);
-    subject.check_policies(choices.iter().map(|(_, policy)| *policy))?;
+    subject.check_policies(choices.iter().map(|(_, policy)| *policy), output)?;
     // All files first: an error in one must not appear after hours of another.
     let mut files = Vec::new();
     for (policy, _) in &choices {

@@ -234,7 +234,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
             "use `--engine runtime`, or a bundle, for `--policy`"
         ));
     }
-    others.check_policies(choices.iter().map(|(_, policy)| *policy))?;
+    others.check_policies(choices.iter().map(|(_, policy)| *policy), output)?;
     let (mut rows, mut of_dense) = (Vec::new(), Likelihood::default());
     for (policy, choice) in choices {
         let mut other = others.model(choice, output.silent())?;
