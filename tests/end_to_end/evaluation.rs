@@ -428,7 +428,7 @@ fn checkpoints_are_evaluated_by_either_engine() {
     };
     let own = demo(&[]).good().json();
     assert_eq!(own["policies"][0]["largest_logit_difference"], 0.0);
-    // Each policy once, and no interval of little text.
+    // Each policy is evaluated once, and no interval is shown for a short text.
     let repeated = sandbox.run(&words(
         "eval fidelity demo --policy dense,exact,exact --tokens 20",
     ));

@@ -320,7 +320,7 @@ fn settings_of_earlier_runs_are_kept_until_they_are_changed() {
     ));
     assert!(!afresh.stderr.contains("earlier runs"), "{}", afresh.stderr);
     assert_eq!(format(), "q8_0");
-    // Predictors serve weights in any format.
+    // Predictors work with weights in any format.
     let trained = sandbox.path("demo.powerinfer/predictors/predictors.safetensors");
     let predictors = std::fs::read(&trained).unwrap();
     prepare(&["--quant", "q4_0"]).stderr_contains(&[
@@ -332,18 +332,18 @@ fn settings_of_earlier_runs_are_kept_until_they_are_changed() {
         ("q4_0".to_owned(), predictors)
     );
     prepare(&["--quant", "q8_0"]);
-    // Predictors beyond their budget are refused before anything is made.
+    // Predictors that exceed their budget are refused before any work starts.
     sandbox
         .run(&words(
             "prepare demo --quant q4_0 --policy predicted --out other",
         ))
         .bad(1, &["take at least 100.1 KiB", "raise `--max-bytes`"]);
     assert!(!sandbox.path("other/profile").exists());
-    // A kept option that this version refuses is named, and no longer kept.
+    // An earlier option that this version rejects is named and dropped.
     let settings = std::fs::read_to_string(&file).unwrap();
     let settings = settings.replace("\"laptop\"", "\"laptop\"], \"objective\": [\"fun\"");
     std::fs::write(&file, settings).unwrap();
-    prepare(&[]).stderr_contains(&["no longer kept", "exclude it: --objective fun"]);
+    prepare(&[]).stderr_contains(&["no longer kept", "you gave: --objective fun"]);
     let again = prepare(&[]);
     assert!(!again.stderr.contains("no longer"), "{}", again.stderr);
     // A file of somebody else is not replaced.

@@ -105,7 +105,7 @@ fn artifacts_are_named_after_the_model_and_not_after_its_commit() {
     run(&["run", "tiny/relu", "--prompt", "def", "-n", "2"]).stderr_contains(&["decode: 2 tokens"]);
     let about = run(&["inspect", "tiny/relu"]).text();
     assert_contains(&about, &["model        relu\n"]);
-    // A bundle of that name is not taken for that of another organization, revision or model.
+    // A bundle is not used for a model of the same name from another organization or revision.
     let other = HubServer::of_folder("other/relu", &golden_model("opt-preln"));
     for (pulled, what) in [(false, "was not fetched"), (true, "not of `other/relu`")] {
         if pulled {

@@ -140,7 +140,7 @@ fn thresholds_skip_neurons_of_a_trained_model() {
         let want = reference["runs"][0]["greedy_text"].as_str().unwrap();
         let start = &want[prompt.len()..][..12];
         assert!(told.contains(start), "{told:?} without {start:?}");
-        // A prompt and its continuation are the text that the reference decodes as a whole.
+        // A prompt and its continuation together equal the text that the reference decodes as a whole.
         let cut = want[..want.len() / 2].rfind(' ').unwrap();
         let run = ["run", bundle, "--policy", "dense", "--echo", "-n", "12"];
         let run = [&run[..], &["--prompt", &want[..cut]]].concat();

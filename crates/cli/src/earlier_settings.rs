@@ -120,7 +120,7 @@ pub(crate) fn with_earlier<A: Args>(
     }
     if !dropped.is_empty() {
         output.say(format!(
-            "no longer kept, because this version or the options given now exclude it: {}",
+            "no longer kept, because this version rejects them or they conflict with the options you gave: {}",
             dropped.join(" ")
         ));
     }
@@ -156,7 +156,7 @@ fn given_values(command: &Command, matches: &ArgMatches) -> Values {
     values.collect()
 }
 
-/// The settings of `model` at `path`; none if there is no such file, or if it is of another model.
+/// Reads the settings of `model` from `path`. `None` if the file does not exist or belongs to another model.
 fn read(path: &Path, model: &ModelIdentity) -> Result<Option<Values>, ArtifactError> {
     if !path.exists() {
         return Ok(None);

@@ -386,10 +386,10 @@ fn template(hint: Hint) -> &'static str {
         }
         Hint::TrainPredictors => "run `powerinfer train-predictors MODEL`",
         Hint::TrainOtherPredictors => {
-            "`powerinfer train-predictors MODEL` makes predictors, or says why a layer gets none; a larger `--max-bytes` or a lower `--recall` allows more"
+            "`powerinfer train-predictors MODEL` trains predictors and reports why a layer gets none; a larger `--max-bytes` or a lower `--recall` covers more layers"
         }
         Hint::LargerPredictors => {
-            "raise `--max-bytes` above that, or use a `--quant` with more bits, which raises a budget in percent"
+            "raise `--max-bytes` above that; if the budget is a percentage, a `--quant` with more bits also raises it"
         }
         Hint::SmallerFormat => "use a `--quant` with fewer bits at `place`",
         Hint::WiderFormat => "place it with `--quant bf16` or `--quant f32`",

@@ -195,15 +195,15 @@ pub(crate) fn open_bundle(argument: &str) -> Result<Bundle> {
     Ok(bundle)
 }
 
-/// Fails if `argument` is the path of a model or a name on the hub, and `bundle`, which was found by its name, was made from another
-/// model.
+/// Checks that `bundle`, which was found by name, was made from the model that `argument` names, if `argument` is a model path or a
+/// hub name.
 pub(crate) fn check_origin(argument: &str, bundle: &Bundle) -> Result<()> {
     let path = Path::new(argument);
     let is_path = path.components().count() > 1 || path.is_file();
     // `folder/name` is also the path of a prepared model.
     let name = hub_name(argument).filter(|_| !work_folder(argument).is_dir());
     let files = match name {
-        // The cache alone: running a bundle takes no network.
+        // Only the cache is searched: running a bundle must not need the network.
         Some(name) => {
             let hub = Hub::from_environment().ok();
             let cached = hub.and_then(|hub| hub.in_cache(&name));
@@ -219,7 +219,9 @@ pub(crate) fn check_origin(argument: &str, bundle: &Bundle) -> Result<()> {
         }
         // A model that cannot be opened has no identity; the bundle runs without it.
         Some(_) => return Ok(()),
-        None => format!("and `{argument}`, which may be another model, was not fetched"),
+        None => format!(
+            "and `{argument}` may be a different model: it was not fetched, so the two were not compared"
+        ),
     };
     let work = bundle.folder().parent().unwrap_or(bundle.folder());
     bail!(Advised::new(

@@ -33,10 +33,10 @@ pub(crate) fn draw(
 /// Microseconds per token below which no speed is predicted: caches and waits between kernels then dominate, and the cost
 /// model does not describe them well.
 const SHORTEST_PREDICTED: f64 = 2000.0;
-/// Bytes of a plan below which no speed is predicted: caches hold the model, and fixed costs dominate.
+/// Plan size in bytes below which no speed is predicted, because caches hold the model and fixed costs dominate.
 const SMALLEST_PREDICTED: u64 = 64 << 20;
 
-/// Whether a token takes so little time, or the model so few bytes, that no speed is predicted.
+/// Whether the plan is too small, or a token too fast, to predict a speed.
 fn is_short(plan: &Plan) -> bool {
     let totals = &plan.totals;
     let bytes = totals.gpu_bytes + totals.cpu_bytes;
@@ -75,7 +75,7 @@ pub(crate) fn summary(plan: &Plan, report: Option<&SolveReport>) -> String {
         ("CPU", memory(Device::Cpu)),
     ];
     if is_short(plan) {
-        let speeds = "none, because the cost model is not precise for models this small";
+        let speeds = "none, because the cost model is not accurate for models this small";
         lines.push(("forecast", speeds.to_owned()));
     }
     if let Some(forecast) = plan.forecast.as_ref().filter(|_| !is_short(plan)) {

@@ -88,8 +88,8 @@ impl TrainingArguments {
         })
     }
 
-    /// As [`Self::recipe`], but for weights in the format that the predictors in the work `folder` were trained for, if they are up to
-    /// date apart from `quant`: predictors serve weights in any format.
+    /// Like [`Self::recipe`], but keeps the weight format of the predictors in the work `folder` if only `quant` differs.
+    /// Predictors work with weights in any format.
     pub(crate) fn recipe_or_kept(
         &self,
         model: &str,
@@ -111,7 +111,7 @@ impl TrainingArguments {
             let kept = self.recipe(model, checkpoint, other, seed, output.silent())?;
             if is_current(&folder.join("predictors"), &profile, &kept, Shard::WHOLE)? {
                 output.say(format!(
-                    "predictors: those trained for weights in {other} are kept; `powerinfer train-predictors {} --quant {quant}` trains others",
+                    "predictors: those trained for weights in {other} are kept; to train new ones, run `powerinfer train-predictors {} --quant {quant}`",
                     shell_quoted(model)
                 ));
                 return Ok(kept);
@@ -208,7 +208,7 @@ fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
     let without = numbers(&|layer| layer.rank == 0);
     if !without.is_empty() {
         output.say(format!(
-            "no predictor for {}, which cannot use the policy `predicted`; a larger `--max-bytes` may allow one",
+            "no predictor for {}, so the policy `predicted` is not available there; a larger `--max-bytes` may allow one",
             numbered("layer", &without)
         ));
     }

@@ -21,7 +21,7 @@ pub fn share(interval: Interval) -> String {
     )
 }
 
-/// A relative rise on `tokens` tokens in percent, with its interval if they are enough for one.
+/// Formats a relative rise as a percentage, with its confidence interval if `tokens` is large enough for one.
 pub fn rise(interval: Interval, tokens: u64) -> String {
     let [value, low, high] =
         [interval.value, interval.low, interval.high].map(|share| 100.0 * share);

@@ -22,7 +22,7 @@ pub struct Stage<T> {
     pub is_new: bool,
 }
 
-/// Fails if `profile` is of another model than `checkpoint`.
+/// Checks that `profile` was made from the model in `checkpoint`.
 pub(crate) fn check_model(profile: &Profile, checkpoint: &Checkpoint) -> Result<(), PipelineError> {
     let model = &profile.header().model;
     if model.fingerprint == checkpoint.identity().fingerprint {
@@ -106,7 +106,7 @@ pub fn train(
     }
     if !force && out.join(FILE).exists() {
         progress.note(&format!(
-            "predictors: `{}` were made from another profile or with other settings; making them again",
+            "predictors: those in `{}` were made from another profile or with other settings; training them again",
             out.display()
         ));
     }

@@ -23,7 +23,7 @@ use powerinfer_text::TextError;
 pub enum PlannerError {
     /// A policy that skips zeros, for an activation that is never exactly zero.
     #[error(
-        "the policy `{0}` skips neurons that are zero, and this model's are never exactly zero"
+        "the policy `{0}` skips neurons whose activation is zero, but this model's activations are never exactly zero"
     )]
     NeverZero(Policy),
     /// A layer that lacks what the policy needs.

@@ -16,7 +16,7 @@ pub enum PredictorError {
     Recall(f64),
     /// The byte budget is too small for any predictor.
     #[error(
-        "predictors of this model take at least {} ({bytes} per layer), and their budget is {}",
+        "predictors of this model take at least {} ({bytes} per layer), but their budget is {}",
         ByteSize(bytes.0 * *layers as u64), ByteSize(budget.0 * *layers as u64)
     )]
     OverBudget {

@@ -149,7 +149,7 @@ impl Remarks {
             return;
         };
         let layers: Vec<usize> = self.unsure.iter().map(|(layer, _)| *layer).collect();
-        // The error decreases with the square root of the tokens.
+        // The error is inversely proportional to the square root of the number of tokens.
         let more = (worst.recall_error / REQUIRED_RECALL_INTERVAL).powi(2);
         progress.note(&format!(
             "{}: with {} held-out tokens the recall is known to ± {:.1}% (95% confidence); ± 1% needs about {:.0}, so profile about {more:.0} times as many tokens",

@@ -52,7 +52,7 @@ impl Piece {
 }
 
 impl Choice {
-    /// A choice whose text is decoded by `decoder` and ends before the first of `stops`.
+    /// Creates a choice whose text is decoded by `decoder` and ends before the first match of any of `stops`.
     pub(crate) fn new(decoder: StreamDecoder<Arc<Tokenizer>>, stops: Arc<StopStrings>) -> Self {
         Self {
             decoder: Some(decoder),

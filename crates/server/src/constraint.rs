@@ -89,10 +89,10 @@ impl Constraints {
     }
 }
 
-/// Reported if the vocabulary lacks what a text of the schema needs.
-const NO_TOKEN: &str = "no token of this model continues a text of the given format";
+/// Reported if no token in the vocabulary can continue a text that follows the schema.
+const NO_TOKEN: &str = "no token of this model can continue the text in the given format";
 
-/// The reason for `error` without the library's state, which follows it.
+/// First line of `error`: the reason, without the dump of the library's state that follows it.
 fn reason(error: &impl ToString) -> String {
     let text = error.to_string();
     match text.lines().next() {

@@ -89,7 +89,7 @@ fn falcon(hidden: usize, layers: usize, heads: usize, kv_heads: usize, new: bool
 }
 
 impl Shape {
-    /// Finds the built-in shape called `name`, or reads the `config.json` in the folder of that name, or at that path.
+    /// Finds the built-in shape `name`, or reads a `config.json` if `name` is its path or its folder.
     ///
     /// # Errors
     ///
@@ -97,7 +97,7 @@ impl Shape {
     pub fn find(name: &str) -> Result<Self, SynthError> {
         let known = SHAPES.iter().find(|(known, _)| *known == name);
         let given = Path::new(name);
-        // The file in the folder, too.
+        // The path of the `config.json` itself is also accepted.
         let folder = match given.parent() {
             Some(parent) if given.ends_with("config.json") && given.is_file() => parent,
             _ => given,

@@ -21,8 +21,8 @@ pub struct StreamDecoder<T> {
     tokenizer: T,
     special: SpecialText,
     boundaries: Boundaries,
-    /// First ids that produce text, or ids before them, decoded before all others, so that what the decoder does at the start of a
-    /// text is done to them.
+    /// Ids decoded ahead of all others: the first ids that produce text, or the end of the prompt. They absorb what the decoder
+    /// does at the start of a text.
     opening: Vec<u32>,
     opening_text: String,
     pending: Vec<u32>,
@@ -44,8 +44,8 @@ impl<T: Deref<Target = Tokenizer>> StreamDecoder<T> {
         }
     }
 
-    /// Creates a streaming decoder of ids that continue `prompt`: what a decoder does at the start of a text, such as stripping a
-    /// space, is not done to them. An end of the prompt that decodes to no text is ignored.
+    /// Creates a streaming decoder for ids that continue `prompt`. Start-of-text handling, such as stripping a space, does not
+    /// apply to them. Trailing prompt ids that decode to no text are ignored.
     ///
     /// # Errors
     ///
@@ -100,13 +100,13 @@ impl<T: Deref<Target = Tokenizer>> StreamDecoder<T> {
         Ok(non_empty(&self.pending_text()?[self.emitted..]))
     }
 
-    /// The text of the pending ids after the opening ones.
+    /// Text of the pending ids, decoded after the opening ids.
     fn pending_text(&self) -> Result<String, TextError> {
         let ids = [&self.opening[..], &self.pending].concat();
         let text = self.tokenizer.decode_known(&ids, self.special)?;
         match text.strip_prefix(&self.opening_text) {
             Some(own) => Ok(own.to_owned()),
-            // The text of a prompt depends on what follows if that completes or spoils its last character.
+            // The opening text changes if the following ids complete or invalidate its last character.
             None => self.tokenizer.decode_known(&self.pending, self.special),
         }
     }

@@ -195,7 +195,7 @@ impl Tokenizer {
         self.decode_known(ids, special)
     }
 
-    /// Decodes ids that continue `prompt`: a space at their beginning stays, although decoders strip it at the start of a text.
+    /// Decodes ids that continue `prompt`. A leading space is kept, although decoders strip it at the start of a text.
     ///
     /// # Errors
     ///
@@ -258,7 +258,7 @@ impl Tokenizer {
                 None => token.replace('\u{2581}', " ").into_bytes(),
             },
             TokenForm::Other => {
-                // What it adds to itself: at the start of a text, decoders may strip a space.
+                // Decode the token once and twice, and keep the difference: decoders may strip a space at the start of a text.
                 let alone = self.decode_known(&[id], SpecialText::Keep)?;
                 let twice = self.decode_known(&[id, id], SpecialText::Keep)?;
                 match twice.strip_prefix(&alone) {

@@ -101,7 +101,7 @@ fn a_prompt_and_its_continuation_are_the_whole_text() {
                         .encode(&(prompt.clone() + &rest), SpecialTokens::Add)
                         .unwrap();
                     let prompt = tokenizer.encode(&prompt, SpecialTokens::Add).unwrap();
-                    // Tokenizers that end a text with a token split elsewhere.
+                    // Skipped if the prompt's ids do not begin the whole text's ids, for example because the tokenizer appends an end token.
                     if let Some(rest) = whole.strip_prefix(&prompt[..]) {
                         for special in [SpecialText::Keep, SpecialText::Skip] {
                             let [prompt_text, all] = [&prompt, &whole]

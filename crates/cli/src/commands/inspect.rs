@@ -116,7 +116,7 @@ pub(crate) fn run(arguments: &InspectArguments, output: Output) -> Result<()> {
             let work = model_argument::existing_work_folder(&path.to_string_lossy());
             if let Some(work) = work.filter(|work| *work != path && holds_model(&path)) {
                 output.say(format!(
-                    "this is the model; `powerinfer inspect {}` shows what was prepared from a model of this name",
+                    "this is the source model; `powerinfer inspect {}` shows the prepared model of the same name",
                     shell_quoted(&work.to_string_lossy())
                 ));
             }

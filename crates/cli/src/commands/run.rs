@@ -114,7 +114,7 @@ pub(crate) struct SamplingArguments {
     /// Penalise the last 64 tokens by this factor; 1 for no penalty
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
-    /// Seed of every random choice [default: another one each time]
+    /// Random seed [default: a different one for each run]
     #[arg(short, long, value_name = "SEED", allow_negative_numbers = true)]
     seed: Option<u64>,
 }
@@ -191,7 +191,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     let unused = arguments.sampling.unused(settings.temperature);
     if !unused.is_empty() {
         output.say(format!(
-            "at temperature 0, which gives the most likely tokens, {} has no effect; `--temperature 0.8` samples",
+            "no effect at temperature 0, which always picks the most likely token: {}; to sample, use `--temperature 0.8`",
             unused.join(", ")
         ));
     }
@@ -374,8 +374,8 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Generates text after `ids`, which it `continues` or answers, until a stop condition holds or Ctrl-C, and passes it to `write`
-    /// piece by piece.
+    /// Generates text after `ids` until a stop condition holds or Ctrl-C is pressed, and passes it to `write` piece by piece.
+    /// `continues` is set if the text continues `ids` instead of answering them.
     fn respond(
         &mut self,
         ids: &[u32],

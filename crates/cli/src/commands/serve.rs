@@ -22,7 +22,7 @@ use crate::{
 /// Bundle, address and limits.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Requests without `temperature` use the model's, or 0, which gives the most likely tokens.\n\nExamples:\n  powerinfer serve demo\n  powerinfer serve ./my-model.powerinfer --port 11434 --parallel 16\n  curl localhost:8080/v1/completions -d '{\"prompt\": \"def add(a, b):\"}'"
+    after_help = "Requests without `temperature` use the model's default. If it has none, they use 0, which always picks the most likely token.\n\nExamples:\n  powerinfer serve demo\n  powerinfer serve ./my-model.powerinfer --port 11434 --parallel 16\n  curl localhost:8080/v1/completions -d '{\"prompt\": \"def add(a, b):\"}'"
 )]
 pub(crate) struct ServeArguments {
     /// Bundle, a folder with a bundle in it, or the name of a model prepared here

@@ -26,15 +26,15 @@ use answer::{describe, say_result};
 
 /// Default limit of the context.
 const DEFAULT_CONTEXT: usize = 2048;
-/// Default tokens of the prompt.
+/// Default number of prompt tokens.
 const DEFAULT_PROMPT: usize = 64;
-/// Default tokens to generate.
+/// Default number of tokens to generate.
 const DEFAULT_TOKENS: usize = 128;
 
 /// A model, a machine, and what to ask of them.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Shapes: those of `powerinfer synth`, which are ReLU versions of the models of that name, or a folder with a `config.json`.\n\nNo weights are read: activation frequencies follow from sparsity and skew, by default the model's published values if there are any. docs/reports/simulator.md compares estimates with published measurements.\n\nExamples:\n  powerinfer simulate --like llama-70b --hardware pc-high --quant q4_0\n  powerinfer simulate --like falcon-40b --vram 16G --sparsity 0.9"
+    after_help = "Shapes: those of `powerinfer synth` (ReLU versions of the models they are named after), or a folder with a `config.json`.\n\nNo weights are read: activation frequencies follow from sparsity and skew. Their defaults are the model's published values, if there are any. docs/reports/simulator.md compares estimates with published measurements.\n\nExamples:\n  powerinfer simulate --like llama-70b --hardware pc-high --quant q4_0\n  powerinfer simulate --like falcon-40b --vram 16G --sparsity 0.9"
 )]
 pub(crate) struct SimulateArguments {
     /// Shape of the model: a name, or a folder with a `config.json`
@@ -76,10 +76,10 @@ pub(crate) struct SimulateArguments {
     /// Requests that the KV cache has room for at once
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     batch: u32,
-    /// Tokens of the prompt [default: 64, within a third of the context]
+    /// Number of prompt tokens [default: 64, but at most a third of the context]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     prompt: Option<u32>,
-    /// Tokens to generate [default: 128, within the context]
+    /// Number of tokens to generate [default: 128, or as many as fit in the context]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     tokens: Option<u32>,
     /// Print one JSON document
@@ -177,7 +177,7 @@ impl SimulateArguments {
         })
     }
 
-    /// Tokens of the prompt, and tokens to generate.
+    /// Number of prompt tokens and number of tokens to generate.
     fn request_tokens(&self, config: &ModelConfig) -> (usize, usize) {
         let limit = self.context.unwrap_or(config.context_length);
         let count = |given: Option<u32>| given.map(|tokens| tokens as usize);
@@ -189,7 +189,7 @@ impl SimulateArguments {
         (prompt, tokens)
     }
 
-    /// Context for `needed` tokens.
+    /// Context length for a request of `needed` tokens.
     fn context(&self, config: &ModelConfig, needed: usize) -> Result<usize> {
         let usual = config.context_length.min(DEFAULT_CONTEXT.max(needed));
         let context = self.context.unwrap_or(usual);
@@ -205,7 +205,7 @@ impl SimulateArguments {
         if needed > context {
             bail!(Advised::new(
                 format!(
-                    "`--prompt` and `--tokens` make {needed} tokens, the context has room for {context}"
+                    "`--prompt` and `--tokens` make {needed} tokens, but the context has room for {context}"
                 ),
                 if context < config.context_length {
                     "ask for fewer, or raise `--context`"

@@ -171,14 +171,14 @@ impl Evaluated {
         &self.tokenizer
     }
 
-    /// Fails if it cannot follow one of `policies`, before the others take hours.
+    /// Checks that every policy in `policies` can run, before evaluating the others takes hours.
     pub(crate) fn check_policies(
         &self,
         policies: impl IntoIterator<Item = Option<Policy>>,
         output: Output,
     ) -> Result<()> {
         let mut policies = policies.into_iter();
-        // The first one fails at once.
+        // The first policy needs no check: if it is not possible, its evaluation fails at once.
         policies.next();
         policies.try_for_each(|policy| self.model(policy, output.silent()).map(drop))
     }
@@ -230,8 +230,8 @@ impl Evaluated {
     }
 }
 
-/// The text of the certificate of `bundle`, at most `tokens`. `None` if there is no certificate, if there is other text at `data`, or if
-/// it is the demo, which has tasks instead.
+/// Token ids of the text of the certificate of `bundle`, at most `tokens`. `None` if there is no certificate, if `data` names other
+/// text, or if the bundle is the demo, which has tasks instead.
 pub(crate) fn certificate_texts(
     bundle: &Bundle,
     data: &[PathBuf],
@@ -242,7 +242,7 @@ pub(crate) fn certificate_texts(
     if bundle.certificate().is_none() || !data.is_empty() || is_demo {
         return Ok(None);
     }
-    output.say("on the text of the bundle's certificate; `--data` gives other text");
+    output.say("evaluating on the text of the bundle's certificate; use `--data` for other text");
     let texts = bundle.certificate_texts()?;
     Ok(Some(leading_tokens(&texts, tokens.unwrap_or(usize::MAX))))
 }

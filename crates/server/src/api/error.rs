@@ -198,7 +198,7 @@ impl ApiError {
 
     /// The body in the shape of Ollama's API.
     pub(crate) fn ollama_body(&self) -> Value {
-        // Ollama's name of the parameter.
+        // Ollama's name for the parameter.
         let message = self.message.replace("`response_format`", "`format`");
         json!({ "error": message })
     }

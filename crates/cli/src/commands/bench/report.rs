@@ -131,7 +131,7 @@ impl Report<'_> {
                 if repeats.is_multiple_of(2) {
                     writeln!(
                         text,
-                        "stages          of the slower of the two middle repeats, so that they add up"
+                        "stages          from the slower of the two middle repeats, so that they add up"
                     )?;
                 }
                 self.describe_decode(&mut text, measured)?;
@@ -462,7 +462,7 @@ fn part_row(stage: &str, jobs: usize, figures: [f64; 6], imbalance: f64) -> Vec<
     ]
 }
 
-/// A table with a row per batch size; with shares of the read bandwidth if that is the bandwidth of `memory`, not of a cache.
+/// Table with one row per batch size. If the read bandwidth is that of `memory`, not of a cache, a column shows the share achieved.
 fn batch_table(measured: &[BatchMeasured], memory: bool) -> Table {
     let mut headings = vec![
         "sequences",

@@ -41,7 +41,7 @@ pub(crate) struct PruneArguments {
     /// trained on, else the text of the bundle's certificate]
     #[arg(long, value_name = "FILE|DIR|-")]
     data: Vec<PathBuf>,
-    /// Tokens to read, at most [default: 4096, or the whole text of the certificate]
+    /// Maximum number of tokens to read [default: 4096, or the certificate's whole text]
     #[arg(long, value_name = "N")]
     tokens: Option<usize>,
     /// Shares of the neurons to keep: the hottest of all layers together, and as many of each layer at random

@@ -46,7 +46,7 @@ pub(crate) struct TextArguments {
     /// certificate]
     #[arg(long, value_name = "FILE|DIR|-")]
     data: Vec<PathBuf>,
-    /// Tokens to read, at most [default: 16384, or the whole text of the certificate]
+    /// Maximum number of tokens to read [default: 16384, or the certificate's whole text]
     #[arg(long, value_name = "N")]
     tokens: Option<usize>,
     /// Tokens of a window [default: the context of the bundle, at most 512]
