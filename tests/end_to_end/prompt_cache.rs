@@ -143,7 +143,7 @@ fn prompts_that_are_empty_or_too_long_are_refused_with_both_lengths() {
         .bad(1, &["513", "512"]);
     sandbox
         .run(&[&place[..], &["--context", "0"]].concat())
-        .bad(1, &["0 tokens of context", "1 to 512"]);
+        .bad(1, &["contexts of 1 to 512 tokens, not 0"]);
     // A full context ends the text.
     let arguments = ["run", "demo", "--json", "--prompt", "x = 1\n"];
     let json = sandbox.run(&arguments).good().json();
