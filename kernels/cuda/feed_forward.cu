@@ -30,7 +30,7 @@ __device__ __forceinline__ void write_mask(const Masks& masks, int token, int wo
 }
 
 struct Predict {
-  // [tokens, rank]: hidden units before ReLU.
+  // [tokens, rank]: A . x.
   const float* units;
   // B transposed, [rank, neurons].
   Matrix b;
@@ -38,6 +38,8 @@ struct Predict {
   const float* b_scales;
   const float* bias;
   float threshold;
+  // Whether hidden units are A . x itself; else ReLU is applied.
+  int is_linear;
   Masks masks;
 };
 
@@ -50,8 +52,8 @@ constexpr int UNITS_IN_FLIGHT = 4;
 // Blocks per multiprocessor that registers leave room for.
 constexpr int PREDICT_BLOCKS = 2;
 
-// Logits B . relu(units) + bias against the threshold. Grid: (ceil(neurons / 64), tokens), blocks of 256. A thread takes
-// WIDTH neurons and every `groups`-th half block of hidden units, of which only active ones are read.
+// Logits B . units + bias against the threshold. Grid: (ceil(neurons / 64), tokens), blocks of 256. A thread takes
+// WIDTH neurons and every `groups`-th half block of hidden units, of which only those that are not 0 are read.
 template <class Format>
 __device__ __forceinline__ void predict(const Predict& a) {
   constexpr int WIDTH = Format::WIDTH, ROW_THREADS = PREDICT_NEURONS / WIDTH, GROUPS = PREDICT_THREADS / ROW_THREADS;
@@ -79,8 +81,10 @@ __device__ __forceinline__ void predict(const Predict& a) {
       }
     }
   }
-  load_ahead<4, PREDICT_THREADS>(a.units + size_t(blockIdx.y) * rank, rank, thread,
-                                 [&](int unit, float value) { units[unit] = fmaxf(value, 0.0f); });
+  // NaN becomes 0 either way.
+  load_ahead<4, PREDICT_THREADS>(a.units + size_t(blockIdx.y) * rank, rank, thread, [&](int unit, float value) {
+    units[unit] = a.is_linear && value == value ? value : fmaxf(value, 0.0f);
+  });
   for (int unit = rank + thread; unit < blocks * BLOCK; unit += PREDICT_THREADS) units[unit] = 0.0f;
 #pragma unroll
   for (int index = 0; index < WIDTH; index++) sums[index * PITCH + thread] = 0.0f;
@@ -92,7 +96,7 @@ __device__ __forceinline__ void predict(const Predict& a) {
   for (int half = group; half < 2 * blocks; half += GROUPS) {
     const float* values = units + half * UNITS;
     unsigned active = 0;
-    for (int unit = 0; unit < UNITS; unit++) active |= unsigned(values[unit] > 0.0f) << unit;
+    for (int unit = 0; unit < UNITS; unit++) active |= unsigned(values[unit] != 0.0f) << unit;
     float half_sums[WIDTH] = {};
 #pragma unroll 1
     while (active) {

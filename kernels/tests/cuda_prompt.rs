@@ -417,6 +417,7 @@ fn batched_predictions_equal_those_of_single_tokens() {
             b_scales: None,
             bias: upload(device, &noise(22, neurons)),
             threshold: 0.1,
+            is_linear: true,
         };
         let words = neurons.div_ceil(32);
         let predict = |x: &[f32], tokens: usize| {

@@ -1,6 +1,6 @@
 //! Header of every artifact.
 
-use std::{collections::BTreeMap, fmt, path::Path};
+use std::{collections::BTreeMap, fmt, ops::RangeInclusive, path::Path};
 
 use serde::{Deserialize, Serialize};
 
@@ -85,6 +85,17 @@ impl Header {
         format: &str,
         supported: u32,
     ) -> Result<(), ArtifactError> {
+        self.check_versions(path, format, supported..=supported)
+    }
+
+    /// As [`check_format`](Self::check_format), if several versions are supported.
+    pub(crate) fn check_versions(
+        &self,
+        path: &Path,
+        format: &str,
+        versions: RangeInclusive<u32>,
+    ) -> Result<(), ArtifactError> {
+        let supported = *versions.end();
         if self.format != format {
             return Err(ArtifactError::WrongFormat {
                 path: path.to_owned(),
@@ -101,7 +112,7 @@ impl Header {
                 tool: self.tool.clone(),
             });
         }
-        if self.version < supported {
+        if self.version < *versions.start() {
             return Err(ArtifactError::TooOld {
                 path: path.to_owned(),
                 format: format.to_owned(),

@@ -1,9 +1,9 @@
 //! `predictors.safetensors`: how each layer's active neurons are found without computing all of them: by
-//! an MLP, by gate signs, or by thresholds.
+//! a network, by gate signs, or by thresholds.
 //!
-//! MLP: `logits = B · relu(A · x) + b` with A `[rank, hidden]` and B `[neurons, rank]` in the file's
-//! format and b `[neurons]` in BF16 or F32; x is the FFN input after its norm or, as the header states,
-//! before it. A neuron is computed if its logit is at least the layer's threshold. Layers without a
+//! Network: `logits = B · relu(A · x) + b`, or `B · A · x + b` if the layer's summary says `is_linear`
+//! (since version 3), with A `[rank, hidden]` and B `[neurons, rank]` in the file's format and b
+//! `[neurons]` in BF16 or F32; x is the FFN input after its norm or, as the header states, before it. A neuron is computed if its logit is at least the layer's threshold. Layers without a
 //! predictor have no such tensors.
 //!
 //! In a bundle B is transposed: its column j, the weights of hidden unit j, is a row of `units`
@@ -40,8 +40,10 @@ use crate::{
 
 /// Format name in the header.
 pub const FORMAT: &str = "powerinfer-predictors";
-/// Version that this program reads and writes.
-pub const VERSION: u32 = 2;
+/// Version that this program writes.
+pub const VERSION: u32 = 3;
+/// Oldest version that it reads: without linear predictors.
+const OLDEST: u32 = 2;
 /// File name.
 pub const FILE: &str = "predictors.safetensors";
 /// Format of the biases in new files; F32 is read too.
@@ -149,7 +151,7 @@ impl PredictorFile {
     /// The file cannot be read, has another format or version, or is damaged.
     pub fn from_bytes(path: &Path, bytes: FileBytes) -> Result<Self, ArtifactError> {
         let file = TensorFile::from_bytes(path, bytes)?;
-        let mut header = file.header(FORMAT, VERSION)?;
+        let mut header = file.header_since(FORMAT, OLDEST..=VERSION)?;
         // Those in a bundle have none: the manifest has their digest.
         file.check_content(&mut header)?;
         let layers = header.settings.remove(LAYERS_SETTING).unwrap_or_default();

@@ -2,6 +2,7 @@
 
 use std::{
     ops::Range,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
 };
 
@@ -185,6 +186,15 @@ impl TensorFile {
     ///
     /// There is no header, or it has another format or version.
     pub fn header(&self, format: &str, supported: u32) -> Result<Header, ArtifactError> {
+        self.header_since(format, supported..=supported)
+    }
+
+    /// As [`header`](Self::header), if several versions are supported.
+    pub(crate) fn header_since(
+        &self,
+        format: &str,
+        versions: RangeInclusive<u32>,
+    ) -> Result<Header, ArtifactError> {
         let text = self
             .text(HEADER_KEY)
             .ok_or_else(|| ArtifactError::WrongFormat {
@@ -197,7 +207,7 @@ impl TensorFile {
                 path: self.path.clone(),
                 source,
             })?;
-        header.check_format(&self.path, format, supported)?;
+        header.check_versions(&self.path, format, versions)?;
         Ok(header)
     }
 

@@ -90,7 +90,7 @@ fn prediction(file: &PredictorFile, isa: Isa) -> String {
         } else {
             table.row(vec![
                 layer.layer.to_string(),
-                format!("rank {}", layer.rank),
+                format!("rank {}, {}", layer.rank, made(layer)),
                 ByteSize(layer.bytes).to_string(),
                 time_of_predictor(file, layer, isa).map_or_else(none, |us| format!("{us:.1}")),
                 percent(layer.recall),
@@ -118,6 +118,16 @@ fn prediction(file: &PredictorFile, isa: Isa) -> String {
         }
     }
     table.to_string()
+}
+
+/// How a network was made.
+fn made(layer: &PredictorSummary) -> String {
+    match (layer.is_linear, layer.steps) {
+        (true, 0) => "calculated".to_owned(),
+        (true, steps) => format!("calculated and {steps} steps"),
+        (false, 0) => "with ReLU".to_owned(),
+        (false, steps) => format!("with ReLU, {steps} steps"),
+    }
 }
 
 /// A row per layer and score: the share of neurons computed at some relative FFN errors.
@@ -152,7 +162,8 @@ fn time_of_predictor(file: &PredictorFile, layer: &PredictorSummary, isa: Isa) -
     let (mut middle, mut logits) = (vec![0.0; layer.rank], vec![0.0; neurons]);
     Some(median_microseconds(|| {
         isa.gemv(&a, &x, &mut middle);
-        let active = (0..layer.rank as u32).filter(|unit| middle[*unit as usize] > 0.0);
+        let active =
+            (0..layer.rank as u32).filter(|unit| layer.is_linear || middle[*unit as usize] > 0.0);
         let active: Vec<u32> = active.collect();
         let values: Vec<f32> = active.iter().map(|unit| middle[*unit as usize]).collect();
         logits.fill(0.0);

@@ -1,8 +1,11 @@
 //! The stage that makes predictors: its options and its report.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use powerinfer_artifact::{
     ByteSize, Shard, counted, numbered,
     predictor_file::{self, PredictorFile, PredictorSummary},
@@ -12,7 +15,7 @@ use powerinfer_artifact::{
 use powerinfer_import::{OriginalPredictors, PredictedSizes};
 use powerinfer_model::Checkpoint;
 use powerinfer_pipeline::{ByteBudget, DEFAULT_TARGETS, Stage, Training};
-use powerinfer_predictor::{Import, QUANT_SETTING, Recipe, Sizing, Targets, is_current};
+use powerinfer_predictor::{Import, Method, QUANT_SETTING, Recipe, Sizing, Targets, is_current};
 use powerinfer_profile::Profile;
 use powerinfer_tensor::{Format, TensorError};
 
@@ -35,6 +38,14 @@ pub(crate) struct TrainingArguments {
     /// Bytes of all predictors, at most: a size, or a share of the model's bytes
     #[arg(long, value_name = "SIZE|SHARE%", default_value = "3%")]
     max_bytes: ByteBudget,
+    /// How predictors are made: `closed-form`: calculated in seconds per layer; `trained`: from random weights, as in the
+    /// paper; `auto`: calculated, then trained in layers where that saves bytes [default: auto, with `--sizing paper`
+    /// trained]
+    #[arg(long, value_name = "METHOD", value_parser = method)]
+    method: Option<Method>,
+    /// Minutes for all predictors, after which `auto` trains no more
+    #[arg(long, value_name = "MINUTES", value_parser = minutes)]
+    max_time: Option<Duration>,
     /// How a predictor's rank is found: `evidence`: the rank at which a token reads the fewest bytes; `paper`: the
     /// paper's rule, ignores contribution recall
     #[arg(long, value_name = "METHOD", default_value = "evidence", value_parser = sizing)]
@@ -67,6 +78,19 @@ fn predictor_format(name: &str) -> Result<Format, String> {
     }
 }
 
+/// The method of this name.
+fn method(name: &str) -> Result<Method, String> {
+    let known = Method::ALL.into_iter().find(|way| way.name() == name);
+    known.ok_or_else(|| "give `auto`, `closed-form` or `trained`".to_owned())
+}
+
+/// A number of minutes.
+fn minutes(text: &str) -> Result<Duration, String> {
+    let minutes = text.parse::<f64>().ok().filter(|minutes| *minutes > 0.0);
+    let time = minutes.and_then(|minutes| Duration::try_from_secs_f64(60.0 * minutes).ok());
+    time.ok_or_else(|| "give a number of minutes, such as `20`".to_owned())
+}
+
 /// The sizing method of this name.
 fn sizing(name: &str) -> Result<Sizing, String> {
     let known = Sizing::ALL.into_iter().find(|way| way.name() == name);
@@ -74,6 +98,25 @@ fn sizing(name: &str) -> Result<Sizing, String> {
 }
 
 impl TrainingArguments {
+    /// The method, if the options agree on one.
+    fn method(&self) -> Result<Method> {
+        let method = match (self.method, self.sizing) {
+            (None, Sizing::Paper) => Method::Trained,
+            (Some(other), Sizing::Paper) if other != Method::Trained => bail!(
+                "`--sizing paper` trains every network; omit `--method {}`",
+                other.name()
+            ),
+            (method, _) => method.unwrap_or_default(),
+        };
+        if self.max_time.is_some() && method != Method::Auto {
+            bail!(
+                "`--max-time` limits the training of `--method auto`; omit one of `--max-time` and `--method {}`",
+                method.name()
+            );
+        }
+        Ok(method)
+    }
+
     /// The targets, if any is given.
     fn targets(&self) -> Option<Targets> {
         if self.recall.is_none() && self.contribution_recall.is_none() {
@@ -154,6 +197,8 @@ impl TrainingArguments {
                 let training = Training {
                     targets: self.targets().unwrap_or(DEFAULT_TARGETS),
                     max_bytes: self.max_bytes,
+                    method: self.method()?,
+                    max_time: self.max_time,
                     sizing: self.sizing,
                     steps: self.steps,
                     patience: self.patience,

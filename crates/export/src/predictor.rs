@@ -7,6 +7,7 @@
 //!   `B · relu(A·diag(w) · r) + ρ·b`, of the same sign. Without a bias, and with threshold 0, this is exact.
 //! * Otherwise `ρ·(b − t)` is added by further hidden units: for random directions g, the mean of `|g·r|` is `√(2/π)·‖r‖`,
 //!   and `|g·r| = relu(g·r) + relu(−g·r)`. This is an approximation.
+//! * A linear predictor has pairs of hidden units: `A · x = relu(A · x) − relu(−A · x)`. This is exact.
 //! * A layer that computes all neurons has a predictor of zeros: every logit is 0, which is not below the threshold.
 
 use std::f32::consts::FRAC_2_PI;
@@ -14,7 +15,7 @@ use std::f32::consts::FRAC_2_PI;
 use powerinfer_artifact::{
     Hint, Progress,
     plan::Policy,
-    predictor_file::{PredictorFile, PredictorInput},
+    predictor_file::{PredictorFile, PredictorInput, PredictorSummary},
     random::Random,
 };
 use powerinfer_bundle::Bundle;
@@ -147,8 +148,11 @@ impl<'a> Predictors<'a> {
     /// Number of hidden units of a layer, in whole blocks as the original's kernels need.
     pub(crate) fn rank(&self, layer: usize) -> usize {
         let own = || {
-            let file = self.bundle.predictors();
-            file.map_or(0, |file| file.layers()[layer].rank)
+            let summary = self.bundle.predictors().map(|file| &file.layers()[layer]);
+            summary.map_or(0, |summary| match summary.is_linear {
+                true => 2 * summary.rank,
+                false => summary.rank,
+            })
         };
         let units = match self.forms[layer] {
             Form::All => 1,
@@ -258,7 +262,15 @@ impl<'a> Predictors<'a> {
         for (place, value) in stored.bias.iter().enumerate() {
             bias[order[place] as usize] = *value;
         }
-        let threshold = file.layers()[layer].threshold;
+        let PredictorSummary {
+            threshold,
+            is_linear,
+            ..
+        } = file.layers()[layer];
+        let (rank, a, b) = match is_linear {
+            true => (2 * rank, with_negatives(&a, hidden), with_negatives(&b, 1)),
+            false => (rank, a, b),
+        };
         Ok(Own {
             rank,
             a,
@@ -346,6 +358,15 @@ fn used(
     let config = bundle.config();
     let stored = file.find_units(layer, config.hidden_size, config.ffn_size)?;
     Ok(stored.map(|stored| (file, (stored.bias, file.layers()[layer].threshold))))
+}
+
+/// Each `width` values, followed by their negatives: the units `A · x` of a linear predictor are `relu(A · x) − relu(−A · x)`.
+fn with_negatives(values: &[f32], width: usize) -> Vec<f32> {
+    let pairs = values.chunks_exact(width).map(|values| {
+        let negatives = values.iter().map(|value| -value);
+        values.iter().copied().chain(negatives)
+    });
+    pairs.flatten().collect()
 }
 
 /// `second · relu(first · x)`.

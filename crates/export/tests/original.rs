@@ -44,6 +44,7 @@ fn normal(random: &mut Random, count: usize) -> Vec<f32> {
 #[derive(Debug)]
 struct Network {
     rank: usize,
+    is_linear: bool,
     a: Vec<f32>,
     b: Vec<f32>,
     bias: Vec<f32>,
@@ -56,6 +57,7 @@ impl Network {
         let rank = 32;
         Self {
             rank,
+            is_linear: false,
             a: normal(random, rank * config.hidden_size),
             b: normal(random, config.ffn_size * rank),
             bias: (normal(random, config.ffn_size).iter())
@@ -66,7 +68,12 @@ impl Network {
     }
 
     fn predicts(&self, x: &[f32]) -> Vec<bool> {
-        let logits = product(&self.a, &self.b, self.rank, x);
+        let mut logits = product(&self.a, &self.b, self.rank, x);
+        if self.is_linear {
+            let negative: Vec<f32> = x.iter().map(|x| -x).collect();
+            let subtracted = product(&self.a, &self.b, self.rank, &negative);
+            (logits.iter_mut().zip(subtracted)).for_each(|(logit, less)| *logit -= less);
+        }
         let logits = logits.iter().zip(&self.bias);
         logits
             .map(|(logit, bias)| logit + bias >= self.threshold)
@@ -115,6 +122,7 @@ fn predictors(
         .enumerate()
         .map(|(layer, network)| PredictorSummary {
             rank: network.rank,
+            is_linear: network.is_linear,
             threshold: network.threshold,
             ..PredictorSummary::none(layer)
         });
@@ -306,6 +314,7 @@ fn files_of_the_original_come_out_as_they_went_in() {
         let networks: Vec<Network> = (originals.into_iter())
             .map(|it| Network {
                 rank: it.rank,
+                is_linear: false,
                 a: it.fc1,
                 b: it.fc2,
                 bias: vec![0.0; 1024],
@@ -484,10 +493,11 @@ fn predictors_of_the_normed_state_predict_the_same_from_the_residual() {
     let checkpoint = checkpoint(&llama(), &folder.path().join("model"));
     let config = checkpoint.config();
     let packed = folder.path().join("bundle");
-    for (bias, threshold, least, rank) in [(0.0, 0.0, 0.9995, 32), (4.0, 1.0, 0.97, 160)] {
-        let networks: Vec<Network> = (0..2)
-            .map(|seed| Network::random(config, bias, threshold, seed))
-            .collect();
+    for (bias, threshold, least, ranks) in
+        [(0.0, 0.0, 0.9995, [32, 64]), (4.0, 1.0, 0.97, [160, 192])]
+    {
+        let mut networks = [0, 1].map(|seed| Network::random(config, bias, threshold, seed));
+        networks[1].is_linear = true;
         let file = predictors(&checkpoint, &networks, Format::F32, "normed", folder.path());
         let bundle = bundle(
             &checkpoint,
@@ -508,7 +518,7 @@ fn predictors_of_the_normed_state_predict_the_same_from_the_residual() {
         let (threshold, exported) = read_predictors(&out, config);
         assert_eq!(threshold, 0.0);
         for (layer, (exported, network)) in exported.iter().zip(&networks).enumerate() {
-            assert_eq!(exported.rank, rank);
+            assert_eq!(exported.rank, ranks[layer]);
             let norm = Weight::Layer(layer, LayerWeight::FfnNorm);
             let norm = checkpoint.read(norm).unwrap();
             let normed = |state: &[f32]| {

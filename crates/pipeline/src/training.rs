@@ -1,11 +1,11 @@
 //! How predictors are trained unless something else is asked for.
 
-use std::str::FromStr;
+use std::{str::FromStr, time::Duration};
 
 use powerinfer_artifact::ByteSize;
 use powerinfer_bundle::weight_bytes;
 use powerinfer_model::{Checkpoint, ModelConfig};
-use powerinfer_predictor::{Settings, Sizing, Targets};
+use powerinfer_predictor::{Method, Settings, Sizing, Targets};
 use powerinfer_tensor::Format;
 
 /// Targets of trained predictors.
@@ -24,6 +24,10 @@ pub struct Training {
     pub targets: Targets,
     /// Bytes of all predictors, at most.
     pub max_bytes: ByteBudget,
+    /// How predictors are made.
+    pub method: Method,
+    /// Time for all predictors, after which none is trained that is calculated already.
+    pub max_time: Option<Duration>,
     /// How a predictor's rank is found.
     pub sizing: Sizing,
     /// Optimiser steps per network, at most.
@@ -39,6 +43,8 @@ impl Default for Training {
         Self {
             targets: DEFAULT_TARGETS,
             max_bytes: ByteBudget::Share(0.03),
+            method: Method::Auto,
+            max_time: None,
             sizing: Sizing::Evidence,
             steps: 2000,
             patience: 60,
@@ -62,6 +68,8 @@ impl Training {
                 },
             },
             layer_bytes: self.max_bytes.per_layer(config, quant),
+            method: self.method,
+            max_time: self.max_time,
             sizing: self.sizing,
             steps: self.steps,
             patience: self.patience,

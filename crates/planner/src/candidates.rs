@@ -4,6 +4,7 @@
 use powerinfer_artifact::{
     placement_inputs::{LayerCosts, LayerInputs},
     plan::{Policy, Score, Threshold},
+    predictor_file::PredictorSummary,
     threshold_curve::{ThresholdCurve, lerp, neighbours},
 };
 use powerinfer_bundle::{Bundle, neuron_bytes};
@@ -70,9 +71,14 @@ impl<'a> ModeBuilder<'a> {
         LayerMode::exact(self.shape)
     }
 
-    /// Policy `predicted`, with a predictor of `rank` hidden units in format `format`.
-    pub(crate) fn predicted(self, format: Format, rank: usize, quality: Quality) -> LayerMode {
-        let work = predictor_work(self.config, format, rank);
+    /// Policy `predicted`, with a predictor of `units` in format `format`.
+    pub(crate) fn predicted(
+        self,
+        format: Format,
+        units: HiddenUnits,
+        quality: Quality,
+    ) -> LayerMode {
+        let work = predictor_work(self.config, format, units);
         LayerMode::predicted(Policy::Predicted, self.shape, quality.with(work))
     }
 
@@ -115,21 +121,42 @@ impl<'a> ModeBuilder<'a> {
     }
 }
 
-/// ReadCost of a predictor of `rank` hidden units for a token: all of A, the rows of B of the active units (about half of
-/// them after ReLU), and the `f32` values per neuron.
-pub(crate) fn predictor_work(config: &ModelConfig, format: Format, rank: usize) -> ReadCost {
+/// Hidden units of a predictor.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HiddenUnits {
+    pub(crate) rank: usize,
+    /// Whether there is no ReLU.
+    pub(crate) is_linear: bool,
+}
+
+impl From<&PredictorSummary> for HiddenUnits {
+    fn from(summary: &PredictorSummary) -> Self {
+        Self {
+            rank: summary.rank,
+            is_linear: summary.is_linear,
+        }
+    }
+}
+
+/// ReadCost of a predictor of `units` for a token: all of A, the rows of B of the active units (about half of them after
+/// ReLU), and the `f32` values per neuron.
+pub(crate) fn predictor_work(config: &ModelConfig, format: Format, units: HiddenUnits) -> ReadCost {
+    let HiddenUnits { rank, is_linear } = units;
     let neurons = config.ffn_size;
     let blocks = match format {
         Format::F32 | Format::F16 | Format::Bf16 => 0,
         Format::Q8_0 | Format::Q4K | Format::Q4_0 => rank.div_ceil(BLOCK),
     };
-    let active_units = rank as f64 / 2.0;
+    // In B, half of the active rows follow an inactive one, unless all are active.
+    let (active_units, scattered_rows) = match is_linear {
+        true => (rank as f64, 0.0),
+        false => (rank as f64 / 2.0, rank as f64 / 4.0),
+    };
     ReadCost {
         bytes: (rank * format.row_bytes(config.hidden_size)) as f64
             + active_units * format.row_bytes(neurons) as f64
             + ((blocks + 1) * neurons * size_of::<f32>()) as f64,
-        // A is contiguous. In B, half of the active rows follow an inactive one.
-        scattered_rows: active_units / 2.0,
+        scattered_rows,
         axpy_rows: active_units,
     }
 }
@@ -162,7 +189,7 @@ pub(crate) fn audited(
             Policy::Dense => modes.dense(None),
             Policy::Exact => modes.exact(),
             Policy::Predicted => match predictor {
-                Some((summary, format)) => modes.predicted(format, summary.rank, quality),
+                Some((summary, format)) => modes.predicted(format, summary.into(), quality),
                 None => modes.reading(policy, 0, quality),
             },
             Policy::SignBit => {

@@ -171,7 +171,7 @@ impl<'a> Subject<'a> {
             if let Some(summary) = summary.filter(|summary| summary.rank > 0) {
                 let quality = quality(summary.predicted_sparsity, summary.recall);
                 let format = self.predictors.map_or(Format::Q4_0, PredictorFile::weights);
-                let mode = modes.predicted(format, summary.rank, quality);
+                let mode = modes.predicted(format, summary.into(), quality);
                 add(mode, frequencies, network_bytes, may);
             }
             if let Some(signs) = summary.and_then(|s| s.sign_bit.as_ref()) {

@@ -1,4 +1,4 @@
-//! AdamW steps on `logits = B · relu(A · x) + b`.
+//! AdamW steps on `logits = B · relu(A · x) + b`, or without ReLU.
 //!
 //! Blocks of neurons run through the whole step in parallel: logits, their gradient, the gradient of B's rows, and the update
 //! of the rows. So the logits of a batch are never in memory all together, and a block stays in the cache. Sums over blocks
@@ -7,7 +7,10 @@
 use candle_core::{Device, Result, Tensor};
 use rayon::prelude::*;
 
-use crate::loss::{self, Labels};
+use crate::{
+    loss::{self, Labels},
+    network::Weights,
+};
 
 /// Neurons per block.
 const BLOCK: usize = 512;
@@ -37,6 +40,7 @@ impl Batch {
 pub(crate) struct Descent {
     hidden: usize,
     rank: usize,
+    is_linear: bool,
     neurons: usize,
     /// `[rank, hidden]`.
     a: Parameters,
@@ -97,12 +101,20 @@ impl Parameters {
 }
 
 impl Descent {
-    /// Starts from A `[rank, hidden]`, B `[neurons, rank]` and b `[neurons]`.
-    pub(crate) fn new(rank: usize, a: &[f32], b: &[f32], bias: &[f32]) -> Self {
+    pub(crate) fn new(start: &Weights) -> Self {
+        let Weights {
+            rank,
+            is_linear,
+            a,
+            b,
+            bias,
+        } = start;
+        let (rank, is_linear) = (*rank, *is_linear);
         let blocks = b.chunks(BLOCK * rank).zip(bias.chunks(BLOCK)).enumerate();
         Self {
             hidden: a.len() / rank,
             rank,
+            is_linear,
             neurons: bias.len(),
             a: Parameters::new(a),
             blocks: blocks
@@ -116,24 +128,29 @@ impl Descent {
         }
     }
 
-    /// Current A, B and b.
-    pub(crate) fn weights(&self) -> [Vec<f32>; 3] {
+    /// The network as it is now.
+    pub(crate) fn weights(&self) -> Weights {
         let of_blocks = |part: fn(&Block) -> &Parameters| {
             let values = self.blocks.iter().map(part);
             values.flat_map(|part| &part.values).copied().collect()
         };
-        let a = self.a.values.clone();
-        [
-            a,
-            of_blocks(|block| &block.b),
-            of_blocks(|block| &block.bias),
-        ]
+        Weights {
+            rank: self.rank,
+            is_linear: self.is_linear,
+            a: self.a.values.clone(),
+            b: of_blocks(|block| &block.b),
+            bias: of_blocks(|block| &block.bias),
+        }
     }
 
-    /// `relu(A · x)`, `[tokens, rank]`.
+    /// `relu(A · x)` or `A · x`, `[tokens, rank]`.
     fn hidden_units(&self, batch: &Batch) -> Result<Tensor> {
         let a = matrix(&self.a.values, self.rank, self.hidden)?;
-        batch.inputs.matmul(&a.t()?)?.relu()
+        let units = batch.inputs.matmul(&a.t()?)?;
+        match self.is_linear {
+            true => Ok(units),
+            false => units.relu(),
+        }
     }
 
     /// Mean loss over a batch.
@@ -173,8 +190,10 @@ impl Descent {
                 *sum += gradient;
             }
         }
-        for (gradient, value) in hidden_gradient.iter_mut().zip(values(&hidden_units)?) {
-            *gradient = if value > 0.0 { *gradient } else { 0.0 };
+        if !self.is_linear {
+            for (gradient, value) in hidden_gradient.iter_mut().zip(values(&hidden_units)?) {
+                *gradient = if value > 0.0 { *gradient } else { 0.0 };
+            }
         }
         let is_finite = hidden_gradient.iter().sum::<f32>().is_finite();
         let hidden_gradient =
@@ -225,11 +244,11 @@ impl Block {
     }
 }
 
-fn matrix(values: &[f32], rows: usize, columns: usize) -> Result<Tensor> {
+pub(crate) fn matrix(values: &[f32], rows: usize, columns: usize) -> Result<Tensor> {
     Tensor::from_slice(values, (rows, columns), &Device::Cpu)
 }
 
-fn values(tensor: &Tensor) -> Result<Vec<f32>> {
+pub(crate) fn values(tensor: &Tensor) -> Result<Vec<f32>> {
     tensor.flatten_all()?.to_vec1()
 }
 
@@ -265,39 +284,50 @@ mod tests {
             let each = (0..count).map(|n| scale * ((n * 7919 % 101) as f32 / 50.0 - 1.0));
             each.collect()
         };
-        let before = [
-            parameters(3 * 8, 0.5),
-            parameters(600 * 3, 0.5),
-            parameters(600, 1.0),
-        ];
-        let network = |[a, b, bias]: &[Vec<f32>; 3]| Descent::new(3, a, b, bias);
-        let mut descent = network(&before);
-        let learning_rate = 1e-3;
-        assert!(descent.step(&batch, learning_rate).unwrap());
-        let after = descent.weights();
-        let mut compared = 0;
-        for (part, stride) in [(0, 1), (1, 97), (2, 53)] {
-            for index in (0..before[part].len()).step_by(stride) {
-                let loss = |change: f32| {
-                    let mut weights = before.clone();
-                    weights[part][index] += change;
-                    network(&weights).loss(&batch).unwrap()
-                };
-                let slope = (loss(1e-2) - loss(-1e-2)) / 2e-2;
-                if slope.abs() < 1e-7 {
-                    continue; // below rounding
+        for is_linear in [false, true] {
+            let before = [
+                parameters(3 * 8, 0.5),
+                parameters(600 * 3, 0.5),
+                parameters(600, 1.0),
+            ];
+            let network = |[a, b, bias]: [Vec<f32>; 3]| {
+                Descent::new(&Weights {
+                    rank: 3,
+                    is_linear,
+                    a,
+                    b,
+                    bias,
+                })
+            };
+            let mut descent = network(before.clone());
+            let learning_rate = 1e-3;
+            assert!(descent.step(&batch, learning_rate).unwrap());
+            let Weights { a, b, bias, .. } = descent.weights();
+            let after = [a, b, bias];
+            let mut compared = 0;
+            for (part, stride) in [(0, 1), (1, 97), (2, 53)] {
+                for index in (0..before[part].len()).step_by(stride) {
+                    let loss = |change: f32| {
+                        let mut weights = before.clone();
+                        weights[part][index] += change;
+                        network(weights).loss(&batch).unwrap()
+                    };
+                    let slope = (loss(1e-2) - loss(-1e-2)) / 2e-2;
+                    if slope.abs() < 1e-7 {
+                        continue; // below rounding
+                    }
+                    compared += 1;
+                    // The first step of AdamW has the size of the learning rate.
+                    let decay = WEIGHT_DECAY * before[part][index];
+                    let moved = (after[part][index] - before[part][index]) / learning_rate as f32;
+                    let expected = -(slope.signum() as f32) - decay;
+                    assert!(
+                        (moved - expected).abs() < 0.02,
+                        "{part} {index}: {moved} {slope}"
+                    );
                 }
-                compared += 1;
-                // The first step of AdamW has the size of the learning rate.
-                let decay = WEIGHT_DECAY * before[part][index];
-                let moved = (after[part][index] - before[part][index]) / learning_rate as f32;
-                let expected = -(slope.signum() as f32) - decay;
-                assert!(
-                    (moved - expected).abs() < 0.02,
-                    "{part} {index}: {moved} {slope}"
-                );
             }
+            assert!(compared > 40, "{compared}");
         }
-        assert!(compared > 40, "{compared}");
     }
 }

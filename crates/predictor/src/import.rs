@@ -75,6 +75,8 @@ fn network(original: &OriginalPredictor, weights: Format) -> Option<Network> {
     let (hidden, neurons) = (original.fc1.len() / rank, original.fc2.len() / rank);
     let network = Network {
         rank,
+        is_linear: false,
+        steps: 0,
         input: PredictorInput::Residual,
         a: pack(weights, rank, hidden, &original.fc1),
         b: pack(weights, neurons, rank, &original.fc2),

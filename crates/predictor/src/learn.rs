@@ -3,7 +3,7 @@
 //! A sixteenth of the training tokens is used for validation. The held-out part of the samples is not involved; it is for
 //! evaluation only.
 
-use std::f64::consts::PI;
+use std::{f64::consts::PI, time::Instant};
 
 use candle_core::{Device, Tensor};
 use powerinfer_artifact::random::Random;
@@ -49,6 +49,8 @@ pub(crate) struct Schedule {
     pub(crate) seed: u64,
     pub(crate) layer: usize,
     pub(crate) cost: MissCost,
+    /// Time from which the schedule ends soon.
+    pub(crate) deadline: Option<Instant>,
 }
 
 /// Result of a training run.
@@ -104,7 +106,7 @@ pub(crate) fn learn(
     schedule: Schedule,
     mut between: impl FnMut() -> Result<(), PredictorError>,
 ) -> Result<Learnt, PredictorError> {
-    let mut descent = Descent::new(start.rank, &start.a, &start.b, &start.bias);
+    let mut descent = Descent::new(start);
     let split = Split::new(samples.tokens());
     let mut random = Random::new(schedule.seed);
     let learning = split.learning_count();
@@ -148,14 +150,8 @@ pub(crate) fn learn(
             return Err(diverged);
         }
         if loss < best.loss {
-            let [a, b, bias] = descent.weights();
             best = Learnt {
-                weights: Weights {
-                    rank: start.rank,
-                    a,
-                    b,
-                    bias,
-                },
+                weights: descent.weights(),
                 steps: step,
                 loss,
             };
@@ -167,7 +163,8 @@ pub(crate) fn learn(
             best.steps = step;
             break;
         }
-        if step - improved_at >= schedule.patience {
+        let is_late = schedule.deadline.is_some_and(|end| Instant::now() >= end);
+        if is_late || step - improved_at >= schedule.patience {
             // A well-trained start gets worse at a high rate before it improves at a low one.
             pace = pace.max((1.0 - progress) * schedule.steps as f64 / COOL_DOWN);
         } else if step > WARM_UP && loss > (1.0 - PROGRESS) * before {
@@ -205,6 +202,7 @@ mod tests {
         seed: 5,
         layer: 3,
         cost: MissCost::ByContribution(3.0),
+        deadline: None,
     };
 
     fn start() -> Weights {
@@ -234,7 +232,7 @@ mod tests {
         assert!(learnt.steps < SCHEDULE.steps / 2, "{}", learnt.steps);
         let validation = batch(&samples, &Split::new(2000).validation(), SCHEDULE.cost).unwrap();
         let loss = |weights: &Weights| {
-            let descent = Descent::new(16, &weights.a, &weights.b, &weights.bias);
+            let descent = Descent::new(weights);
             descent.loss(&validation).unwrap()
         };
         assert!(learnt.loss < 0.2 * loss(&start()), "{}", learnt.loss);

@@ -6,6 +6,7 @@
 //!
 //! Internal: programs use the crate `powerinfer`; this interface changes without notice.
 mod calibrate;
+mod closed_form;
 mod descent;
 mod error;
 mod import;
@@ -27,5 +28,5 @@ pub use calibrate::Targets;
 pub use error::PredictorError;
 pub use import::Import;
 pub use make::{QUANT_SETTING, Recipe, is_current, make, merge};
-pub use settings::{Settings, Sizing};
+pub use settings::{Method, Settings, Sizing};
 pub use verdict::FEWEST_SAMPLES;

@@ -45,7 +45,7 @@ impl Labels {
     }
 
     /// Active neurons of token `place` within `first..first + count`, relative to `first`.
-    fn within(
+    pub(crate) fn within(
         &self,
         place: usize,
         first: usize,
@@ -101,7 +101,7 @@ fn softplus(z: f32) -> f32 {
 }
 
 /// `1/(1+e⁻ᶻ)` with a relative error of 10⁻⁶, without calls or branches so that it is vectorised. NaN stays NaN.
-fn sigmoid(z: f32) -> f32 {
+pub(crate) fn sigmoid(z: f32) -> f32 {
     // e⁻ᶻ = 2ⁿ·2ᶠ with n = round(−z·log₂e): adding 1.5·2²³ rounds and leaves n in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let exponent = (-z * std::f32::consts::LOG2_E).clamp(-120.0, 120.0);

@@ -1,6 +1,6 @@
 //! Makes the predictors of all layers; resumable layer by layer.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, time::Instant};
 
 use powerinfer_artifact::{
     ByteSize, Header, Progress, Shard, TensorFile, counted,
@@ -15,12 +15,12 @@ use powerinfer_artifact::{
     write::{Contents, PartialFolder},
 };
 use powerinfer_kernels::Isa;
-use powerinfer_model::{Checkpoint, ModelConfig};
+use powerinfer_model::{Checkpoint, LayerWeight, ModelConfig, Weight};
 use powerinfer_profile::Profile;
 use powerinfer_tensor::Format;
 
 use crate::{
-    Import, PredictorError, Settings, Targets,
+    Import, Method, PredictorError, Settings, Targets,
     calibrate::Quality,
     import::imported_network,
     network::Network,
@@ -96,6 +96,8 @@ impl Recipe {
                 let Settings {
                     targets,
                     layer_bytes,
+                    method,
+                    max_time,
                     sizing,
                     steps,
                     patience,
@@ -108,6 +110,8 @@ impl Recipe {
                     .with_setting("recall", targets.recall)
                     .with_setting("contribution_recall", targets.contribution_recall)
                     .with_setting("layer_bytes", layer_bytes)
+                    .with_setting("method", method.name())
+                    .with_setting("max_time", max_time.map(|time| time.as_secs()))
                     .with_setting("sizing", sizing.name())
                     .with_setting("steps", steps)
                     .with_setting("patience", patience)
@@ -218,24 +222,30 @@ pub fn make(
     }
 
     let doing = match recipe {
+        Recipe::Train(settings) if settings.method == Method::ClosedForm => {
+            "calculating predictors"
+        }
         Recipe::Train(_) => "training predictors",
         Recipe::Import(_) => "importing predictors",
     };
     let mut remarks = Remarks::default();
+    let started = Instant::now();
     progress.begin(doing, layers.len() as u64, "layers");
     progress.skip(files.len() as u64)?;
     for layer in layers[files.len()..].iter().copied() {
         let mut made = Made::default();
         match recipe {
             Recipe::Train(settings) if profile.document().has_exact_zeros => {
-                match best_network(layer, profile, *settings, isa, progress)? {
+                let gate = checkpoint.read(Weight::Layer(layer, LayerWeight::Gate))?;
+                let deadline = settings.max_time.and_then(|time| started.checked_add(time));
+                match best_network(layer, profile, &gate, *settings, deadline, isa, progress)? {
                     Ok(best) => {
                         remarks.check(layer, &best.1);
                         made.network = Some(best);
                     }
                     Err(refusal) => remarks.refuse(layer, refusal),
                 }
-                made.sign_bit = sign_bits(layer, profile, checkpoint, settings.targets, isa)?;
+                made.sign_bit = sign_bits(layer, profile, &gate, settings.targets, isa)?;
             }
             Recipe::Train(_) => made.thresholds = Some(thresholds(layer, profile, checkpoint)?),
             Recipe::Import(import) => {
@@ -385,6 +395,8 @@ fn write_layer(
         Some((network, quality)) => PredictorSummary {
             layer,
             rank: network.rank,
+            is_linear: network.is_linear,
+            steps: network.steps as u64,
             threshold: quality.threshold,
             bytes: network.bytes() as u64,
             recall: quality.recall,

@@ -1,4 +1,4 @@
-//! A predictor: `logits = B · relu(A · x) + b`.
+//! A predictor: `logits = B · relu(A · x) + b`, or linear, `B · A · x + b`.
 //!
 //! The bias is an addition to the published `B · relu(A · x)`: without it the network spends rank on the activation frequency
 //! of each neuron.
@@ -15,6 +15,10 @@ use crate::calibrate::Predicts;
 /// A predictor in its stored format, which the runtime computes with.
 pub(crate) struct Network {
     pub(crate) rank: usize,
+    /// Whether there is no ReLU.
+    pub(crate) is_linear: bool,
+    /// Optimiser steps of training.
+    pub(crate) steps: usize,
     pub(crate) input: PredictorInput,
     pub(crate) a: OwnedMatrix,
     pub(crate) b: OwnedMatrix,
@@ -22,10 +26,12 @@ pub(crate) struct Network {
     pub(crate) bias: OwnedMatrix,
 }
 
-/// A network in `f32`, for training.
+/// A network in `f32`.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Weights {
     pub(crate) rank: usize,
+    /// Whether there is no ReLU.
+    pub(crate) is_linear: bool,
     /// `[rank, hidden]`.
     pub(crate) a: Vec<f32>,
     /// `[neurons, rank]`.
@@ -45,6 +51,7 @@ impl Weights {
         };
         Self {
             rank,
+            is_linear: false,
             a: normal(rank, hidden),
             b: normal(bias.len(), rank),
             bias,
@@ -81,17 +88,20 @@ impl Weights {
         }
         Self {
             rank,
+            is_linear: self.is_linear,
             a,
             b,
             bias: self.bias.clone(),
         }
     }
 
-    /// Quantises or converts the network to `format`.
-    pub(crate) fn pack(&self, format: Format) -> Network {
+    /// Quantises or converts the network, trained for `steps`, to `format`.
+    pub(crate) fn pack(&self, format: Format, steps: usize) -> Network {
         let (hidden, neurons) = (self.a.len() / self.rank, self.bias.len());
         Network {
             rank: self.rank,
+            is_linear: self.is_linear,
+            steps,
             input: PredictorInput::Normed,
             a: pack(format, self.rank, hidden, &self.a),
             b: pack(format, neurons, self.rank, &self.b),
@@ -120,9 +130,11 @@ impl Predicts for Network {
     fn logits(&self, isa: Isa, x: &[f32], logits: &mut [f32]) {
         let mut hidden_units = vec![0.0; self.rank];
         isa.gemv(&self.a.as_view(), x, &mut hidden_units);
-        hidden_units
-            .iter_mut()
-            .for_each(|value| *value = value.max(0.0));
+        if !self.is_linear {
+            hidden_units
+                .iter_mut()
+                .for_each(|value| *value = value.max(0.0));
+        }
         isa.gemv(&self.b.as_view(), &hidden_units, logits);
         let bias = self.bias.as_view();
         for (neuron, logit) in logits.iter_mut().enumerate() {

@@ -16,7 +16,7 @@ const SKEWED: f64 = 0.4;
 impl Search<'_> {
     /// The smallest accurate network that was found, or the largest within the budget.
     pub(crate) fn as_in_the_paper(&mut self) -> Result<Tried, PredictorError> {
-        let mut index = self.guess();
+        let mut index = self.guess(1.0);
         let mut best = self.try_rank(self.ladder[index], None)?;
         if self.known.most < SKEWED {
             while self.is_accurate(&best) && index > 0 {

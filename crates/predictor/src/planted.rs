@@ -26,21 +26,35 @@ pub(crate) const EASY: Planted = Planted {
     threshold: 1.65,
 };
 
-/// Generates samples of this shape.
-pub(crate) fn planted(shape: Planted, seed: u64) -> Traces {
-    let mut random = Random::new(seed);
+/// V `[rank, hidden]` and U `[neurons, rank]`.
+fn factors(shape: Planted, random: &mut Random) -> [Tensor; 2] {
     let scaled = |values: Vec<f32>, by: &dyn Fn(usize) -> f32| -> Vec<f32> {
         let values = values.into_iter().enumerate();
         values.map(|(index, value)| value * by(index)).collect()
     };
     let (hidden, neurons, rank) = (shape.hidden, shape.neurons, shape.rank);
     let direction = 1.0 / (hidden as f32).sqrt();
-    let v = scaled(normal(&mut random, rank * hidden), &|_| direction);
+    let v = scaled(normal(random, rank * hidden), &|_| direction);
     let v = Tensor::from_vec(v, (rank, hidden), &Device::Cpu).unwrap();
     let all: f32 = (1..=rank).map(|place| 1.0 / place as f32).sum();
     let weight = |index: usize| (1.0 / ((index % rank + 1) as f32 * all)).sqrt();
-    let u = scaled(normal(&mut random, neurons * rank), &weight);
+    let u = scaled(normal(random, neurons * rank), &weight);
     let u = Tensor::from_vec(u, (neurons, rank), &Device::Cpu).unwrap();
+    [v, u]
+}
+
+/// The gate `U·V` of the samples that [`planted`] generates, `[neurons, hidden]`.
+pub(crate) fn planted_gate(shape: Planted, seed: u64) -> Vec<f32> {
+    let [v, u] = factors(shape, &mut Random::new(seed));
+    let gate = u.matmul(&v).unwrap();
+    gate.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// Generates samples of this shape.
+pub(crate) fn planted(shape: Planted, seed: u64) -> Traces {
+    let mut random = Random::new(seed);
+    let [v, u] = factors(shape, &mut random);
+    let (hidden, neurons) = (shape.hidden, shape.neurons);
     let thresholds = normal(&mut random, neurons);
     let thresholds: Vec<f32> = thresholds
         .iter()

@@ -1,5 +1,7 @@
 //! Settings of training.
 
+use std::time::Duration;
+
 use powerinfer_artifact::predictor_file::BIAS;
 use powerinfer_tensor::Format;
 
@@ -28,6 +30,32 @@ impl Sizing {
     }
 }
 
+/// How a layer's predictor is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Method {
+    /// Calculated: linear, from the gate and the sampled inputs.
+    ClosedForm,
+    /// Trained from random weights, with ReLU, as in the paper.
+    Trained,
+    /// Calculated, and trained from there in layers where that promises to save bytes.
+    #[default]
+    Auto,
+}
+
+impl Method {
+    /// All methods.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::ClosedForm, Self::Trained];
+
+    /// Name, as in file headers and arguments.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ClosedForm => "closed-form",
+            Self::Trained => "trained",
+            Self::Auto => "auto",
+        }
+    }
+}
+
 /// Settings of training.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
@@ -35,6 +63,10 @@ pub struct Settings {
     pub targets: Targets,
     /// Byte budget of a layer's predictor.
     pub layer_bytes: u64,
+    /// How predictors are made.
+    pub method: Method,
+    /// Time after which [`Method::Auto`] trains no more.
+    pub max_time: Option<Duration>,
     /// Method of choosing the rank.
     pub sizing: Sizing,
     /// Limit of optimiser steps per network.

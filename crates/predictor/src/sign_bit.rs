@@ -3,7 +3,6 @@
 
 use powerinfer_artifact::predictor_file::{PredictorInput, SignBitSummary};
 use powerinfer_kernels::Isa;
-use powerinfer_model::{Checkpoint, LayerWeight, Weight};
 use powerinfer_profile::Profile;
 use powerinfer_tensor::{SignMatrix, pack_signs};
 
@@ -47,38 +46,35 @@ impl Predicts for Signs {
     }
 }
 
-/// Sign bits of the gate of `layer` with their quality on the held-out samples of `profile`; `None` if they fall far short of
+/// Sign bits of `gate [neurons, hidden]`, that of `layer`, with their quality on the held-out samples of `profile`; `None` if they fall far short of
 /// `targets`.
 pub(crate) fn sign_bits(
     layer: usize,
     profile: &Profile,
-    checkpoint: &Checkpoint,
+    gate: &[f32],
     targets: Targets,
     isa: Isa,
 ) -> Result<Option<(Signs, SignBitSummary)>, PredictorError> {
-    let config = checkpoint.config();
-    let gate = checkpoint.read(Weight::Layer(layer, LayerWeight::Gate))?;
+    let held_out = profile.traces(layer)?.held_out;
+    let hidden = held_out.hidden_size;
     let signs = Signs {
         bytes: gate
-            .chunks(config.hidden_size)
+            .chunks(hidden)
             .flat_map(pack_signs)
             .flat_map(u64::to_le_bytes)
             .collect(),
-        rows: config.ffn_size,
-        hidden: config.hidden_size,
+        rows: gate.len() / hidden,
+        hidden,
     };
-    drop(gate);
-    let quality = calibrate(&signs, &profile.traces(layer)?.held_out, targets, isa);
+    let quality = calibrate(&signs, &held_out, targets, isa);
     // At most all signs agree; one more means that no neuron is predicted.
-    let agreements = quality
-        .threshold
-        .clamp(0.0, config.hidden_size as f32 + 1.0) as u32;
+    let agreements = quality.threshold.clamp(0.0, hidden as f32 + 1.0) as u32;
     if is_far_short(&quality, targets) {
         return Ok(None);
     }
     let summary = SignBitSummary {
         agreements,
-        alpha: (config.hidden_size as f64 - f64::from(agreements)) / f64::from(agreements.max(1)),
+        alpha: (hidden as f64 - f64::from(agreements)) / f64::from(agreements.max(1)),
         bytes: signs.bytes.len() as u64,
         recall: quality.recall,
         contribution_recall: quality.contribution_recall,

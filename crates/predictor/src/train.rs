@@ -1,4 +1,6 @@
-//! Trains the predictor of a layer, at the rank that reads the fewest bytes per token.
+//! Makes the predictor of a layer, at the rank that reads the fewest bytes per token.
+
+use std::time::Instant;
 
 use powerinfer_artifact::{ByteSize, Progress};
 use powerinfer_kernels::Isa;
@@ -19,11 +21,14 @@ pub(crate) const LADDER: [usize; 16] = [
     16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
 ];
 
-/// Trains the predictor of `layer` within the byte budget; the reason if the layer is better off without one.
+/// Makes the predictor of `layer`, whose gate is `gate [neurons, hidden]`, within the byte budget; the reason if the layer
+/// is better off without one.
 pub(crate) fn best_network(
     layer: usize,
     profile: &Profile,
+    gate: &[f32],
     settings: Settings,
+    deadline: Option<Instant>,
     isa: Isa,
     progress: &dyn Progress,
 ) -> Result<Result<(Network, Quality), Refusal>, PredictorError> {
@@ -34,14 +39,16 @@ pub(crate) fn best_network(
         density: 1.0 - summary.sparsity,
         most: summary.neurons_for.most,
     };
-    best_of_samples(known, &traces, settings, isa, progress)
+    best_of_samples(known, &traces, gate, settings, deadline, isa, progress)
 }
 
 /// [`best_network`] from given samples, which are checked.
 pub(crate) fn best_of_samples(
     known: LayerStatistics,
     traces: &Traces,
+    gate: &[f32],
     settings: Settings,
+    deadline: Option<Instant>,
     isa: Isa,
     progress: &dyn Progress,
 ) -> Result<Result<(Network, Quality), Refusal>, PredictorError> {
@@ -75,7 +82,10 @@ pub(crate) fn best_of_samples(
     let mut search = Search {
         known,
         traces,
+        gate,
+        closed_form: None,
         settings,
+        deadline,
         isa,
         progress,
         ladder,
@@ -135,8 +145,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        Targets,
-        planted::{EASY, Planted, planted},
+        Method, Targets,
+        planted::{EASY, Planted, planted, planted_gate},
     };
 
     const SETTINGS: Settings = Settings {
@@ -145,6 +155,8 @@ mod tests {
             contribution_recall: 0.99,
         },
         layer_bytes: 100_000,
+        method: Method::Trained,
+        max_time: None,
         sizing: Sizing::Evidence,
         steps: 300,
         patience: 60,
@@ -161,8 +173,26 @@ mod tests {
 
     type Made = Result<Result<(Network, Quality), Refusal>, PredictorError>;
 
+    /// Without a gate, which training does not need.
     fn make(traces: &Traces, settings: Settings) -> Made {
-        best_of_samples(KNOWN, traces, settings, Isa::SCALAR, &Silent)
+        best_of_samples(KNOWN, traces, &[], settings, None, Isa::SCALAR, &Silent)
+    }
+
+    /// The network for samples that depend on several directions.
+    fn make_by(method: Method, deadline: Option<Instant>) -> (Network, Quality) {
+        let shape = Planted { rank: 12, ..EASY };
+        let (traces, gate) = (planted(shape, 1), planted_gate(shape, 1));
+        let settings = Settings { method, ..SETTINGS };
+        let made = best_of_samples(
+            KNOWN,
+            &traces,
+            &gate,
+            settings,
+            deadline,
+            Isa::SCALAR,
+            &Silent,
+        );
+        made.unwrap().unwrap()
     }
 
     #[track_caller]
@@ -179,6 +209,60 @@ mod tests {
         assert!(!quality.falls_short(SETTINGS.targets), "{quality:?}");
         assert!(quality.predicted_density < 0.2, "{quality:?}");
         assert!(network.bytes() as u64 <= SETTINGS.layer_bytes);
+    }
+
+    #[test]
+    fn calculated_networks_predict_what_depends_on_few_directions() {
+        let (network, quality) = make_by(Method::ClosedForm, None);
+        assert_eq!((network.is_linear, network.steps), (true, 0));
+        assert!(!quality.falls_short(SETTINGS.targets), "{quality:?}");
+        let (trained, with_relu) = make_by(Method::Trained, None);
+        assert!(!trained.is_linear && trained.steps > 0);
+        assert!(
+            quality.predicted_density < with_relu.predicted_density,
+            "{quality:?} {with_relu:?}"
+        );
+    }
+
+    #[test]
+    fn auto_trains_from_the_calculated_network_only_if_that_promises_savings() {
+        let (network, _) = make_by(Method::Auto, None);
+        assert_eq!((network.is_linear, network.steps), (true, 0));
+        // The sixteen best directions in the mean square are those of a few large neurons, whose activity is as rare as
+        // that of the others.
+        let hard = Planted { rank: 60, ..EASY };
+        let (traces, mut gate) = (planted(hard, 1), planted_gate(hard, 1));
+        let rows = gate.chunks_exact_mut(hard.hidden).step_by(16);
+        rows.flatten().for_each(|value| *value *= 30.0);
+        let settings = |method| Settings {
+            method,
+            layer_bytes: 40_000,
+            ..SETTINGS
+        };
+        let make = |method, deadline| {
+            let settings = settings(method);
+            best_of_samples(
+                KNOWN,
+                &traces,
+                &gate,
+                settings,
+                deadline,
+                Isa::SCALAR,
+                &Silent,
+            )
+            .unwrap()
+            .unwrap()
+        };
+        let (calculated, before) = make(Method::ClosedForm, None);
+        let (trained, after) = make(Method::Auto, None);
+        assert!(trained.is_linear && trained.steps > 0);
+        assert_eq!(trained.rank, calculated.rank);
+        assert!(
+            after.predicted_density < 0.95 * before.predicted_density,
+            "{before:?} {after:?}"
+        );
+        let (late, _) = make(Method::Auto, Some(Instant::now()));
+        assert_eq!(late.steps, 0, "no time is left");
     }
 
     #[test]

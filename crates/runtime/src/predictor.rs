@@ -28,7 +28,7 @@ thread_local! {
     static LOGITS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
-/// A layer's predictor, `logits = B · relu(A · x) + b`.
+/// A layer's predictor, `logits = B · relu(A · x) + b`, or without ReLU.
 #[derive(Clone, Copy)]
 pub(crate) struct Predictor<'a> {
     /// `[rank, hidden]`.
@@ -40,6 +40,8 @@ pub(crate) struct Predictor<'a> {
     pub(crate) bias: &'a [f32],
     /// Logit from which a neuron is predicted active.
     pub(crate) threshold: f32,
+    /// Whether there is no ReLU.
+    pub(crate) is_linear: bool,
 }
 
 /// The signs of a layer's gate, and how many must agree with those of the input.
@@ -63,7 +65,7 @@ pub(crate) struct PredictionBuffers {
     pub(crate) masks: Masks,
 }
 
-/// The hidden units that are positive and their values, in lists: for every block of units one list per token, or one
+/// The hidden units that are not 0 and their values, in lists: for every block of units one list per token, or one
 /// for all tokens.
 #[derive(Debug, Default)]
 struct ActiveUnits {
@@ -74,7 +76,9 @@ struct ActiveUnits {
     units: Vec<u32>,
     /// `[tokens_per_list, units]` of every list; empty if values are rounded.
     values: Vec<f32>,
-    /// The rounded values of every unit, from 1 to 127, and the scale of those of every list.
+    /// Lists per block and token if values are rounded: one of positive units, or another one of negative units too.
+    signs: usize,
+    /// The rounded values of every unit, from 1 to 127, and the scale of those of every list, which has their sign.
     rounded: Vec<u8>,
     scales: Vec<f32>,
     /// Where lists start in `units`, and where the last one ends.
@@ -84,24 +88,30 @@ struct ActiveUnits {
 }
 
 impl ActiveUnits {
-    /// Lists the active units of `rounded [tokens, rank]`, in blocks of 32, token by token.
-    fn list_rounded(&mut self, rounded: &QuantisedActivations) {
+    /// Lists the active units of `rounded [tokens, rank]`, in blocks of 32, token by token, negative ones separately
+    /// if there may be any.
+    fn list_rounded(&mut self, rounded: &QuantisedActivations, has_negative: bool) {
         let (tokens, rank) = (rounded.tokens(), rounded.columns());
         let blocks = rank.div_ceil(BLOCK);
         self.clear(tokens, 1, if tokens == 1 { rank } else { 0 }, 0);
+        let signs = if has_negative { &[1i8, -1][..] } else { &[1] };
+        self.signs = signs.len();
         self.rounded.reserve_exact(self.units.capacity());
-        self.scales.reserve_exact(blocks * tokens);
+        self.scales.reserve_exact(blocks * tokens * self.signs);
         for block in 0..blocks {
             let mut is_active = [false; BLOCK];
             for token in 0..tokens {
                 let (quants, scale) = rounded.vector(token).block(block);
-                for (unit, quant) in quants.iter().enumerate().filter(|(_, quant)| **quant > 0) {
-                    self.units.push((block * BLOCK + unit) as u32);
-                    self.rounded.push(quant.unsigned_abs());
-                    is_active[unit] = true;
+                for sign in signs {
+                    let quants = quants.iter().enumerate();
+                    for (unit, quant) in quants.filter(|(_, quant)| quant.signum() == *sign) {
+                        self.units.push((block * BLOCK + unit) as u32);
+                        self.rounded.push(quant.unsigned_abs());
+                        is_active[unit] = true;
+                    }
+                    self.scales.push(f32::from(*sign) * scale);
+                    self.bounds.push(self.units.len());
                 }
-                self.scales.push(scale);
-                self.bounds.push(self.units.len());
             }
             self.union += is_active.iter().filter(|is_active| **is_active).count();
         }
@@ -124,13 +134,10 @@ impl ActiveUnits {
     fn list(&mut self, units: &Matrix<'_>, hidden_units: &[f32], block: usize) {
         let rank = units.rows();
         let tokens = hidden_units.len() / rank;
-        let value = |unit: usize, token: usize| match hidden_units[token * rank + unit] {
-            value if value > 0.0 => value,
-            _ => 0.0,
-        };
+        let value = |unit: usize, token: usize| hidden_units[token * rank + unit];
         let is_active =
-            |unit: usize, mut tokens: Range<usize>| tokens.any(|token| value(unit, token) > 0.0);
-        let active = hidden_units.iter().filter(|value| **value > 0.0).count();
+            |unit: usize, mut tokens: Range<usize>| tokens.any(|token| value(unit, token) != 0.0);
+        let active = hidden_units.iter().filter(|value| **value != 0.0).count();
         let union = (0..rank).filter(|unit| is_active(*unit, 0..tokens)).count();
         let share = relative_axpy_cost(units.format(), tokens, Arithmetic::Float);
         let is_shared = active as f64 >= share * (tokens * union) as f64;
@@ -236,12 +243,14 @@ impl Predictor<'_> {
             threads.gemm(&self.a, &x, hidden_units);
         }
         let unit_bytes = self.unit_bytes(threads);
+        for unit in &mut *hidden_units {
+            // NaN becomes 0 either way.
+            let passes = *unit > 0.0 || (self.is_linear && *unit < 0.0);
+            *unit = if passes { *unit } else { 0.0 };
+        }
         if self.is_rounded(threads) {
-            for unit in &mut *hidden_units {
-                *unit = if *unit > 0.0 { *unit } else { 0.0 };
-            }
             threads.isa().quantise(hidden_units, rank, rounded);
-            active_units.list_rounded(rounded);
+            active_units.list_rounded(rounded, self.is_linear);
         } else {
             let block = if self.scales.is_empty() {
                 UNITS_PER_BLOCK
@@ -325,6 +334,7 @@ impl Predictor<'_> {
         let ActiveUnits {
             tokens,
             units,
+            signs,
             rounded,
             scales,
             bounds,
@@ -351,7 +361,7 @@ impl Predictor<'_> {
             };
         add(0..0, list(0), 0, 0.0, &mut logits[..columns.len()]);
         for (index, scale) in scales.iter().enumerate() {
-            let (block, token) = (index / tokens, index % tokens);
+            let (block, token) = (index / signs / tokens, index / signs % tokens);
             let out = &mut logits[token * columns.len()..][..columns.len()];
             add(list(index), list(index + 1), block, *scale, out);
         }
@@ -427,28 +437,39 @@ mod tests {
                 vec![0.0; neurons]
             };
             let first = (index * block) as u32;
-            let relu: Vec<f32> = hidden_units.iter().map(|value| value.max(0.0)).collect();
+            let units = activated(predictor, hidden_units);
             let (values, scale) = if is_rounded {
-                whole_numbers(isa, &relu)
+                whole_numbers(isa, &units)
             } else {
-                (relu, 1.0)
+                (units, 1.0)
             };
-            let active_units = (first..).zip(values).filter(|(_, value)| *value > 0.0);
-            let (rows, values): (Vec<u32>, Vec<f32>) = active_units.unzip();
-            isa.axpy_rows(&predictor.units, &rows, &values, 0..neurons, &mut sums);
-            let scales = predictor.scales.get(index * neurons..);
-            match scales.filter(|scales| !scales.is_empty()) {
-                None => logits = sums,
-                Some(scales) => {
-                    let sums = sums.iter().zip(scales);
-                    let logits = logits.iter_mut().zip(sums);
-                    for (logit, (sum, unit_scale)) in logits {
-                        let scale = scale * unit_scale;
-                        *logit = if is_rounded {
-                            scale.mul_add(*sum, *logit)
-                        } else {
-                            *logit + sum * scale
-                        };
+            // Rounded negative units are added after the positive ones.
+            let parts = match is_rounded && predictor.is_linear {
+                true => vec![1.0, -1.0],
+                false => vec![0.0],
+            };
+            for sign in parts {
+                let is_in = |value: f32| value != 0.0 && (sign == 0.0 || value.signum() == sign);
+                let active_units = (first..).zip(&values).filter(|(_, value)| is_in(**value));
+                let (rows, values): (Vec<u32>, Vec<f32>) = active_units.unzip();
+                if is_rounded {
+                    sums.fill(0.0);
+                }
+                isa.axpy_rows(&predictor.units, &rows, &values, 0..neurons, &mut sums);
+                let scales = predictor.scales.get(index * neurons..);
+                match scales.filter(|scales| !scales.is_empty()) {
+                    None => logits.clone_from(&sums),
+                    Some(scales) => {
+                        let sums = sums.iter().zip(scales);
+                        let logits = logits.iter_mut().zip(sums);
+                        for (logit, (sum, unit_scale)) in logits {
+                            let scale = scale * unit_scale;
+                            *logit = if is_rounded {
+                                scale.mul_add(*sum, *logit)
+                            } else {
+                                *logit + sum * scale
+                            };
+                        }
                     }
                 }
             }
@@ -456,6 +477,12 @@ mod tests {
         let logits = (0..).zip(logits);
         let reached = logits.filter(|(_, logit)| *logit >= predictor.threshold);
         reached.map(|(neuron, _)| neuron).collect()
+    }
+
+    /// Hidden units as B multiplies them.
+    fn activated(predictor: &Predictor<'_>, hidden_units: &[f32]) -> Vec<f32> {
+        let lowest = if predictor.is_linear { f32::MIN } else { 0.0 };
+        hidden_units.iter().map(|unit| unit.max(lowest)).collect()
     }
 
     /// A block of values rounded to 8 bits, and their scale.
@@ -472,7 +499,7 @@ mod tests {
         fn a_batch_predicts_the_neurons_of_its_tokens_alone(
             format in prop::sample::select(vec![Format::F32, Format::Bf16, Format::Q8_0, Format::Q4_0]),
             hidden in 1usize..100, rank in 1usize..400, neurons in 1usize..400,
-            tokens in 1usize..64, threads in 1usize..4, lean in -1.5f32..1.5, seed: u64,
+            tokens in 1usize..64, threads in 1usize..4, lean in -1.5f32..1.5, seed: u64, is_linear: bool,
             activations in prop::sample::select(vec![ActivationFormat::Int8, ActivationFormat::F32]),
         ) {
             let mut random = Random::new(seed);
@@ -516,6 +543,7 @@ mod tests {
                 scales: &scales,
                 bias: &bias,
                 threshold: 0.1,
+                is_linear,
             };
             let threads = Threads::new(Isa::detect().unwrap(), threads).unwrap().with_activations(activations);
             let mut buffers = PredictionBuffers::default();
@@ -533,10 +561,10 @@ mod tests {
             let unit_bytes = if is_rounded { predictor.units.row_bytes() - 2 * neurons.div_ceil(BLOCK) } else { predictor.units.row_bytes() };
             let read = |hidden_units: &[f32]| {
                 let values: Vec<f32> = hidden_units.chunks(rank).flat_map(|units| units.chunks(BLOCK)).flat_map(|units| {
-                    let relu: Vec<f32> = units.iter().map(|value| value.max(0.0)).collect();
-                    if is_rounded { whole_numbers(threads.isa(), &relu).0 } else { relu }
+                    let units = activated(&predictor, units);
+                    if is_rounded { whole_numbers(threads.isa(), &units).0 } else { units }
                 }).collect();
-                let is_active = |unit: &usize| values.iter().skip(*unit).step_by(rank).any(|v| *v > 0.0);
+                let is_active = |unit: &usize| values.iter().skip(*unit).step_by(rank).any(|v| *v != 0.0);
                 (fixed + (0..rank).filter(is_active).count() * unit_bytes) as u64
             };
             let mut hidden_units = vec![0.0; tokens * rank];

@@ -145,6 +145,7 @@ struct StoredLayerPredictor {
     stored: StoredUnits,
     rank: usize,
     threshold: f32,
+    is_linear: bool,
 }
 
 impl LayerSelectors {
@@ -171,6 +172,7 @@ impl LayerSelectors {
             stored,
             rank: file.layers()[layer].rank,
             threshold: file.layers()[layer].threshold,
+            is_linear: file.layers()[layer].is_linear,
         });
         let summary = file.layers().get(layer);
         let sign_bit = summary.and_then(|summary| summary.sign_bit.as_ref());
@@ -326,6 +328,7 @@ impl LayerSelectors {
                         scales: &found.stored.scales,
                         bias: &found.stored.bias,
                         threshold: found.threshold,
+                        is_linear: found.is_linear,
                     })
                 }),
             Policy::SignBit => tensors.zip(self.sign_bit.as_ref()).map(|(tensors, found)| {

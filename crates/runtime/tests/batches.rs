@@ -84,6 +84,7 @@ fn predictors(checkpoint: &Checkpoint, weights: Format, folder: &Path) -> Predic
         insert_signs(&mut tensors, checkpoint, layer);
         summaries.push(PredictorSummary {
             rank: RANK,
+            is_linear: layer % 2 == 1,
             ..summary(layer, hidden as u32 / 2 + 1, Score::Contribution, true)
         });
     }

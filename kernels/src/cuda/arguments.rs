@@ -122,7 +122,7 @@ pub(super) struct Predict {
     pub(super) b_scales: u64,
     pub(super) bias: u64,
     pub(super) threshold: f32,
-    pub(super) padding: i32,
+    pub(super) is_linear: i32,
     pub(super) masks: Masks,
 }
 

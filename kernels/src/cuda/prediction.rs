@@ -12,7 +12,7 @@ const NEURONS: usize = 64;
 /// Thread blocks per multiprocessor that predict by signs.
 const SIGN_BLOCKS: usize = 3;
 
-/// A layer's MLP predictor on a device: `logits = B · relu(A · x) + bias`.
+/// A layer's predictor on a device: `logits = B · relu(A · x) + bias`, or without ReLU.
 #[derive(Debug)]
 pub struct Predictor {
     /// `[rank, hidden]`.
@@ -25,6 +25,8 @@ pub struct Predictor {
     pub bias: Buffer<f32>,
     /// Smallest logit of a predicted neuron.
     pub threshold: f32,
+    /// Whether there is no ReLU.
+    pub is_linear: bool,
 }
 
 /// Sign bits of a layer's gate on a device.
@@ -94,7 +96,7 @@ impl Gpu {
             b_scales: predictor.b_scales.as_ref().map_or(0, Buffer::address),
             bias: predictor.bias.address(),
             threshold: predictor.threshold,
-            padding: 0,
+            is_linear: i32::from(predictor.is_linear),
             masks: masks(predicted, neurons, tokens),
         };
         let grid = [neurons.div_ceil(NEURONS) as u32, tokens as u32, 1];

@@ -56,6 +56,7 @@ impl Layer {
                 b_scales: None,
                 bias: upload(device, &noise(34, neurons)),
                 threshold: 0.0,
+                is_linear: false,
             },
             ffn: Ffn {
                 gate: linear(35, hot),

@@ -13,11 +13,12 @@ use crate::{Norm, devices::on_every_device, noise::noise, product, upload, zeros
 #[test]
 fn predictors_select_the_neurons_of_their_formula() {
     for format in Format::ALL {
-        for (hidden, rank, neurons, hot) in [
-            (40, 7, 33, 20),
-            (64, 70, 200, 200),
-            (33, 300, 65, 0),
-            (32, 1100, 160, 100),
+        for (hidden, rank, neurons, hot, is_linear) in [
+            (40, 7, 33, 20, false),
+            (64, 70, 200, 200, true),
+            (33, 300, 65, 0, false),
+            (33, 300, 65, 0, true),
+            (32, 1100, 160, 100, false),
         ] {
             let a = pack(format, rank, hidden, &noise(11, rank * hidden));
             let b = pack(format, rank, neurons, &noise(12, rank * neurons));
@@ -34,7 +35,8 @@ fn predictors_select_the_neurons_of_their_formula() {
                     let scale = scales
                         .as_ref()
                         .map_or(1.0, |scales| scales[unit / 32 * neurons + neuron]);
-                    f64::from(hidden_units[unit].max(0.0))
+                    let lowest = if is_linear { f32::MIN } else { 0.0 };
+                    f64::from(hidden_units[unit].max(lowest))
                         * f64::from(rows[unit * neurons + neuron])
                         * f64::from(scale)
                 });
@@ -48,6 +50,7 @@ fn predictors_select_the_neurons_of_their_formula() {
                     b_scales: scales.as_ref().map(|scales| upload(device, scales)),
                     bias: upload(device, &bias),
                     threshold: 0.1,
+                    is_linear,
                 };
                 let words = neurons.div_ceil(32);
                 let (mut mask, mut activations) =

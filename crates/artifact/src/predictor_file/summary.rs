@@ -11,6 +11,12 @@ pub struct PredictorSummary {
     pub layer: usize,
     /// Number of hidden units; 0 if the layer has no predictor.
     pub rank: usize,
+    /// Whether the hidden units are `A · x` itself, without ReLU.
+    #[serde(default)]
+    pub is_linear: bool,
+    /// Optimiser steps of training; 0 if the predictor was calculated or imported.
+    #[serde(default)]
+    pub steps: u64,
     /// A neuron is computed if its logit is at least this.
     pub threshold: f32,
     /// Bytes of A, B and b.
@@ -62,6 +68,8 @@ impl PredictorSummary {
         Self {
             layer,
             rank: 0,
+            is_linear: false,
+            steps: 0,
             threshold: 0.0,
             bytes: 0,
             recall: 0.0,

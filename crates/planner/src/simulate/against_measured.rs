@@ -18,7 +18,7 @@ use super::{
     engine::{Engine, LLAMA_CPP, OURS},
     step::{Estimator, Kind, Pass, Placed, PlacedLayer},
 };
-use crate::candidates::{ModeBuilder, Quality};
+use crate::candidates::{HiddenUnits, ModeBuilder, Quality};
 
 /// `doctor`'s file.
 const MACHINE: &str = include_str!("h200.toml");
@@ -156,7 +156,14 @@ fn frequencies(neurons: usize) -> Vec<f64> {
 fn mode(config: &ModelConfig, policy: &str) -> LayerMode {
     let modes = ModeBuilder::new(config, QUANT);
     match policy {
-        "predicted" => modes.predicted(Format::Q8_0, 256, Quality::PERFECT),
+        "predicted" => modes.predicted(
+            Format::Q8_0,
+            HiddenUnits {
+                rank: 256,
+                is_linear: false,
+            },
+            Quality::PERFECT,
+        ),
         "exact" => modes.exact(),
         _ => modes.dense(None),
     }

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     PlannerError,
-    candidates::{ModeBuilder, Quality, predictor_work},
+    candidates::{HiddenUnits, ModeBuilder, Quality, predictor_work},
     problem::problem,
 };
 
@@ -87,7 +87,7 @@ impl Subject<'_> {
         if self.config.activation.has_exact_zeros() {
             modes.push((builder.exact(), 0));
             if self.rank > 0 {
-                let mode = builder.predicted(PREDICTORS, self.rank, Quality::PERFECT);
+                let mode = builder.predicted(PREDICTORS, self.units(), Quality::PERFECT);
                 modes.push((mode, self.predictor_bytes(PREDICTORS)));
             }
         } else {
@@ -155,9 +155,17 @@ impl Subject<'_> {
         })
     }
 
+    /// Hidden units of a layer's predictor, with ReLU as in published ones.
+    fn units(&self) -> HiddenUnits {
+        HiddenUnits {
+            rank: self.rank,
+            is_linear: false,
+        }
+    }
+
     /// Bytes of a layer's predictor: both matrices, and the values per neuron.
     fn predictor_bytes(&self, format: Format) -> u64 {
-        let read = predictor_work(self.config, format, self.rank).bytes;
+        let read = predictor_work(self.config, format, self.units()).bytes;
         // A token does not read half of B.
         let unread = (self.rank - self.rank / 2) * format.row_bytes(self.config.ffn_size);
         read as u64 + unread as u64

@@ -45,6 +45,7 @@ fn device_selector(
                 },
                 bias: upload.floats(found.bias)?,
                 threshold: found.threshold,
+                is_linear: found.is_linear,
             }),
             reads_residual,
         },
