@@ -103,16 +103,11 @@ impl ClosedForm {
         let neurons = self.log_odds.len();
         let a = self.a.narrow(0, 0, rank)?;
         let b = self.directions.narrow(0, 0, rank)?.t()?;
-        // Hidden units with unit variance: they are rounded together, and training starts well.
-        let sizes = self
-            .inputs
-            .matmul(&a.t()?)?
-            .sqr()?
-            .mean_keepdim(0)?
-            .sqrt()?;
-        let sizes = sizes.clamp(f32::MIN_POSITIVE, f32::MAX)?;
-        let a = a.broadcast_div(&sizes.t()?)?;
-        let b = b.broadcast_mul(&sizes)?;
+        // Hidden units with unit variance on average, from which training starts well. Columns of B stay equally large: that
+        // is best for rounding a row of B in blocks.
+        let size = self.inputs.matmul(&a.t()?)?.sqr()?.mean_all()?;
+        let size = f64::from(size.to_scalar::<f32>()?.max(f32::MIN_POSITIVE)).sqrt();
+        let (a, b) = ((a / size)?, (b * size)?);
         let units = self.inputs.matmul(&a.t()?)?;
         let starts: Vec<usize> = (0..neurons).step_by(BLOCK).collect();
         let blocks = starts.into_par_iter().map(|first| {
