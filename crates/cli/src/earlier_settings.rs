@@ -25,7 +25,7 @@ const FORMAT: &str = "powerinfer-settings";
 const VERSION: u32 = 1;
 
 /// Options of a single run.
-const NOT_KEPT: [&str; 13] = [
+const NOT_KEPT: [&str; 14] = [
     "certify-later",
     "certify-shard",
     "data",
@@ -37,6 +37,7 @@ const NOT_KEPT: [&str; 13] = [
     "out",
     "predictors",
     "profile",
+    "quick",
     "reset",
     "shard",
 ];

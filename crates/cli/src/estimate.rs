@@ -2,10 +2,20 @@
 
 use powerinfer_model::ModelConfig;
 use powerinfer_planner::certify;
+use powerinfer_predictor::Method;
 
 /// Tokens of a certificate by default, if so many are profiled.
 pub(crate) fn certify_tokens(config: &ModelConfig, profiled: u64) -> u64 {
     (certify::usual_tokens(config.parameters()) as u64).min(profiled)
+}
+
+/// Whether predictors are calculated, and the steps of training, of which `steps` are allowed.
+pub(crate) fn training_work(method: Method, steps: usize) -> (bool, u64) {
+    match method {
+        Method::ClosedForm => (true, 0),
+        Method::Auto => (true, steps as u64),
+        Method::Trained => (false, steps as u64),
+    }
 }
 
 /// A time as people say it.

@@ -99,7 +99,7 @@ fn sizing(name: &str) -> Result<Sizing, String> {
 
 impl TrainingArguments {
     /// The method, if the options agree on one.
-    fn method(&self) -> Result<Method> {
+    pub(crate) fn method(&self) -> Result<Method> {
         let method = match (self.method, self.sizing) {
             (None, Sizing::Paper) => Method::Trained,
             (Some(other), Sizing::Paper) if other != Method::Trained => bail!(
@@ -115,6 +115,11 @@ impl TrainingArguments {
             );
         }
         Ok(method)
+    }
+
+    /// Whether the options say how predictors are made.
+    pub(crate) fn chooses_method(&self) -> bool {
+        self.method.is_some() || self.sizing == Sizing::Paper
     }
 
     /// The targets, if any is given.

@@ -3,7 +3,8 @@
 //! Time is work over rate. The work follows from the model's shape. The rates are those of GEMMs of prompts, which `doctor`
 //! measures: `profile` and training multiply floats, bundles are quantised. The GEMMs of `profile` reach the rate; the efficiency
 //! of the other stages is fitted to runs of `llama-1b` with 3 layers and `llama-7b` and `llama-13b` with one, on two cores of an
-//! AMD EPYC (Zen 5) and of an Intel Xeon; see the guide.
+//! AMD EPYC (Zen 5) and of an Intel Xeon; see the guide. That of calculated predictors is fitted to `demo` and one layer of
+//! `llama-7b` on the Xeon.
 
 use powerinfer_artifact::hardware::Hardware;
 use powerinfer_model::{ModelConfig, Weight};
@@ -27,6 +28,16 @@ const STEP: f64 = 1e-3;
 const BATCH: f64 = 256.0;
 /// Steps that the search for a layer's rank takes in all, as steps at the first rank: early stopping ends each training.
 const SEARCH_STEPS: f64 = 900.0;
+/// Steps of training that start from a calculated predictor.
+const FURTHER_STEPS: f64 = 280.0;
+/// Tokens that a predictor is calculated from, at most.
+const CALCULATED_TOKENS: u64 = 4096;
+/// Cost of a direction of a calculated predictor, per input and neuron or token, as operations: 3.5 iterations.
+const DIRECTION: f64 = 31.0;
+/// Cost of fitting and evaluating a calculated predictor, per neuron and token, as operations.
+const FIT: f64 = 3500.0;
+/// Ranks that are calculated for a layer.
+const RANKS: f64 = 3.0;
 /// Passes over the certificate's text as passes of `dense`: that, and the plan with its verification, which computes less.
 const CERTIFY: f64 = 2.0;
 /// The same for the search of policies within the perplexity budget.
@@ -84,7 +95,9 @@ pub struct Workload {
     pub sequence_tokens: f64,
     /// Tokens per layer to keep samples of.
     pub trace_tokens: u64,
-    /// Optimiser steps per network.
+    /// Whether predictors are calculated before they are trained.
+    pub calculates: bool,
+    /// Optimiser steps per network; 0 if none is trained.
     pub steps: u64,
     /// Share of active neurons, which sets the ranks of predictors.
     pub density: f64,
@@ -151,6 +164,7 @@ impl Workload {
             tokens: 131_072,
             sequence_tokens: SEQUENCE,
             trace_tokens: 16_384,
+            calculates: true,
             steps: 2_000,
             density: 0.1,
             certify_tokens: 8_192,
@@ -207,11 +221,26 @@ impl Workload {
             ),
             StageKind::Train => {
                 let layers = self.layers.div_ceil(tasks) as f64;
-                let network = self.rank() * (self.hidden + self.neurons) as f64;
-                // The first training, and a larger and a smaller rank of half the steps.
-                let steps = SEARCH_STEPS.min(2.0 * self.steps as f64);
-                let operations = BATCH * (6.0 * network + LOSS * self.neurons as f64);
-                let time = layers * steps * (operations / float_rate + STEP);
+                let (hidden, neurons) = (self.hidden as f64, self.neurons as f64);
+                let used = self.trace_tokens.min(self.tokens).min(CALCULATED_TOKENS) as f64;
+                let directions = DIRECTION * self.rank() * hidden * (neurons + used);
+                let calculated = directions + RANKS * FIT * used * neurons;
+                let (calculated, rank, steps) = match self.calculates {
+                    // A unit of a calculated predictor serves both signs. At most all layers are trained further.
+                    true => {
+                        let steps = FURTHER_STEPS.min(self.steps as f64 / 2.0);
+                        (calculated, self.rank() / 2.0, steps)
+                    }
+                    // The first training, and a larger and a smaller rank of half the steps.
+                    false => {
+                        let steps = SEARCH_STEPS.min(2.0 * self.steps as f64);
+                        (0.0, self.rank(), steps)
+                    }
+                };
+                let network = rank * (hidden + neurons);
+                let operations = BATCH * (6.0 * network + LOSS * neurons);
+                let training = steps * (operations / float_rate + STEP);
+                let time = layers * (calculated / float_rate + training);
                 let bytes = samples / tasks;
                 let memory = self.sample_bytes() + (5.0 * 4.0 * network) as u64;
                 (time + read(bytes), memory, (layers * network) as u64, bytes)

@@ -1,4 +1,4 @@
-//! Prediction of active neurons by an MLP or by sign bits: the predicting kernels of `feed_forward.cu`.
+//! Prediction of active neurons by a network or by sign bits: the predicting kernels of `feed_forward.cu`.
 
 use powerinfer_tensor::BLOCK;
 
@@ -7,7 +7,7 @@ use super::{
     gpu::{THREADS, WORD, input_bytes, kernel, width},
 };
 
-/// Neurons of a thread block that predicts by an MLP.
+/// Neurons of a thread block that predicts by a network.
 const NEURONS: usize = 64;
 /// Thread blocks per multiprocessor that predict by signs.
 const SIGN_BLOCKS: usize = 3;

@@ -1,4 +1,4 @@
-//! Prediction of active neurons, by an MLP or by sign bits.
+//! Prediction of active neurons, by a network or by sign bits.
 
 use std::sync::Arc;
 

@@ -35,7 +35,7 @@ pub struct ScoreVectors {
     pub offset: Vec<f32>,
 }
 
-/// Location of an MLP predictor in a predictor file.
+/// Location of a network in a predictor file.
 #[derive(Debug, Clone)]
 pub struct StoredPredictor {
     /// `[rank, hidden]`.
@@ -46,7 +46,7 @@ pub struct StoredPredictor {
     pub bias: StoredMatrix,
 }
 
-/// MLP predictor of a bundle, with B transposed.
+/// Network of a bundle, with B transposed.
 #[derive(Debug, Clone)]
 pub struct StoredUnits {
     /// `[rank, hidden]`.

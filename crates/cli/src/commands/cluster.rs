@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::{
     budget_arguments::BudgetArguments,
     calibration_arguments::CalibrationArguments,
-    estimate::{certify_tokens, duration},
+    estimate::{certify_tokens, duration, training_work},
     hint::Advised,
     model_argument,
     output::{Output, Table, print, print_json},
@@ -405,7 +405,8 @@ impl StageArguments {
         workload.tokens = tokens;
         workload.certify_tokens = certify_tokens(config, tokens);
         workload.trace_tokens = self.tracing.trace_tokens as u64;
-        workload.steps = self.training.steps as u64;
+        let training = &self.training;
+        (workload.calculates, workload.steps) = training_work(training.method()?, training.steps);
         let name = &checkpoint.identity().name;
         let work = self.out.clone();
         let work = work.unwrap_or_else(|| model_argument::work_folder(name));

@@ -9,7 +9,7 @@ use powerinfer_cluster::{Rates, StageKind, Workload};
 use powerinfer_model::Checkpoint;
 use powerinfer_pipeline::{Prepare, Tokens, Work, check_paths, prepare};
 use powerinfer_planner::machine::this_machine;
-use powerinfer_predictor::Recipe;
+use powerinfer_predictor::{Method, Recipe};
 use powerinfer_profile::Profile;
 use powerinfer_text::Tokenizer;
 use serde_json::json;
@@ -19,7 +19,7 @@ use crate::{
     calibration_arguments::CalibrationArguments,
     certificate_table::say_certificate,
     earlier_settings::{ResetArgument, with_earlier},
-    estimate::{certify_tokens, duration},
+    estimate::{certify_tokens, duration, training_work},
     model_argument,
     output::{Output, print_json},
     plan_table::{say_cost_of_skipping, say_warnings, summary},
@@ -27,6 +27,14 @@ use crate::{
     progress::Bar,
     training_stage::{self, TrainingArguments},
 };
+
+/// Tokens to profile with `--quick`, and those of the certificate, of models below [`SMALL_PARAMETERS`] and of others.
+const QUICK_SMALL: [usize; 2] = [8192, 1024];
+const QUICK_LARGE: [usize; 2] = [2048, 512];
+const SMALL_PARAMETERS: u64 = 500_000_000;
+/// Tokens that are profiled at most by default, and those of a sequence.
+const MOST_TOKENS: usize = 131_072;
+const SEQUENCE_TOKENS: f64 = 512.0;
 
 /// The flags of all stages.
 #[derive(Debug, clap::Args)]
@@ -41,6 +49,10 @@ pub(crate) struct PrepareArguments {
     /// Seed of every random choice
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// A first bundle in minutes: fewer tokens, calculated predictors and a short certificate, unless other options say
+    /// otherwise
+    #[arg(long)]
+    quick: bool,
     #[command(flatten)]
     calibration: CalibrationArguments,
     #[command(flatten)]
@@ -90,7 +102,7 @@ fn prepare_model(
     let model = &arguments.model;
     let recipe = training.recipe_or_kept(model, checkpoint, quant, seed, folder, output)?;
     let card = arguments.tracing.card(checkpoint, output)?;
-    let how = Prepare {
+    let mut how = Prepare {
         text: arguments.calibration.text(),
         trace_tokens: arguments.tracing.trace_tokens,
         recipe,
@@ -98,6 +110,17 @@ fn prepare_model(
         device: card.as_ref(),
         seed,
     };
+    let mut full = None;
+    if arguments.quick {
+        full = Some(workload(
+            &how,
+            checkpoint,
+            MOST_TOKENS,
+            SEQUENCE_TOKENS,
+            &this_machine(&bar)?,
+        ));
+        make_quick(&mut how, checkpoint, training);
+    }
     let ending = if how.options.certifies() {
         ", and its certificate"
     } else {
@@ -150,6 +173,17 @@ fn prepare_model(
         None => checkpoint.identity().name.as_str().into(),
     };
     output.say(format!("ready: `powerinfer run {}`", shell_quoted(&name)));
+    if let Some(full) = full {
+        let (tokens, certified) = (full.tokens, full.certify_tokens);
+        let again = match arguments.calibration.data[..] {
+            [] => "",
+            _ => " and with the same `--data`",
+        };
+        output.say(format!(
+            "without `--quick`{again}, `prepare` profiles up to {tokens} tokens, trains predictors in layers where that saves bytes, and certifies on {certified} tokens, in at most about {}",
+            duration(seconds(&how, 1, &full).iter().map(|(_, seconds)| seconds).sum())
+        ));
+    }
     if arguments.json {
         print_json(&json!({
             "bundle": bundle.folder(),
@@ -159,6 +193,23 @@ fn prepare_model(
         }))?;
     }
     Ok(())
+}
+
+/// Shortens what no option sets.
+fn make_quick(how: &mut Prepare<'_>, checkpoint: &Checkpoint, training: &TrainingArguments) {
+    let [tokens, certified] = match checkpoint.config().parameters() {
+        ..SMALL_PARAMETERS => QUICK_SMALL,
+        _ => QUICK_LARGE,
+    };
+    if how.text.tokens == Tokens::Auto {
+        how.text.tokens = Tokens::Count(tokens);
+    }
+    if let Recipe::Train(settings) = &mut how.recipe
+        && !training.chooses_method()
+    {
+        settings.method = Method::ClosedForm;
+    }
+    how.options.certify_tokens = how.options.certify_tokens.or(Some(certified));
 }
 
 /// Says that `profile` is used without new text, and which options it does not follow.
@@ -208,7 +259,7 @@ fn workload(
         None => certify_tokens(config, tokens as u64),
     };
     if let Recipe::Train(settings) = &how.recipe {
-        workload.steps = settings.steps as u64;
+        (workload.calculates, workload.steps) = training_work(settings.method, settings.steps);
     }
     workload.searches = uses_predictors(how) && options.certifies();
     workload
@@ -218,8 +269,8 @@ fn uses_predictors(how: &Prepare<'_>) -> bool {
     !matches!(how.options.policy, Some(Policy::Dense | Policy::Exact))
 }
 
-/// The estimated times of the stages from number `first` on.
-fn times(how: &Prepare<'_>, first: usize, workload: &Workload) -> String {
+/// The estimated seconds of the stages from number `first` on, without a profile on the GPU.
+fn seconds(how: &Prepare<'_>, first: usize, workload: &Workload) -> Vec<(&'static str, f64)> {
     let is_on_gpu = first == 1 && how.device.is_some();
     let trains = first <= 2 && matches!(how.recipe, Recipe::Train(_)) && uses_predictors(how);
     let stages = [
@@ -228,17 +279,22 @@ fn times(how: &Prepare<'_>, first: usize, workload: &Workload) -> String {
         (StageKind::Place, "bundle", true),
         (StageKind::Certify, "certificate", how.options.certifies()),
     ];
-    let due: Vec<(&str, f64)> = stages
+    stages
         .into_iter()
         .filter(|(.., is_due)| *is_due)
         .map(|(kind, name, _)| (name, workload.needs(kind, 1).seconds))
-        .collect();
+        .collect()
+}
+
+/// The estimated times of the stages from number `first` on.
+fn times(how: &Prepare<'_>, first: usize, workload: &Workload) -> String {
+    let due = seconds(how, first, workload);
     let total: f64 = due.iter().map(|(_, seconds)| seconds).sum();
     let time = match total {
         ..1.0 => "less than a second".to_owned(),
         total => format!("about {}", duration(total)),
     };
-    let elsewhere = if is_on_gpu {
+    let elsewhere = if first == 1 && how.device.is_some() {
         ", not counting the profile on the GPU"
     } else {
         ""
