@@ -81,7 +81,7 @@ done
 sinfo --noheader --states=idle 2> /dev/null | grep -q . || skip "Slurm starts, but its node is not idle after a minute"
 
 cd "$scratch"
-options=(--tokens 20000 --trace-tokens 8000 --steps 200 --hardware pc-low --vram 70M --certify 1024)
+options=(--tokens 20000 --trace-tokens 8000 --method trained --steps 200 --hardware pc-low --vram 70M --certify 1024)
 "$POWERINFER" cluster slurm demo "${options[@]}" --out many.powerinfer --nodes 4 --cores 1 --train-shards 3 --certify-shards 2 \
   --submit > submit.log 2>&1 &
 watcher=$!

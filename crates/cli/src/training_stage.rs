@@ -230,9 +230,15 @@ pub(crate) fn say_stage(made: &Stage<PredictorFile>, recipe: &Recipe, output: Ou
 fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
     let layers = predictors.layers();
     let bytes = layers.iter().map(|layer| layer.bytes).sum();
+    let is_calculated = |layer: &PredictorSummary| layer.is_linear && layer.steps == 0;
+    let networks = || layers.iter().filter(|layer| layer.rank > 0);
     let (made, advice) = match recipe {
-        Recipe::Train(_) => ("trained", "profile more tokens or train more steps"),
         Recipe::Import(_) => ("imported", "profile more tokens"),
+        Recipe::Train(_) if networks().all(is_calculated) => (
+            "calculated",
+            "profile more tokens, or use `--method auto` or `trained`",
+        ),
+        Recipe::Train(_) => ("trained", "profile more tokens or train more steps"),
     };
     if layers.iter().any(|layer| !layer.thresholds.is_empty()) {
         output.say(format!(
@@ -244,10 +250,9 @@ fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
         ));
         return;
     }
-    let narrow = |layer: &&PredictorSummary| layer.rank > 0;
     output.say(format!(
         "{made} {}, {} in all; written to `{}`",
-        counted(layers.iter().filter(narrow).count(), "predictor"),
+        counted(networks().count(), "predictor"),
         ByteSize(bytes),
         predictors.path().display()
     ));
@@ -260,6 +265,21 @@ fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
         output.say(format!(
             "no predictor for {}, so the policy `predicted` is not available there; a larger `--max-bytes` may allow one",
             numbered("layer", &without)
+        ));
+    }
+    let calculated = numbers(&|layer| layer.rank > 0 && is_calculated(layer));
+    if let Recipe::Train(settings) = recipe
+        && settings.method == Method::Auto
+        && !calculated.is_empty()
+    {
+        output.say(format!(
+            "{}: calculated and not trained, because that promised to save too little{}; `-v` shows how much",
+            numbered("layer", &calculated),
+            if settings.max_time.is_some() {
+                ", or the time was over"
+            } else {
+                ""
+            }
         ));
     }
     let Some(targets) = recipe.targets() else {

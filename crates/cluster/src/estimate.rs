@@ -3,8 +3,8 @@
 //! Time is work over rate. The work follows from the model's shape. The rates are those of GEMMs of prompts, which `doctor`
 //! measures: `profile` and training multiply floats, bundles are quantised. The GEMMs of `profile` reach the rate; the efficiency
 //! of the other stages is fitted to runs of `llama-1b` with 3 layers and `llama-7b` and `llama-13b` with one, on two cores of an
-//! AMD EPYC (Zen 5) and of an Intel Xeon; see the guide. That of calculated predictors is fitted to `demo` and one layer of
-//! `llama-7b` on the Xeon.
+//! AMD EPYC (Zen 5) and of an Intel Xeon; see the guide. The efficiency of calculated predictors is fitted to `demo` and one
+//! layer of `llama-7b` on the Xeon.
 
 use powerinfer_artifact::hardware::Hardware;
 use powerinfer_model::{ModelConfig, Weight};

@@ -1,5 +1,5 @@
-//! Makes the predictors of active FFN neurons, by training or from those of the original PowerInfer, and evaluates them on
-//! held-out tokens.
+//! Makes the predictors of active FFN neurons, by calculation, by training or from those of the original PowerInfer, and
+//! evaluates them on held-out tokens.
 //!
 //! A predictor pays only while it reads fewer bytes than it saves, so its rank is chosen to minimise the bytes read per
 //! token, predictor and predicted neurons together.
