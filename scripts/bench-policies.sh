@@ -30,9 +30,11 @@ try() {
   "$POWERINFER" eval tasks "$out/bundle" --count "$tasks" --threads 1 2>/dev/null
 }
 
-try "default: 4 bits, at most 3% of the model, recall 95%, contribution recall 99%"
+try "default: 4 bits, at most 3% of the model, recall 95%, contribution recall 99.5%"
+try "contribution recall 99%" --contribution-recall 0.99
 try "calculated only" --method closed-form
 try "trained from random weights, with ReLU" --method trained
+try "trained from random weights, contribution recall 99%" --method trained --contribution-recall 0.99
 try "smaller: at most 2.8% of the model" --max-bytes 2.8%
 try "no size limit" --max-bytes 100%
 try "8 bits, no size limit" --predictor-quant q8_0 --max-bytes 100%

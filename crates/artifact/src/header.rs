@@ -88,7 +88,7 @@ impl Header {
         self.check_versions(path, format, supported..=supported)
     }
 
-    /// As [`check_format`](Self::check_format), if several versions are supported.
+    /// Like [`check_format`](Self::check_format), but for a range of supported versions.
     pub(crate) fn check_versions(
         &self,
         path: &Path,

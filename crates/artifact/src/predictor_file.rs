@@ -3,7 +3,8 @@
 //!
 //! Network: `logits = B · relu(A · x) + b`, or `B · A · x + b` if the layer's summary says `is_linear`
 //! (since version 3), with A `[rank, hidden]` and B `[neurons, rank]` in the file's format and b
-//! `[neurons]` in BF16 or F32; x is the FFN input after its norm or, as the header states, before it. A neuron is computed if its logit is at least the layer's threshold. Layers without a
+//! `[neurons]` in BF16 or F32; x is the FFN input after its norm or, as the header states, before it.
+//! A neuron is computed if its logit is at least the layer's threshold. Layers without a
 //! predictor have no such tensors.
 //!
 //! In a bundle B is transposed: its column j, the weights of hidden unit j, is a row of `units`
@@ -42,7 +43,7 @@ use crate::{
 pub const FORMAT: &str = "powerinfer-predictors";
 /// Version that this program writes.
 pub const VERSION: u32 = 3;
-/// Oldest version that it reads: without linear predictors.
+/// Oldest version that this program reads; it has no linear predictors.
 const OLDEST: u32 = 2;
 /// File name.
 pub const FILE: &str = "predictors.safetensors";

@@ -189,7 +189,7 @@ impl TensorFile {
         self.header_since(format, supported..=supported)
     }
 
-    /// As [`header`](Self::header), if several versions are supported.
+    /// Like [`header`](Self::header), but for a range of supported versions.
     pub(crate) fn header_since(
         &self,
         format: &str,

@@ -9,7 +9,7 @@ pub(crate) fn certify_tokens(config: &ModelConfig, profiled: u64) -> u64 {
     (certify::usual_tokens(config.parameters()) as u64).min(profiled)
 }
 
-/// Whether predictors are calculated, and the steps of training, of which `steps` are allowed.
+/// Whether predictors are calculated, and the optimiser steps of training, at most `steps`.
 pub(crate) fn training_work(method: Method, steps: usize) -> (bool, u64) {
     match method {
         Method::ClosedForm => (true, 0),

@@ -124,7 +124,7 @@ fn prediction(file: &PredictorFile, isa: Isa) -> String {
 fn made(layer: &PredictorSummary) -> String {
     match (layer.is_linear, layer.steps) {
         (true, 0) => "calculated".to_owned(),
-        (true, steps) => format!("calculated and {steps} steps"),
+        (true, steps) => format!("calculated, then {steps} steps"),
         (false, 0) => "with ReLU".to_owned(),
         (false, steps) => format!("with ReLU, {steps} steps"),
     }

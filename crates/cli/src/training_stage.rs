@@ -32,18 +32,18 @@ pub(crate) struct TrainingArguments {
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     recall: Option<f64>,
     /// Share of the contributions (`|h|·‖down‖`) that predicted neurons must have on held-out tokens [default:
-    /// 0.99, with `--import` what the predictors' own threshold gives]
+    /// 0.995, with `--import` what the predictors' own threshold gives]
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     contribution_recall: Option<f64>,
     /// Bytes of all predictors, at most: a size, or a share of the model's bytes
     #[arg(long, value_name = "SIZE|SHARE%", default_value = "3%")]
     max_bytes: ByteBudget,
-    /// How predictors are made: `closed-form`: calculated in seconds per layer; `trained`: from random weights, as in the
-    /// paper; `auto`: calculated, then trained in layers where that saves bytes [default: auto, with `--sizing paper`
+    /// Method: `closed-form` calculates predictors in seconds per layer; `trained` starts from random weights, as in the
+    /// paper; `auto` calculates, then trains in layers where that saves bytes [default: auto; with `--sizing paper`:
     /// trained]
     #[arg(long, value_name = "METHOD", value_parser = method)]
     method: Option<Method>,
-    /// Minutes for all predictors, after which `auto` trains no more
+    /// Time limit for all predictors, after which `auto` stops training
     #[arg(long, value_name = "MINUTES", value_parser = minutes)]
     max_time: Option<Duration>,
     /// How a predictor's rank is found: `evidence`: the rank at which a token reads the fewest bytes; `paper`: the
@@ -98,7 +98,7 @@ fn sizing(name: &str) -> Result<Sizing, String> {
 }
 
 impl TrainingArguments {
-    /// The method, if the options agree on one.
+    /// The method; an error if the options contradict each other.
     pub(crate) fn method(&self) -> Result<Method> {
         let method = match (self.method, self.sizing) {
             (None, Sizing::Paper) => Method::Trained,
@@ -110,7 +110,7 @@ impl TrainingArguments {
         };
         if self.max_time.is_some() && method != Method::Auto {
             bail!(
-                "`--max-time` limits the training of `--method auto`; omit one of `--max-time` and `--method {}`",
+                "`--max-time` applies only to `--method auto`, not to `{}`; omit `--max-time`",
                 method.name()
             );
         }
@@ -273,10 +273,10 @@ fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
         && !calculated.is_empty()
     {
         output.say(format!(
-            "{}: calculated and not trained, because that promised to save too little{}; `-v` shows how much",
+            "{}: calculated but not trained, because training would save too little{}; `-v` shows how much",
             numbered("layer", &calculated),
             if settings.max_time.is_some() {
-                ", or the time was over"
+                ", or `--max-time` was reached"
             } else {
                 ""
             }

@@ -3,7 +3,7 @@
 //! Time is work over rate. The work follows from the model's shape. The rates are those of GEMMs of prompts, which `doctor`
 //! measures: `profile` and training multiply floats, bundles are quantised. The GEMMs of `profile` reach the rate; the efficiency
 //! of the other stages is fitted to runs of `llama-1b` with 3 layers and `llama-7b` and `llama-13b` with one, on two cores of an
-//! AMD EPYC (Zen 5) and of an Intel Xeon; see the guide. The efficiency of calculated predictors is fitted to `demo` and one
+//! AMD EPYC (Zen 5) and of an Intel Xeon; see the guide. The efficiency of calculating predictors is fitted to `demo` and one
 //! layer of `llama-7b` on the Xeon.
 
 use powerinfer_artifact::hardware::Hardware;
@@ -28,15 +28,15 @@ const STEP: f64 = 1e-3;
 const BATCH: f64 = 256.0;
 /// Steps that the search for a layer's rank takes in all, as steps at the first rank: early stopping ends each training.
 const SEARCH_STEPS: f64 = 900.0;
-/// Steps of training that start from a calculated predictor.
+/// Optimiser steps if training starts from a calculated predictor.
 const FURTHER_STEPS: f64 = 280.0;
-/// Tokens that a predictor is calculated from, at most.
+/// Largest number of tokens from which a predictor is calculated.
 const CALCULATED_TOKENS: u64 = 4096;
-/// Cost of a direction of a calculated predictor, per input and neuron or token, as operations: 3.5 iterations.
+/// Operations per direction of a calculated predictor, hidden element, and neuron or token: 3.5 iterations.
 const DIRECTION: f64 = 31.0;
-/// Cost of fitting and evaluating a calculated predictor, per neuron and token, as operations.
+/// Operations to fit and evaluate a calculated predictor, per neuron and token.
 const FIT: f64 = 3500.0;
-/// Ranks that are calculated for a layer.
+/// Number of ranks calculated per layer.
 const RANKS: f64 = 3.0;
 /// Passes over the certificate's text as passes of `dense`: that, and the plan with its verification, which computes less.
 const CERTIFY: f64 = 2.0;
@@ -95,7 +95,7 @@ pub struct Workload {
     pub sequence_tokens: f64,
     /// Tokens per layer to keep samples of.
     pub trace_tokens: u64,
-    /// Whether predictors are calculated before they are trained.
+    /// Whether predictors are calculated, before any training.
     pub calculates: bool,
     /// Optimiser steps per network; 0 if none is trained.
     pub steps: u64,
@@ -226,7 +226,7 @@ impl Workload {
                 let directions = DIRECTION * self.rank() * hidden * (neurons + used);
                 let calculated = directions + RANKS * FIT * used * neurons;
                 let (calculated, rank, steps) = match self.calculates {
-                    // A unit of a calculated predictor serves both signs. At most all layers are trained further.
+                    // A linear unit replaces two with ReLU. Upper limit: all layers are trained further.
                     true => {
                         let steps = FURTHER_STEPS.min(self.steps as f64 / 2.0);
                         (calculated, self.rank() / 2.0, steps)

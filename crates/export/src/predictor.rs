@@ -7,7 +7,7 @@
 //!   `B · relu(A·diag(w) · r) + ρ·b`, of the same sign. Without a bias, and with threshold 0, this is exact.
 //! * Otherwise `ρ·(b − t)` is added by further hidden units: for random directions g, the mean of `|g·r|` is `√(2/π)·‖r‖`,
 //!   and `|g·r| = relu(g·r) + relu(−g·r)`. This is an approximation.
-//! * A linear predictor has pairs of hidden units: `A · x = relu(A · x) − relu(−A · x)`. This is exact.
+//! * A linear predictor is exported with pairs of hidden units: `A · x = relu(A · x) − relu(−A · x)`. This is exact.
 //! * A layer that computes all neurons has a predictor of zeros: every logit is 0, which is not below the threshold.
 
 use std::f32::consts::FRAC_2_PI;
@@ -360,7 +360,7 @@ fn used(
     Ok(stored.map(|stored| (file, (stored.bias, file.layers()[layer].threshold))))
 }
 
-/// Each `width` values, followed by their negatives: the units `A · x` of a linear predictor are `relu(A · x) − relu(−A · x)`.
+/// Every `width` values, then their negatives: the units `A · x` of a linear predictor are `relu(A · x) − relu(−A · x)`.
 fn with_negatives(values: &[f32], width: usize) -> Vec<f32> {
     let pairs = values.chunks_exact(width).map(|values| {
         let negatives = values.iter().map(|value| -value);

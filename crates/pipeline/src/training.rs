@@ -8,10 +8,11 @@ use powerinfer_model::{Checkpoint, ModelConfig};
 use powerinfer_predictor::{Method, Settings, Sizing, Targets};
 use powerinfer_tensor::Format;
 
-/// Targets of trained predictors.
+/// Targets of calculated and trained predictors. With a contribution recall of 0.99 instead, linear ones read 10% less, but 2% of
+/// the demo's outputs differ from those of `dense`.
 pub const DEFAULT_TARGETS: Targets = Targets {
     recall: 0.95,
-    contribution_recall: 0.99,
+    contribution_recall: 0.995,
 };
 
 /// Contribution recall that every predictor has.
@@ -26,7 +27,7 @@ pub struct Training {
     pub max_bytes: ByteBudget,
     /// How predictors are made.
     pub method: Method,
-    /// Time for all predictors, after which none is trained that is calculated already.
+    /// Time limit for all predictors, after which calculated ones are not trained further.
     pub max_time: Option<Duration>,
     /// How a predictor's rank is found.
     pub sizing: Sizing,

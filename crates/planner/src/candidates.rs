@@ -125,7 +125,7 @@ impl<'a> ModeBuilder<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HiddenUnits {
     pub(crate) rank: usize,
-    /// Whether there is no ReLU.
+    /// Whether the predictor is linear, without ReLU.
     pub(crate) is_linear: bool,
 }
 

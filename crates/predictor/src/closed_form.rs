@@ -1,9 +1,9 @@
 //! Predictors without training: linear networks that are calculated from the layer's gate and its sampled inputs.
 //!
-//! `B·A` is the best approximation of the gate W of its rank on the centred inputs X `[tokens, hidden]`, in the mean-square
-//! sense (reduced-rank regression): the columns of B are the first eigenvectors of `W·Xᵀ·X·Wᵀ`, and `A = Bᵀ·W`. Subspace
-//! iteration finds them with products by W and X only, so that neither a covariance nor the gate's products are formed.
-//! Slope and bias of each neuron's logit fit its sampled activity by logistic regression; the slope goes into the row of B.
+//! `B·A` is the best low-rank approximation of the gate W on the centred inputs X `[tokens, hidden]`, in the mean-square
+//! sense (reduced-rank regression): the columns of B are the leading eigenvectors of `W·Xᵀ·X·Wᵀ`, and `A = Bᵀ·W`. Subspace
+//! iteration needs only products with W and X, so that neither a covariance nor X·Wᵀ is formed.
+//! Logistic regression fits slope and bias of each neuron's logit to its sampled activity; the slope scales its row of B.
 
 use candle_core::{Device, Result, Tensor};
 use powerinfer_artifact::random::Random;
@@ -16,7 +16,7 @@ use crate::{
     network::Weights,
 };
 
-/// Tokens from which networks are calculated, at most.
+/// Largest number of tokens from which networks are calculated.
 const MOST_TOKENS: usize = 4096;
 /// Steps of the subspace iteration.
 const ITERATIONS: usize = 3;
@@ -26,12 +26,12 @@ const NOISE: f32 = 1e-6;
 const NEWTON_STEPS: usize = 10;
 /// Largest change of a slope or bias in a step.
 const LARGEST_STEP: f32 = 2.0;
-/// Weak priors on slope and bias, which bound those of neurons that are hardly ever active.
+/// Precisions of weak priors on slope and bias, which bound both for neurons that are hardly ever active.
 const PRIORS: [f32; 2] = [1e-2, 1e-3];
-/// Neurons whose regressions run together.
+/// Neurons per block of regressions.
 const BLOCK: usize = 256;
 
-/// The directions of a layer, from which networks of any smaller rank follow.
+/// Directions of a layer; the first r of them give the network of rank r.
 pub(crate) struct ClosedForm {
     /// `[tokens, hidden]`, centred.
     inputs: Tensor,
@@ -42,7 +42,7 @@ pub(crate) struct ClosedForm {
     directions: Tensor,
     /// `[rank, hidden]`.
     a: Tensor,
-    /// Where the biases start, `[neurons]`.
+    /// Initial biases, `[neurons]`.
     log_odds: Vec<f32>,
 }
 
@@ -74,7 +74,7 @@ impl ClosedForm {
         let mut along = matrix(&along, rank, tokens)?;
         let mut directions = Vec::new();
         for iteration in 0..=ITERATIONS {
-            // The rows of `along` times X·Wᵀ, the gate's products.
+            // `along`·X·Wᵀ, without forming X·Wᵀ.
             let next = along.matmul(&inputs)?.matmul(&gate.t()?)?;
             directions = orthonormal(next.to_vec2()?);
             if iteration < ITERATIONS {
@@ -103,7 +103,7 @@ impl ClosedForm {
         let neurons = self.log_odds.len();
         let a = self.a.narrow(0, 0, rank)?;
         let b = self.directions.narrow(0, 0, rank)?.t()?;
-        // Hidden units with unit variance on average, from which training starts well. Columns of B stay equally large: that
+        // Hidden units get unit variance on average, a good start for training. Columns of B keep equal lengths, which
         // is best for rounding a row of B in blocks.
         let size = self.inputs.matmul(&a.t()?)?.sqr()?.mean_all()?;
         let size = f64::from(size.to_scalar::<f32>()?.max(f32::MIN_POSITIVE)).sqrt();
@@ -140,7 +140,7 @@ impl ClosedForm {
     }
 }
 
-/// Slopes and biases that fit the activity of neurons `first..` best to their `scores [tokens, neurons]`, by Newton's method;
+/// Slopes and biases with which `scores [tokens, neurons]` best fit the activity of neurons `first..`, by Newton's method;
 /// biases start at `log_odds`.
 fn regress(scores: &[f32], labels: &Labels, first: usize, log_odds: &[f32]) -> [Vec<f32>; 2] {
     let count = log_odds.len();
@@ -180,7 +180,7 @@ fn regress(scores: &[f32], labels: &Labels, first: usize, log_odds: &[f32]) -> [
     [slope, bias]
 }
 
-/// Gradients of the likelihood by slope and bias, and its second derivatives, of some neurons.
+/// Gradient and negative Hessian of the log-likelihood in slope and bias, per neuron.
 struct Sums {
     by_slope: Vec<f32>,
     by_bias: Vec<f32>,
@@ -202,7 +202,7 @@ impl Sums {
         }
     }
 
-    /// Adds a token on which no neuron is active.
+    /// Adds a token as if no neuron were active on it.
     fn add_inactive(&mut self, scores: &[f32], slope: &[f32], bias: &[f32]) {
         let count = scores.len();
         let (slope, bias) = (&slope[..count], &bias[..count]);
@@ -240,7 +240,7 @@ impl Sums {
         self.bias_bias[neuron] += variance;
     }
 
-    /// Newton step of a neuron's slope, in units of `unit`, and bias, which are so far from the centres of their priors.
+    /// Newton step of a neuron's slope (in units of `unit`) and bias, at distances `from_prior` from the priors' centres.
     fn step(&self, neuron: usize, unit: f32, from_prior: [f32; 2]) -> [f32; 2] {
         let by_slope = self.by_slope[neuron] * unit - PRIORS[0] * from_prior[0];
         let by_bias = self.by_bias[neuron] - PRIORS[1] * from_prior[1];
@@ -284,7 +284,7 @@ fn rows(rows: &[Vec<f32>]) -> Result<Tensor> {
     Tensor::from_vec(rows.concat(), (rows.len(), rows[0].len()), &Device::Cpu)
 }
 
-/// In lanes, which are vectorised, and added in a fixed order.
+/// Inner product; lanes are vectorised and then added in a fixed order.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0f32; 32];
     for (a, b) in a.chunks(lanes.len()).zip(b.chunks(lanes.len())) {
@@ -317,7 +317,7 @@ mod tests {
         ClosedForm::new(&samples, &planted_gate(shape, 3), rank, &odds, cost).unwrap()
     }
 
-    /// Sum of the squared differences between the gate's products on centred inputs and their approximation by B·A.
+    /// Sum of the squared differences between the gate's outputs on centred inputs and their approximation by B·A.
     fn residual(found: &ClosedForm, rank: usize) -> f64 {
         let gate = matrix(&planted_gate(SHAPE, 3), SHAPE.neurons, SHAPE.hidden).unwrap();
         let products = found.inputs.matmul(&gate.t().unwrap()).unwrap();
@@ -345,7 +345,7 @@ mod tests {
             "{left:?}"
         );
         assert!(left[7] > 1e-3 && left[8] < 1e-6, "{left:?}");
-        // No other eight rows explain more: random changes of the fourth direction leave more.
+        // No other four directions explain more: random changes of the fourth leave a larger residual.
         let mut random = Random::new(9);
         for _ in 0..20 {
             let mut rows = found.directions.to_vec2::<f32>().unwrap();
@@ -387,7 +387,7 @@ mod tests {
             let all = [&weights.a, &weights.b, &weights.bias];
             all.into_iter().flatten().all(|value| value.is_finite())
         };
-        // One direction, none, and inputs that are all the same.
+        // A gate with one direction, a zero gate, and identical inputs.
         assert!(is_finite(
             &samples,
             &planted_gate(Planted { rank: 1, ..SHAPE }, 3)

@@ -128,7 +128,7 @@ impl Descent {
         }
     }
 
-    /// The network as it is now.
+    /// The current network.
     pub(crate) fn weights(&self) -> Weights {
         let of_blocks = |part: fn(&Block) -> &Parameters| {
             let values = self.blocks.iter().map(part);

@@ -49,7 +49,7 @@ pub(crate) struct Schedule {
     pub(crate) seed: u64,
     pub(crate) layer: usize,
     pub(crate) cost: MissCost,
-    /// Time from which the schedule ends soon.
+    /// Time after which the learning rate falls quickly and training ends.
     pub(crate) deadline: Option<Instant>,
 }
 

@@ -1,4 +1,4 @@
-//! A predictor: `logits = B · relu(A · x) + b`, or linear, `B · A · x + b`.
+//! A predictor: `logits = B · relu(A · x) + b`, or `B · A · x + b` if linear.
 //!
 //! The bias is an addition to the published `B · relu(A · x)`: without it the network spends rank on the activation frequency
 //! of each neuron.
@@ -15,7 +15,7 @@ use crate::calibrate::Predicts;
 /// A predictor in its stored format, which the runtime computes with.
 pub(crate) struct Network {
     pub(crate) rank: usize,
-    /// Whether there is no ReLU.
+    /// Whether the network is linear, without ReLU.
     pub(crate) is_linear: bool,
     /// Optimiser steps of training.
     pub(crate) steps: usize,
@@ -30,7 +30,7 @@ pub(crate) struct Network {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Weights {
     pub(crate) rank: usize,
-    /// Whether there is no ReLU.
+    /// Whether the network is linear, without ReLU.
     pub(crate) is_linear: bool,
     /// `[rank, hidden]`.
     pub(crate) a: Vec<f32>,

@@ -26,7 +26,7 @@ pub(crate) const EASY: Planted = Planted {
     threshold: 1.65,
 };
 
-/// V `[rank, hidden]` and U `[neurons, rank]`.
+/// Factors V `[rank, hidden]` and U `[neurons, rank]` of the gate.
 fn factors(shape: Planted, random: &mut Random) -> [Tensor; 2] {
     let scaled = |values: Vec<f32>, by: &dyn Fn(usize) -> f32| -> Vec<f32> {
         let values = values.into_iter().enumerate();

@@ -17,9 +17,9 @@ use crate::{
 
 /// Share of the bytes that another rank must save for the search to continue.
 const WORTHWHILE: f64 = 0.01;
-/// Share of the wrongly predicted neurons that training of a calculated network removes: 28% on the demo.
+/// Share of the inactive predicted neurons that training a calculated network is assumed to remove; 29% on the demo.
 const LIKELY_SAVED: f64 = 0.25;
-/// Share of a layer's bytes that training must promise to save.
+/// Smallest estimated saving, as a share of a layer's bytes per token, that makes training worthwhile.
 const WORTH_TRAINING: f64 = 0.03;
 
 /// Statistics of a layer from the profile.
@@ -50,7 +50,7 @@ pub(crate) struct Search<'a> {
     /// Directions that were calculated for the largest rank so far.
     pub(crate) closed_form: Option<ClosedForm>,
     pub(crate) settings: Settings,
-    /// Time after which nothing is trained that is calculated already.
+    /// Time after which calculated networks are not trained further.
     pub(crate) deadline: Option<Instant>,
     pub(crate) isa: Isa,
     pub(crate) progress: &'a dyn Progress,
@@ -66,7 +66,7 @@ impl Search<'_> {
         if self.settings.method == Method::Trained {
             return self.climb(self.guess(1.0), Self::try_rank);
         }
-        // A unit of a linear network serves both signs.
+        // A linear unit replaces two with ReLU, so the search starts at half the rank.
         let calculated = self.climb(self.guess(0.5), |search, rank, _| search.calculate(rank))?;
         if self.settings.method == Method::ClosedForm || !self.promises_savings(&calculated) {
             return Ok(calculated);
@@ -84,7 +84,7 @@ impl Search<'_> {
     }
 
     /// Finds the rank with the fewest bytes read per token: from candidate `start` upwards while that pays, else downwards.
-    /// `try_rank` gets the best network so far.
+    /// `try_rank` is given the best network so far.
     fn climb(
         &mut self,
         start: usize,
@@ -197,7 +197,7 @@ impl Search<'_> {
         Digest::of_parts(numbers.iter().map(|bytes| &bytes[..])).leading_bits()
     }
 
-    /// Trains and evaluates a network, for at most `steps`.
+    /// Trains a network for at most `steps`, and evaluates it.
     fn train(&mut self, start: &Weights, steps: usize) -> Result<Tried, PredictorError> {
         let schedule = Schedule {
             steps,

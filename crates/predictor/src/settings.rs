@@ -37,7 +37,7 @@ pub enum Method {
     ClosedForm,
     /// Trained from random weights, with ReLU, as in the paper.
     Trained,
-    /// Calculated, and trained from there in layers where that promises to save bytes.
+    /// Calculated, then trained further in layers where that is estimated to save bytes.
     #[default]
     Auto,
 }
@@ -65,7 +65,7 @@ pub struct Settings {
     pub layer_bytes: u64,
     /// How predictors are made.
     pub method: Method,
-    /// Time after which [`Method::Auto`] trains no more.
+    /// Time limit for all predictors, after which [`Method::Auto`] stops training.
     pub max_time: Option<Duration>,
     /// Method of choosing the rank.
     pub sizing: Sizing,

@@ -46,7 +46,7 @@ impl Predicts for Signs {
     }
 }
 
-/// Sign bits of `gate [neurons, hidden]`, that of `layer`, with their quality on the held-out samples of `profile`; `None` if they fall far short of
+/// Sign bits of `layer`'s `gate [neurons, hidden]`, with their quality on held-out samples; `None` if they fall far short of
 /// `targets`.
 pub(crate) fn sign_bits(
     layer: usize,

@@ -228,8 +228,8 @@ mod tests {
     fn auto_trains_from_the_calculated_network_only_if_that_promises_savings() {
         let (network, _) = make_by(Method::Auto, None);
         assert_eq!((network.is_linear, network.steps), (true, 0));
-        // The sixteen best directions in the mean square are those of a few large neurons, whose activity is as rare as
-        // that of the others.
+        // A few neurons with large gate rows take all sixteen directions, although they are active as rarely as
+        // the others.
         let hard = Planted { rank: 60, ..EASY };
         let (traces, mut gate) = (planted(hard, 1), planted_gate(hard, 1));
         let rows = gate.chunks_exact_mut(hard.hidden).step_by(16);

@@ -40,7 +40,7 @@ pub(crate) struct Predictor<'a> {
     pub(crate) bias: &'a [f32],
     /// Logit from which a neuron is predicted active.
     pub(crate) threshold: f32,
-    /// Whether there is no ReLU.
+    /// Whether the predictor is linear, without ReLU.
     pub(crate) is_linear: bool,
 }
 
@@ -76,9 +76,9 @@ struct ActiveUnits {
     units: Vec<u32>,
     /// `[tokens_per_list, units]` of every list; empty if values are rounded.
     values: Vec<f32>,
-    /// Lists per block and token if values are rounded: one of positive units, or another one of negative units too.
+    /// Lists per block and token if values are rounded: 1 (positive units) or 2 (positive, then negative units).
     signs: usize,
-    /// The rounded values of every unit, from 1 to 127, and the scale of those of every list, which has their sign.
+    /// Rounded magnitudes, 1 to 127, of all units, and a scale per list, which has the sign of its units.
     rounded: Vec<u8>,
     scales: Vec<f32>,
     /// Where lists start in `units`, and where the last one ends.
@@ -89,7 +89,7 @@ struct ActiveUnits {
 
 impl ActiveUnits {
     /// Lists the active units of `rounded [tokens, rank]`, in blocks of 32, token by token, negative ones separately
-    /// if there may be any.
+    /// if `has_negative`.
     fn list_rounded(&mut self, rounded: &QuantisedActivations, has_negative: bool) {
         let (tokens, rank) = (rounded.tokens(), rounded.columns());
         let blocks = rank.div_ceil(BLOCK);
@@ -244,7 +244,7 @@ impl Predictor<'_> {
         }
         let unit_bytes = self.unit_bytes(threads);
         for unit in &mut *hidden_units {
-            // NaN becomes 0 either way.
+            // NaN becomes 0, with or without ReLU.
             let passes = *unit > 0.0 || (self.is_linear && *unit < 0.0);
             *unit = if passes { *unit } else { 0.0 };
         }
@@ -479,7 +479,7 @@ mod tests {
         reached.map(|(neuron, _)| neuron).collect()
     }
 
-    /// Hidden units as B multiplies them.
+    /// Hidden units after ReLU, if the predictor has one.
     fn activated(predictor: &Predictor<'_>, hidden_units: &[f32]) -> Vec<f32> {
         let lowest = if predictor.is_linear { f32::MIN } else { 0.0 };
         hidden_units.iter().map(|unit| unit.max(lowest)).collect()

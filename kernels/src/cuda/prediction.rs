@@ -7,7 +7,7 @@ use super::{
     gpu::{THREADS, WORD, input_bytes, kernel, width},
 };
 
-/// Neurons of a thread block that predicts by a network.
+/// Neurons per thread block that predicts with a network.
 const NEURONS: usize = 64;
 /// Thread blocks per multiprocessor that predict by signs.
 const SIGN_BLOCKS: usize = 3;
@@ -25,7 +25,7 @@ pub struct Predictor {
     pub bias: Buffer<f32>,
     /// Smallest logit of a predicted neuron.
     pub threshold: f32,
-    /// Whether there is no ReLU.
+    /// Whether the predictor is linear, without ReLU.
     pub is_linear: bool,
 }
 

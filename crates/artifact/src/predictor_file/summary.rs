@@ -11,10 +11,10 @@ pub struct PredictorSummary {
     pub layer: usize,
     /// Number of hidden units; 0 if the layer has no predictor.
     pub rank: usize,
-    /// Whether the hidden units are `A · x` itself, without ReLU.
+    /// Whether the hidden units are `A · x`, without ReLU.
     #[serde(default)]
     pub is_linear: bool,
-    /// Optimiser steps of training; 0 if the predictor was calculated or imported.
+    /// Optimiser steps of training; 0 if the predictor was only calculated, or imported.
     #[serde(default)]
     pub steps: u64,
     /// A neuron is computed if its logit is at least this.

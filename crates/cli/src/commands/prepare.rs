@@ -28,11 +28,11 @@ use crate::{
     training_stage::{self, TrainingArguments},
 };
 
-/// Tokens to profile with `--quick`, and those of the certificate, of models below [`SMALL_PARAMETERS`] and of others.
+/// Tokens to profile and to certify on with `--quick`, for models below [`SMALL_PARAMETERS`] and for larger ones.
 const QUICK_SMALL: [usize; 2] = [8192, 1024];
 const QUICK_LARGE: [usize; 2] = [2048, 512];
 const SMALL_PARAMETERS: u64 = 500_000_000;
-/// Tokens that are profiled at most by default, and those of a sequence.
+/// Default limit of profiled tokens, and tokens per sequence.
 const MOST_TOKENS: usize = 131_072;
 const SEQUENCE_TOKENS: f64 = 512.0;
 
@@ -49,7 +49,7 @@ pub(crate) struct PrepareArguments {
     /// Seed of every random choice
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// A first bundle in minutes: fewer tokens, calculated predictors and a short certificate, unless other options say
+    /// Make a first bundle in minutes: fewer tokens, calculated predictors and a short certificate, unless other options say
     /// otherwise
     #[arg(long)]
     quick: bool,
@@ -180,7 +180,7 @@ fn prepare_model(
             _ => " and with the same `--data`",
         };
         output.say(format!(
-            "without `--quick`{again}, `prepare` profiles up to {tokens} tokens, trains predictors in layers where that saves bytes, and certifies on {certified} tokens, in at most about {}",
+            "without `--quick`{again}, `prepare` profiles up to {tokens} tokens, trains predictors in layers where that saves bytes, and certifies on {certified} tokens; this takes at most about {}",
             duration(seconds(&how, 1, &full).iter().map(|(_, seconds)| seconds).sum())
         ));
     }
@@ -195,7 +195,7 @@ fn prepare_model(
     Ok(())
 }
 
-/// Shortens what no option sets.
+/// Applies the settings of `--quick`, except those that other options set.
 fn make_quick(how: &mut Prepare<'_>, checkpoint: &Checkpoint, training: &TrainingArguments) {
     let [tokens, certified] = match checkpoint.config().parameters() {
         ..SMALL_PARAMETERS => QUICK_SMALL,
@@ -269,7 +269,7 @@ fn uses_predictors(how: &Prepare<'_>) -> bool {
     !matches!(how.options.policy, Some(Policy::Dense | Policy::Exact))
 }
 
-/// The estimated seconds of the stages from number `first` on, without a profile on the GPU.
+/// Estimated seconds of each stage from number `first` on, except profiling on the GPU.
 fn seconds(how: &Prepare<'_>, first: usize, workload: &Workload) -> Vec<(&'static str, f64)> {
     let is_on_gpu = first == 1 && how.device.is_some();
     let trains = first <= 2 && matches!(how.recipe, Recipe::Train(_)) && uses_predictors(how);

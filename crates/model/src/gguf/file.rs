@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn arrays_inside_each_other_are_refused_without_recursion() {
-        // An array of one array, 12,000 times.
+        // 12,000 nested arrays of one element each.
         let mut bytes = b"GGUF\x03\0\0\0".to_vec();
         bytes.extend([0u64, 1, 1].iter().flat_map(|number| number.to_le_bytes()));
         bytes.extend(b"x\x09\0\0\0");

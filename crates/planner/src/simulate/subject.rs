@@ -155,7 +155,7 @@ impl Subject<'_> {
         })
     }
 
-    /// Hidden units of a layer's predictor, with ReLU as in published ones.
+    /// Hidden units of a layer's predictor, with ReLU as in published predictors.
     fn units(&self) -> HiddenUnits {
         HiddenUnits {
             rank: self.rank,
