@@ -621,6 +621,27 @@ fn predictor_settings_that_cannot_be_met_are_reported() {
     sandbox
         .run(&["train-predictors", "--sizing", "guess"])
         .bad(2, &["`evidence` or `paper`"]);
+    for (arguments, code, message) in [
+        (
+            &["--method", "guess"][..],
+            2,
+            "`auto`, `closed-form` or `trained`",
+        ),
+        (&["--max-time", "0"], 2, "a number of minutes"),
+        (
+            &["--sizing", "paper", "--method", "closed-form"],
+            1,
+            "`--sizing paper` trains every network",
+        ),
+        (
+            &["--max-time", "5", "--method", "trained"],
+            1,
+            "omit `--max-time`",
+        ),
+    ] {
+        let all = [&["train-predictors", "demo"], arguments].concat();
+        sandbox.run(&all).bad(code, &[message]);
+    }
     let paper = train(&["--sizing", "paper"]);
     assert_contains(&paper, &["trained"]);
 

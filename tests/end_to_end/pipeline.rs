@@ -43,6 +43,24 @@ fn the_four_commands_work_in_an_empty_folder() {
 }
 
 #[test]
+fn a_quick_preparation_calculates_predictors_and_says_what_more_would_do() {
+    let sandbox = Sandbox::new();
+    let quick = ["prepare", "demo", "--quick", "--tokens", "3000"];
+    let made = sandbox.run(&quick).good();
+    made.stderr_contains(&[
+        "calculated 6 predictors",
+        "tokens: perplexity",
+        "without `--quick`, `prepare` profiles up to 131072 tokens",
+        "certifies on 8192 tokens",
+    ]);
+    // The next run is a full one.
+    let plan = sandbox.run(&["prepare", "demo", "--steps", "5", "--certify", "none"]);
+    let full = plan.good();
+    full.stderr_contains(&["as in earlier runs: --tokens 3000", "trained 6 predictors"]);
+    assert!(!full.stderr.contains("--quick"), "{}", full.stderr);
+}
+
+#[test]
 fn prepare_repeats_only_the_steps_whose_inputs_changed() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();

@@ -234,7 +234,7 @@ fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
     let networks = || layers.iter().filter(|layer| layer.rank > 0);
     let (made, advice) = match recipe {
         Recipe::Import(_) => ("imported", "profile more tokens"),
-        Recipe::Train(_) if networks().all(is_calculated) => (
+        Recipe::Train(_) if networks().any(is_calculated) && networks().all(is_calculated) => (
             "calculated",
             "profile more tokens, or use `--method auto` or `trained`",
         ),
@@ -273,7 +273,7 @@ fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
         && !calculated.is_empty()
     {
         output.say(format!(
-            "{}: calculated but not trained, because training would save too little{}; `-v` shows how much",
+            "{}: calculated but not trained, because training saves too little{}; `-v` shows how much",
             numbered("layer", &calculated),
             if settings.max_time.is_some() {
                 ", or `--max-time` was reached"
