@@ -586,7 +586,7 @@ def commands(asked):
 
 
 def main():
-    prepare("demo", "demo", "--vram", "24G", "--method", "trained")
+    prepare("demo", "demo", "--vram", "24G", "--method", "trained", "--contribution-recall", "0.99")
     prepare("silu-work", str(WORK / "silu" / "demo"), "--vram", "24G")
     sections, answers = [], []
     for letter, ask in zip("abcde", [hot_threshold, skip_threshold, pruning, sizes, without_zeros]):
@@ -602,7 +602,7 @@ def main():
         "and on the same architecture with SiLU. Speeds of large models are simulated, and marked so.\n\nRises of perplexity are relative to `dense` on the same tokens, with 95% intervals by the paired bootstrap of blocks of 64 tokens. Pass@1 is measured on held-out functions with greedy decoding, "
         "Wilson's intervals, and differences are tested by McNemar's exact test on the same functions. Where a difference is not significant, the minimum detectable effect is given.\n\n"
         f"Written by `scripts/answers.sh` ({identity['tool']}, {identity['processor']}, {identity['instruction_set']}, {first['speed']['measured']['threads']} threads; seed {identity['seed']}). Each section ends with its commands. They run in a folder "
-        "where `powerinfer prepare demo --vram 24G --method trained` has run. Those of (e) run where the SiLU model was prepared (`scripts/train-demo.py --activation silu --steps 900 --out silu/demo`, `powerinfer prepare silu/demo --vram 24G`), and "
+        "where `powerinfer prepare demo --vram 24G --method trained --contribution-recall 0.99` has run. Those of (e) run where the SiLU model was prepared (`scripts/train-demo.py --activation silu --steps 900 --out silu/demo`, `powerinfer prepare silu/demo --vram 24G`), and "
         "(d)'s synthetic layers where `text.txt` is this repository's README, each in a folder of its own; `--device emulated` takes a build with `--features emulator`. Figures other than times are reproducible. "
         "[answers.json](answers.json) has the figures in machine-readable form.\n\n"
     )
