@@ -39,7 +39,7 @@ pub(crate) struct TrainingArguments {
     #[arg(long, value_name = "SIZE|SHARE%", default_value = "3%")]
     max_bytes: ByteBudget,
     /// Method: `closed-form` calculates predictors in seconds per layer; `trained` starts from random weights, as in the
-    /// paper; `auto` calculates, then trains in layers where that saves bytes [default: auto; with `--sizing paper`:
+    /// paper; `auto` calculates, then trains a layer's predictor further if that saves bytes [default: auto; with `--sizing paper`:
     /// trained]
     #[arg(long, value_name = "METHOD", value_parser = method)]
     method: Option<Method>,

@@ -18,11 +18,11 @@ use crate::PipelineError;
 /// Name of the embedded model, which comes with text.
 const DEMO: &str = "demo";
 
-/// Longest calibration sequence.
-const SEQUENCE: usize = 512;
+/// Longest calibration sequence, in tokens.
+pub const SEQUENCE: usize = 512;
 
 /// Most tokens that are read if the amount is `auto`.
-const AUTO_LIMIT: usize = 131_072;
+pub const AUTO_LIMIT: usize = 131_072;
 
 /// Number of skipped files that are listed individually.
 const LISTED: usize = 5;

@@ -16,7 +16,7 @@ mod stages;
 mod tokenizer;
 mod training;
 
-pub use calibration::{CalibrationText, Tokens, check_paths, texts};
+pub use calibration::{AUTO_LIMIT, CalibrationText, SEQUENCE, Tokens, check_paths, texts};
 pub use error::PipelineError;
 pub use prepare::{Prepare, Report, Work, place, prepare};
 pub use stages::{Stage, profile, train};

@@ -69,7 +69,10 @@ impl Training {
                 },
             },
             layer_bytes: self.max_bytes.per_layer(config, quant),
-            method: self.method,
+            method: match self.sizing {
+                Sizing::Evidence => self.method,
+                Sizing::Paper => Method::Trained,
+            },
             max_time: self.max_time,
             sizing: self.sizing,
             steps: self.steps,

@@ -162,6 +162,7 @@ impl Search<'_> {
                 )?
             }
         };
+        self.progress.advance(0)?;
         let weights = closed_form.weights(rank)?;
         self.closed_form = Some(closed_form);
         if !weights.bias.iter().sum::<f32>().is_finite() {

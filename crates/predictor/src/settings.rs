@@ -37,7 +37,7 @@ pub enum Method {
     ClosedForm,
     /// Trained from random weights, with ReLU, as in the paper.
     Trained,
-    /// Calculated, then trained further in layers where that is estimated to save bytes.
+    /// Calculated, then trained further if that should save bytes, layer by layer.
     #[default]
     Auto,
 }

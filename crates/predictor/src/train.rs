@@ -175,24 +175,25 @@ mod tests {
 
     /// Without a gate, which training does not need.
     fn make(traces: &Traces, settings: Settings) -> Made {
-        best_of_samples(KNOWN, traces, &[], settings, None, Isa::SCALAR, &Silent)
+        make_with(traces, &[], settings, None)
+    }
+
+    fn make_with(
+        traces: &Traces,
+        gate: &[f32],
+        settings: Settings,
+        deadline: Option<Instant>,
+    ) -> Made {
+        let isa = Isa::SCALAR;
+        best_of_samples(KNOWN, traces, gate, settings, deadline, isa, &Silent)
     }
 
     /// The network for samples that depend on several directions.
-    fn make_by(method: Method, deadline: Option<Instant>) -> (Network, Quality) {
+    fn make_by(method: Method) -> (Network, Quality) {
         let shape = Planted { rank: 12, ..EASY };
         let (traces, gate) = (planted(shape, 1), planted_gate(shape, 1));
         let settings = Settings { method, ..SETTINGS };
-        let made = best_of_samples(
-            KNOWN,
-            &traces,
-            &gate,
-            settings,
-            deadline,
-            Isa::SCALAR,
-            &Silent,
-        );
-        made.unwrap().unwrap()
+        make_with(&traces, &gate, settings, None).unwrap().unwrap()
     }
 
     #[track_caller]
@@ -213,10 +214,10 @@ mod tests {
 
     #[test]
     fn calculated_networks_predict_what_depends_on_few_directions() {
-        let (network, quality) = make_by(Method::ClosedForm, None);
+        let (network, quality) = make_by(Method::ClosedForm);
         assert_eq!((network.is_linear, network.steps), (true, 0));
         assert!(!quality.falls_short(SETTINGS.targets), "{quality:?}");
-        let (trained, with_relu) = make_by(Method::Trained, None);
+        let (trained, with_relu) = make_by(Method::Trained);
         assert!(!trained.is_linear && trained.steps > 0);
         assert!(
             quality.predicted_density < with_relu.predicted_density,
@@ -226,7 +227,7 @@ mod tests {
 
     #[test]
     fn auto_trains_from_the_calculated_network_only_if_that_promises_savings() {
-        let (network, _) = make_by(Method::Auto, None);
+        let (network, _) = make_by(Method::Auto);
         assert_eq!((network.is_linear, network.steps), (true, 0));
         // A few neurons with large gate rows take all sixteen directions, although they are active as rarely as
         // the others.
@@ -234,24 +235,15 @@ mod tests {
         let (traces, mut gate) = (planted(hard, 1), planted_gate(hard, 1));
         let rows = gate.chunks_exact_mut(hard.hidden).step_by(16);
         rows.flatten().for_each(|value| *value *= 30.0);
-        let settings = |method| Settings {
-            method,
-            layer_bytes: 40_000,
-            ..SETTINGS
-        };
         let make = |method, deadline| {
-            let settings = settings(method);
-            best_of_samples(
-                KNOWN,
-                &traces,
-                &gate,
-                settings,
-                deadline,
-                Isa::SCALAR,
-                &Silent,
-            )
-            .unwrap()
-            .unwrap()
+            let settings = Settings {
+                method,
+                layer_bytes: 40_000,
+                ..SETTINGS
+            };
+            make_with(&traces, &gate, settings, deadline)
+                .unwrap()
+                .unwrap()
         };
         let (calculated, before) = make(Method::ClosedForm, None);
         let (trained, after) = make(Method::Auto, None);

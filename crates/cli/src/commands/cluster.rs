@@ -9,7 +9,7 @@ use powerinfer_cluster::{
     Preparation, Rates, Shards, Stage, Volume, Workload, submit, write_kubernetes, write_slurm,
 };
 use powerinfer_corpus::STDIN;
-use powerinfer_pipeline::{Tokens, check_paths};
+use powerinfer_pipeline::{AUTO_LIMIT, Tokens, check_paths};
 use powerinfer_planner::{machine::this_machine, read_hardware};
 use powerinfer_pool::usable_cores;
 use powerinfer_synth::Shape;
@@ -393,7 +393,7 @@ impl StageArguments {
                 "shards need a number of tokens, because none of them knows how much the others have read",
                 "give `--tokens N`, such as `--tokens 1000000`"
             )),
-            Tokens::Auto => 131_072,
+            Tokens::Auto => AUTO_LIMIT as u64,
         };
         let hardware = this_machine(&Bar::new(output))?;
         let mut workload = Workload::new(

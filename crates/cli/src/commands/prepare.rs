@@ -7,7 +7,7 @@ use clap::ArgMatches;
 use powerinfer_artifact::{hardware::Hardware, plan::Policy, shell_quoted};
 use powerinfer_cluster::{Rates, StageKind, Workload};
 use powerinfer_model::Checkpoint;
-use powerinfer_pipeline::{Prepare, Tokens, Work, check_paths, prepare};
+use powerinfer_pipeline::{AUTO_LIMIT, Prepare, SEQUENCE, Tokens, Work, check_paths, prepare};
 use powerinfer_planner::machine::this_machine;
 use powerinfer_predictor::{Method, Recipe};
 use powerinfer_profile::Profile;
@@ -32,9 +32,6 @@ use crate::{
 const QUICK_SMALL: [usize; 2] = [8192, 1024];
 const QUICK_LARGE: [usize; 2] = [2048, 512];
 const SMALL_PARAMETERS: u64 = 500_000_000;
-/// Default limit of profiled tokens, and tokens per sequence.
-const MOST_TOKENS: usize = 131_072;
-const SEQUENCE_TOKENS: f64 = 512.0;
 
 /// The flags of all stages.
 #[derive(Debug, clap::Args)]
@@ -115,8 +112,8 @@ fn prepare_model(
         full = Some(workload(
             &how,
             checkpoint,
-            MOST_TOKENS,
-            SEQUENCE_TOKENS,
+            AUTO_LIMIT,
+            SEQUENCE as f64,
             &this_machine(&bar)?,
         ));
         make_quick(&mut how, checkpoint, training);
@@ -180,7 +177,7 @@ fn prepare_model(
             _ => " and with the same `--data`",
         };
         output.say(format!(
-            "without `--quick`{again}, `prepare` profiles up to {tokens} tokens, trains predictors in layers where that saves bytes, and certifies on {certified} tokens; this takes at most about {}",
+            "without `--quick`{again}, `prepare` profiles up to {tokens} tokens, trains predictors further if that saves bytes, and certifies on {certified} tokens; this takes at most about {}",
             duration(seconds(&how, 1, &full).iter().map(|(_, seconds)| seconds).sum())
         ));
     }
