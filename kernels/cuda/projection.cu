@@ -1,5 +1,5 @@
 // GEMV with a fused norm: Q, K and V in one launch, the attention output, a predictor's hidden layer, the LM head.
-// `norm_in_place` and `arg_max` are the remaining operations on vectors.
+// `norm_in_place`, `arg_max` and `embed` are the remaining operations on vectors.
 #include "matrix.cuh"
 
 // One of up to three matrices that share the input.
@@ -146,3 +146,20 @@ KERNEL(256, arg_max, ArgMax) {
   }
   if (threadIdx.x == 0) *a.out = indices[0] < a.count ? indices[0] : 0;
 }
+
+struct Embed {
+  // [vocabulary, columns], in mapped host memory or on the device.
+  Matrix table;
+  const unsigned* token;
+  float scale;
+  // [columns].
+  float* out;
+};
+
+// Row of a token times a scale. Grid: a thread per column, blocks of 256.
+#define EMBED(name, Format)                                                                              \
+  KERNEL(256, embed_##name, Embed) {                                                                     \
+    const int column = blockIdx.x * blockDim.x + threadIdx.x;                                            \
+    if (column < a.table.columns) a.out[column] = Format::weight(a.table, *a.token, column) * a.scale;   \
+  }
+FOR_ALL_FORMATS(EMBED)

@@ -1,8 +1,10 @@
-//! The head on a device: from the last hidden state to logits and the most probable token.
+//! The head on a device: from the last hidden state to logits and the most probable token, and to its embedding.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
-use powerinfer_kernels::cuda::{Buffer, Device, DeviceError, Gpu, GpuLinear, GpuNorm};
+use powerinfer_kernels::cuda::{
+    Buffer, Device, DeviceError, EmbeddingTable, Gpu, GpuLinear, GpuNorm, HostBuffer, HostMatrix,
+};
 
 use crate::{DeviceModel, layer::norm_bytes};
 
@@ -15,12 +17,34 @@ pub struct DeviceHead {
     head: GpuLinear,
     logits: Buffer<f32>,
     /// Token with the largest logit, and scratch space of the search.
-    token: Buffer<u32>,
+    token: HostBuffer,
     scratch: Buffer<u32>,
+    embedding: Option<DeviceEmbedding>,
+}
+
+/// Embedding of the token that the head has found, so that the next pass starts before the host knows the token.
+#[derive(Debug)]
+pub struct DeviceEmbedding {
+    /// The rows; `None` if they are those of the head.
+    pub table: Option<HostMatrix>,
+    /// Factor of every row.
+    pub scale: f32,
+}
+
+/// What is known of the hidden state between passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Embedded {
+    /// It is of no use.
+    No,
+    /// It will be the embedding of the token that the head finds.
+    Launched,
+    /// It is the embedding of this token.
+    Token(u32),
 }
 
 impl DeviceHead {
-    /// Head of the given weights; `project` precedes `head` in models with smaller embeddings.
+    /// Head of the given weights; `project` precedes `head` in models with smaller embeddings. With an `embedding`, the hidden state
+    /// becomes that of the token that was found.
     ///
     /// # Errors
     ///
@@ -29,6 +53,7 @@ impl DeviceHead {
         norm: Option<GpuNorm>,
         project: Option<GpuLinear>,
         head: GpuLinear,
+        embedding: Option<DeviceEmbedding>,
         gpu: &Gpu,
     ) -> Result<Self, DeviceError> {
         let device = gpu.device();
@@ -41,8 +66,9 @@ impl DeviceHead {
             project: project.map(with_output).transpose()?,
             logits: Buffer::new(device, head.matrix.rows())?,
             head,
-            token: Buffer::new(device, 1)?,
+            token: HostBuffer::new(device, 1)?,
             scratch: Buffer::new(device, Gpu::ARG_MAX_WORDS)?,
+            embedding,
         })
     }
 
@@ -73,7 +99,7 @@ impl DeviceHead {
             Some((linear, output)) => [linear.bytes(), output.bytes()],
             None => [0; 2],
         };
-        let results = self.logits.bytes() + self.token.bytes() + self.scratch.bytes();
+        let results = self.logits.bytes() + self.scratch.bytes();
         [
             norm_bytes(&self.norm) + project + self.head.bytes(),
             output + results,
@@ -99,13 +125,16 @@ impl DeviceModel {
     pub fn logits(&mut self, hidden: &[f32]) -> Result<Vec<f32>, DeviceError> {
         let mut logits = Vec::new();
         for batch in hidden.chunks(self.batch_tokens() * self.shape.hidden) {
-            self.run_head(batch)?;
+            self.write_hidden_of(batch)?;
+            self.run_head()?;
             logits.extend(self.head().logits.to_vec()?);
         }
         Ok(logits)
     }
 
-    /// Computes the logits of hidden states, `[tokens, hidden]` of at most a batch, and keeps them on the device.
+    /// Searches the largest of the first `vocabulary` logits, the first of equal ones: those of `hidden`, `[hidden]`, or those of
+    /// the token that runs, if that is `None`. [`found_token`](Self::found_token) is the result. The hidden state becomes the
+    /// token's embedding, if the device has it.
     ///
     /// # Errors
     ///
@@ -114,12 +143,66 @@ impl DeviceModel {
     /// # Panics
     ///
     /// Panics if the head is not on the device.
-    pub fn run_head(&mut self, hidden: &[f32]) -> Result<(), DeviceError> {
-        let tokens = hidden.len() / self.shape.hidden;
-        self.set_tokens(tokens);
-        let state = &mut self.state;
+    pub fn find_largest(
+        &mut self,
+        hidden: Option<&[f32]>,
+        vocabulary: usize,
+    ) -> Result<(), DeviceError> {
+        match hidden {
+            Some(hidden) => self.write_hidden_of(hidden)?,
+            None => self.end_segment()?,
+        }
+        self.run_head()?;
         let head = self.head.as_mut().expect("the head is on the device");
-        state.hidden.write(hidden)?;
+        let all = head.logits.len();
+        head.logits.set_len(vocabulary.min(all));
+        let launched = (self.gpu).arg_max(&head.logits, &head.token, &mut head.scratch);
+        head.logits.set_len(all);
+        launched?;
+        if let Some(DeviceEmbedding { table, scale }) = &head.embedding {
+            let table = match table {
+                Some(table) => EmbeddingTable::Host(table),
+                None => EmbeddingTable::Device(&head.head.matrix),
+            };
+            (self.gpu).embed(table, &head.token, *scale, &mut self.state.hidden)?;
+            self.embedded = Embedded::Launched;
+        }
+        Ok(())
+    }
+
+    /// The token of the last [`find_largest`](Self::find_largest). Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the device fails.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the head is not on the device.
+    pub fn found_token(&mut self) -> Result<u32, DeviceError> {
+        self.device().synchronise()?;
+        let token = self.head().token.words()[0].load(Ordering::Acquire);
+        if self.embedded == Embedded::Launched {
+            self.embedded = Embedded::Token(token);
+        }
+        Ok(token)
+    }
+
+    /// Whether the hidden state is the embedding of `token`.
+    pub fn has_embedding(&self, token: u32) -> bool {
+        self.embedded == Embedded::Token(token)
+    }
+
+    /// Sets the hidden states of tokens that do not run.
+    fn write_hidden_of(&mut self, hidden: &[f32]) -> Result<(), DeviceError> {
+        self.set_tokens(hidden.len() / self.shape.hidden);
+        self.write_hidden(hidden)
+    }
+
+    /// Computes the logits of the hidden states.
+    fn run_head(&mut self) -> Result<(), DeviceError> {
+        let (tokens, state) = (self.tokens, &self.state);
+        let head = self.head.as_mut().expect("the head is on the device");
         head.logits.set_len(tokens * head.head.matrix.rows());
         let norm = head.norm.as_ref();
         let (x, norm) = match &mut head.project {
@@ -133,25 +216,6 @@ impl DeviceModel {
         };
         self.gpu
             .project(x, norm, &mut [(&head.head, &mut head.logits)], false)
-    }
-
-    /// Index of the largest of the first `vocabulary` logits of [`run_head`](Self::run_head), the first of equal ones.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the device fails.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the head is not on the device.
-    pub fn largest_logit(&mut self, vocabulary: usize) -> Result<u32, DeviceError> {
-        let head = self.head.as_mut().expect("the head is on the device");
-        let all = head.logits.len();
-        head.logits.set_len(vocabulary.min(all));
-        let launched = (self.gpu).arg_max(&head.logits, &mut head.token, &mut head.scratch);
-        head.logits.set_len(all);
-        launched?;
-        Ok(head.token.to_vec()?[0])
     }
 
     /// Bytes of weights that the head reads for the logits of `tokens` tokens; 0 if it is not on the device.

@@ -10,7 +10,7 @@ use powerinfer_kernels::cuda::{
     GpuLinear, GpuNorm, HostMirror, NeuronFilter, PredictedMask, TokenMasks,
 };
 
-use crate::{DeviceFfn, DeviceModel, DeviceSelector};
+use crate::{DeviceFfn, DeviceModel, DeviceSelector, head::Embedded};
 
 /// How long the host waits for the device before it gives up.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -65,6 +65,7 @@ impl DeviceModel {
     /// Copies the hidden state of the tokens that run to the device.
     pub fn write_hidden(&mut self, hidden: &[f32]) -> Result<(), DeviceError> {
         self.end_segment()?;
+        self.embedded = Embedded::No;
         self.state.hidden.write(hidden)
     }
 

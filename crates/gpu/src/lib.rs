@@ -22,7 +22,7 @@ mod upload;
 pub use bytes::read_bandwidth;
 pub use cold_neurons::{COPIED_NEURONS, ColdNeurons};
 pub use hardware::{MeasuredGpu, gpu_instances, installed_gpus, vram_free};
-pub use head::DeviceHead;
+pub use head::{DeviceEmbedding, DeviceHead};
 pub use launches::FfnInput;
 pub use layer::{DeviceAttention, DeviceFfn, DeviceLayer, DeviceSelector};
 pub use model::{DeviceModel, ModelShape};

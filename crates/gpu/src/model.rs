@@ -9,6 +9,7 @@ use powerinfer_tensor::CacheFormat;
 
 use crate::{
     DeviceHead, DeviceLayer,
+    head::Embedded,
     segments::GraphSegments,
     state::{Products, State},
 };
@@ -85,6 +86,8 @@ pub struct DeviceModel {
     pub(crate) is_launched_ahead: bool,
     /// Whether the next token is one that failed with graphs.
     is_retried: bool,
+    /// Whether the hidden state is the embedding of the token that the head has found.
+    pub(crate) embedded: Embedded,
     /// Whether counters have been cleared since a pass failed.
     is_reset: bool,
     pub(crate) segments: GraphSegments,
@@ -121,6 +124,7 @@ impl DeviceModel {
             layer: 0,
             is_launched_ahead: false,
             is_retried: false,
+            embedded: Embedded::No,
             is_reset: true,
             segments: GraphSegments::new(gpu.device()),
             gpu,
@@ -238,6 +242,7 @@ impl DeviceModel {
                     // The captured graphs use the previous buffers.
                     self.segments = GraphSegments::new(self.gpu.device());
                     self.state = batch;
+                    self.embedded = Embedded::No;
                     break;
                 }
                 Err(DeviceError::OutOfMemory { .. }) => most = tokens / 2,
@@ -317,6 +322,7 @@ impl DeviceModel {
         );
         // Also ends a pass that has ended with a panic.
         self.end();
+        self.embedded = Embedded::No;
         let is_retried = std::mem::take(&mut self.is_retried);
         self.segments.pause(tokens > 1 || is_observed || is_retried);
         if tokens > self.state.capacity() {

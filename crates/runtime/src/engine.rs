@@ -39,8 +39,8 @@ pub enum Wanted {
     None,
     /// The logits of the last token.
     Last,
-    /// The logits of the last token, to find the largest one; they may stay on a device.
-    Largest,
+    /// The logits of the last token, to find the largest of as many as are stated; they may stay on a device.
+    Largest(usize),
     /// The logits of all tokens.
     All,
 }
@@ -337,14 +337,14 @@ impl Engine {
         tokens: &[u32],
         wanted: Wanted,
     ) -> Result<(), RuntimeError> {
-        self.pass(sessions, tokens)?;
+        self.pass(sessions, tokens, None)?;
         let (decoded, size) = (sessions.len() - 1, self.model.config.hidden_size);
         let rows = match wanted {
             Wanted::All => tokens.len(),
-            Wanted::None | Wanted::Last | Wanted::Largest => decoded,
+            Wanted::None | Wanted::Last | Wanted::Largest(_) => decoded,
         };
         self.head(0..rows * size)?;
-        if matches!(wanted, Wanted::Last | Wanted::Largest) {
+        if matches!(wanted, Wanted::Last | Wanted::Largest(_)) {
             let mut logits = std::mem::take(&mut self.logits);
             self.head(self.last_hidden())?;
             logits.append(&mut self.logits);
@@ -361,11 +361,16 @@ impl Engine {
         wanted: Wanted,
     ) -> Result<(), RuntimeError> {
         let mut earlier = Vec::new();
+        let mut is_found = false;
         for piece in tokens.chunks(self.prompt_batch()) {
             if wanted == Wanted::All {
                 earlier.append(&mut self.logits);
             }
-            self.pass(session, piece)?;
+            let search = match wanted {
+                Wanted::Largest(vocabulary) => Some(vocabulary),
+                _ => None,
+            };
+            is_found = self.pass(session, piece, search)?;
             if wanted == Wanted::All {
                 self.head(0..self.buffers.hidden.len())?;
             }
@@ -373,7 +378,7 @@ impl Engine {
         match wanted {
             Wanted::None => self.logits.clear(),
             Wanted::Last => self.head(self.last_hidden())?,
-            Wanted::Largest => self.head_for_largest()?,
+            Wanted::Largest(vocabulary) => self.head_for_largest(vocabulary, is_found)?,
             Wanted::All if earlier.is_empty() => {}
             Wanted::All => {
                 earlier.append(&mut self.logits);
@@ -383,14 +388,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Computes the logits of the last token. They stay on a device that has the head.
-    fn head_for_largest(&mut self) -> Result<(), RuntimeError> {
+    /// Searches the largest of `vocabulary` logits of the last token, unless it `is_found`. They stay on a device that has the
+    /// head.
+    fn head_for_largest(&mut self, vocabulary: usize, is_found: bool) -> Result<(), RuntimeError> {
         let range = self.last_hidden();
         let device = self.executor.device_mut();
         let Some(device) = device.filter(|device| device.has_head()) else {
             return self.head(range);
         };
-        device.run_head(&self.buffers.hidden[range])?;
+        if !is_found {
+            device.find_largest(Some(&self.buffers.hidden[range]), vocabulary)?;
+        }
         self.observers.statistics.device_bytes_read += device.head_bytes_read(1);
         self.logits.clear();
         self.observers.end_stage(Stage::Head);
@@ -404,20 +412,27 @@ impl Engine {
     }
 
     /// Runs `tokens`: one of each of `sessions`, and the remaining ones of the last. Leaves the hidden states after the last
-    /// layer in the buffers.
-    fn pass(&mut self, sessions: &mut [&mut Session], tokens: &[u32]) -> Result<(), RuntimeError> {
+    /// layer in the buffers, or returns that a device has found the largest of the logits to `search`.
+    fn pass(
+        &mut self,
+        sessions: &mut [&mut Session],
+        tokens: &[u32],
+        search: Option<usize>,
+    ) -> Result<bool, RuntimeError> {
         let mut pass = Pass {
             model: &self.model,
             sessions,
             tokens,
+            search,
             observers: &mut self.observers,
             buffers: &mut self.buffers,
         };
         forward(self.executor.layers(), &mut pass)?;
+        let is_found = search.is_some() && pass.search.is_none();
         for (layer, policy) in self.observers.fallbacks.drain(..) {
             self.model.policies[layer] = policy;
         }
-        Ok(())
+        Ok(is_found)
     }
 
     /// Sets the logits to those of the hidden states in `range`, on the host; they are finite.

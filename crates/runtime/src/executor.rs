@@ -24,6 +24,11 @@ pub(crate) trait LayerExecutor: std::fmt::Debug + Send {
     /// Largest number of tokens in a pass, of any sessions, whose results match running each alone.
     fn max_exact_tokens(&self) -> usize;
 
+    /// Whether the executor has the embeddings of `tokens`, so that the host need not look them up.
+    fn has_embeddings(&self, _tokens: &[u32]) -> bool {
+        false
+    }
+
     /// Starts a pass, whose hidden states are the embeddings.
     fn begin(&mut self, _pass: &mut Pass<'_, '_>) -> Result<(), RuntimeError> {
         Ok(())
@@ -35,7 +40,7 @@ pub(crate) trait LayerExecutor: std::fmt::Debug + Send {
     /// Adds the FFN's output in `layer` to the hidden states.
     fn ffn(&mut self, pass: &mut Pass<'_, '_>, layer: usize) -> Result<(), RuntimeError>;
 
-    /// Ends a pass: its hidden states are those after the last layer.
+    /// Ends a pass: its hidden states are those after the last layer, unless the executor has found the largest logit.
     fn finish(&mut self, _pass: &mut Pass<'_, '_>) -> Result<(), RuntimeError> {
         Ok(())
     }

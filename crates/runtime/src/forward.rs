@@ -73,7 +73,8 @@ fn run_layers(
     executor: &mut dyn LayerExecutor,
     pass: &mut Pass<'_, '_>,
 ) -> Result<(), RuntimeError> {
-    embed(pass);
+    let is_embedded = executor.has_embeddings(pass.tokens);
+    embed(pass, is_embedded);
     executor.begin(pass)?;
     for layer in 0..pass.model.config.layer_count {
         executor.attention(pass, layer)?;
@@ -82,9 +83,9 @@ fn run_layers(
     executor.finish(pass)
 }
 
-/// Sets the hidden states to the rows of the token embedding, plus the learned position embedding; and the rotations
-/// of rotary embedding.
-fn embed(pass: &mut Pass<'_, '_>) {
+/// Sets the hidden states to the rows of the token embedding, plus the learned position embedding, unless the executor has
+/// them (`is_embedded`); and the rotations of rotary embedding.
+fn embed(pass: &mut Pass<'_, '_>, is_embedded: bool) {
     let (model, weights) = (pass.model, &pass.model.weights);
     let (config, tensors) = (&model.config, model.bundle.weights());
     let PassBuffers {
@@ -103,7 +104,8 @@ fn embed(pass: &mut Pass<'_, '_>) {
     rows.clear();
     rows.resize(pass.tokens.len() * config.embedding_size, 0.0);
     let vectors = rows.chunks_exact_mut(config.embedding_size);
-    for (token, row) in pass.tokens.iter().zip(vectors) {
+    let tokens = if is_embedded { &[] } else { pass.tokens };
+    for (token, row) in tokens.iter().zip(vectors) {
         table.dequantise_row(*token as usize, row);
         row.iter_mut().for_each(|x| *x *= config.embedding_scale);
     }

@@ -54,12 +54,12 @@ pub trait Passes {
     /// Length of a row of logits.
     fn vocabulary(&self) -> usize;
 
-    /// The token with the largest of the first `vocabulary` logits, which stayed on a device.
+    /// The token with the [largest](Wanted::Largest) logit, which stayed on a device.
     ///
     /// # Errors
     ///
     /// The device fails, or no logits stayed on one.
-    fn largest(&mut self, vocabulary: usize) -> Result<u32, RuntimeError>;
+    fn largest(&mut self) -> Result<u32, RuntimeError>;
 
     /// Called after tokens were sampled.
     fn sampled(&mut self) {}
@@ -108,9 +108,9 @@ impl Passes for Engine {
         self.model.config.vocabulary_size
     }
 
-    fn largest(&mut self, vocabulary: usize) -> Result<u32, RuntimeError> {
+    fn largest(&mut self) -> Result<u32, RuntimeError> {
         match self.executor.device_mut() {
-            Some(device) => Ok(device.largest_logit(vocabulary)?),
+            Some(device) => Ok(device.found_token()?),
             None => Err(RuntimeError::NoLogits),
         }
     }
@@ -180,7 +180,7 @@ impl<M: LanguageModel + ?Sized> Passes for OneText<'_, M> {
         self.model.config().vocabulary_size
     }
 
-    fn largest(&mut self, _vocabulary: usize) -> Result<u32, RuntimeError> {
+    fn largest(&mut self) -> Result<u32, RuntimeError> {
         Err(RuntimeError::NoLogits)
     }
 }
@@ -244,7 +244,7 @@ pub fn run_pass<P: Passes>(
         let started = Instant::now();
         if ran.proposed.is_empty() {
             let wanted = if text.needs_largest_only() {
-                Wanted::Largest
+                Wanted::Largest(text.vocabulary())
             } else {
                 Wanted::Last
             };
@@ -353,7 +353,7 @@ fn accept_row<'a, P: Passes>(
 ) -> Result<(&'a [f32], Result<Token, RuntimeError>), RuntimeError> {
     let (context, size) = (passes.context(session), passes.vocabulary());
     if passes.logits().is_empty() {
-        let token = passes.largest(text.vocabulary())?;
+        let token = passes.largest()?;
         return Ok((&[], text.accept(Logits::Largest(token), position, context)));
     }
     let logits = &passes.logits()[row * size..][..size];
@@ -393,7 +393,7 @@ impl<'a, P: Passes, C: FnMut() -> bool> Generation<'a, P, C> {
         let reused = passes.keep_prefix(session, prompt);
         text.begin(prompt);
         let wanted = if text.needs_largest_only() {
-            Wanted::Largest
+            Wanted::Largest(text.vocabulary())
         } else {
             Wanted::Last
         };

@@ -72,6 +72,17 @@ pub(super) struct ArgMax {
     pub(super) out: u64,
 }
 
+/// `Embed` in `projection.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Embed {
+    pub(super) table: Matrix,
+    pub(super) token: u64,
+    pub(super) scale: f32,
+    pub(super) padding: i32,
+    pub(super) out: u64,
+}
+
 /// `Attention` in `attention.cu`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]

@@ -328,6 +328,19 @@ impl HostBuffer {
         Ok(buffer)
     }
 
+    /// Allocates a copy of `bytes`, padded with zeros to whole words.
+    ///
+    /// # Errors
+    ///
+    /// The host is out of pinned memory, or the device fails.
+    pub fn from_bytes(device: &Arc<dyn Device>, bytes: &[u8]) -> Result<Self, DeviceError> {
+        let mut buffer = Self::new(device, bytes.len().div_ceil(size_of::<u32>()))?;
+        // SAFETY: no kernel knows the buffer yet.
+        let all = unsafe { buffer.bytes_mut() };
+        all[..bytes.len()].copy_from_slice(bytes);
+        Ok(buffer)
+    }
+
     /// The words. A release store of one side synchronises with an acquire load of the other.
     pub fn words(&self) -> &[AtomicU32] {
         // SAFETY: allocated with this length and 16-byte alignment; every access is atomic.

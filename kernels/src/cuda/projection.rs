@@ -1,11 +1,12 @@
-//! GEMV with a fused norm, norms in place, and arg max: the kernels of `projection.cu`.
+//! GEMV with a fused norm, norms in place, arg max and embedding: the kernels of `projection.cu`.
 
 use std::sync::Arc;
 
 use bytemuck::Zeroable;
 
 use super::{
-    Buffer, Device, DeviceError, Gpu, GpuLinear, GpuNorm, HostBuffer, arguments,
+    Buffer, Device, DeviceError, Gpu, GpuLinear, GpuMatrix, GpuNorm, HostBuffer, HostMatrix,
+    arguments,
     gpu::{GEMV_THREADS, THREADS, input_bytes, int8_bytes, kernel},
 };
 use crate::Arithmetic;
@@ -54,6 +55,15 @@ impl KeptInput {
     pub(super) fn address(&self) -> u64 {
         self.memory.address()
     }
+}
+
+/// Where the rows of an embedding are.
+#[derive(Debug, Clone, Copy)]
+pub enum EmbeddingTable<'a> {
+    /// In device memory.
+    Device(&'a GpuMatrix),
+    /// In mapped host memory.
+    Host(&'a HostMatrix),
 }
 
 impl Gpu {
@@ -172,13 +182,13 @@ impl Gpu {
     pub fn arg_max(
         &self,
         x: &Buffer<f32>,
-        out: &mut Buffer<u32>,
+        out: &HostBuffer,
         scratch: &mut Buffer<u32>,
     ) -> Result<(), DeviceError> {
         const BLOCKS: usize = 32;
         assert!(
-            scratch.len() >= Self::ARG_MAX_WORDS && !out.is_empty(),
-            "scratch and output are long enough"
+            scratch.len() >= Self::ARG_MAX_WORDS,
+            "scratch is long enough"
         );
         let word = |index: usize| scratch.address() + (index * 4) as u64;
         let arguments = arguments::ArgMax {
@@ -188,7 +198,7 @@ impl Gpu {
             counter: word(0),
             largest: word(4),
             indices: word(4 + BLOCKS),
-            out: out.address(),
+            out: out.address(0),
         };
         let shared = 2 * THREADS * 4 + 16;
         self.launch(
@@ -199,6 +209,40 @@ impl Gpu {
             "the arg max",
             &arguments,
         )
+    }
+
+    /// `out = scale · table[token]`, where `token` is the first word of its buffer when the kernel runs.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// `out` is shorter than a row.
+    pub fn embed(
+        &self,
+        table: EmbeddingTable<'_>,
+        token: &HostBuffer,
+        scale: f32,
+        out: &mut Buffer<f32>,
+    ) -> Result<(), DeviceError> {
+        let (format, table) = match table {
+            EmbeddingTable::Device(matrix) => (matrix.format(), matrix.argument()),
+            EmbeddingTable::Host(matrix) => (matrix.format(), matrix.argument()),
+        };
+        let columns = table.columns as usize;
+        assert!(columns <= out.len(), "the output has room for a row");
+        let arguments = arguments::Embed {
+            table,
+            token: token.address(0),
+            scale,
+            padding: 0,
+            out: out.address(),
+        };
+        let grid = [columns.div_ceil(THREADS) as u32, 1, 1];
+        let name = kernel("embed", format);
+        self.launch(&name, grid, THREADS, 0, "a row", &arguments)
     }
 
     /// Words of scratch memory of [`Gpu::arg_max`].

@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Buffer, Device, DeviceError, StagingStream, arguments};
+use super::{Buffer, Device, DeviceError, HostBuffer, StagingStream, arguments};
 use powerinfer_tensor::{BLOCK, CacheFormat, Format, Matrix, MatrixData, NormKind, f16, pack};
 
 /// A weight matrix on a device, in the planes of [`Matrix`].
@@ -121,6 +121,54 @@ impl GpuMatrix {
             quants: self.quants.address(),
             scales: address(&self.scales),
             factors: address(&self.factors),
+            rows: self.rows as i32,
+            columns: self.columns as i32,
+        }
+    }
+}
+
+/// A copy of a weight matrix in pinned host memory, in the planes of [`Matrix`], whose rows kernels read one at a time.
+#[derive(Debug)]
+pub struct HostMatrix {
+    format: Format,
+    rows: usize,
+    columns: usize,
+    planes: [Option<HostBuffer>; 3],
+}
+
+impl HostMatrix {
+    /// Copies `matrix` to pinned memory.
+    ///
+    /// # Errors
+    ///
+    /// The host is out of pinned memory, or the device fails.
+    pub fn new(device: &Arc<dyn Device>, matrix: &Matrix<'_>) -> Result<Self, DeviceError> {
+        let [quants, scales, factors] = planes(matrix);
+        let plane = |bytes: Option<&[u8]>| {
+            bytes
+                .map(|bytes| HostBuffer::from_bytes(device, bytes))
+                .transpose()
+        };
+        Ok(Self {
+            format: matrix.format(),
+            rows: matrix.rows(),
+            columns: matrix.columns(),
+            planes: [plane(quants)?, plane(scales)?, plane(factors)?],
+        })
+    }
+
+    /// Weight format.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    pub(super) fn argument(&self) -> arguments::Matrix {
+        let address = |plane: &Option<HostBuffer>| plane.as_ref().map_or(0, |plane| plane.address(0));
+        let [quants, scales, factors] = &self.planes;
+        arguments::Matrix {
+            quants: address(quants),
+            scales: address(scales),
+            factors: address(factors),
             rows: self.rows as i32,
             columns: self.columns as i32,
         }

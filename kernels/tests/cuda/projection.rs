@@ -1,11 +1,11 @@
-//! GEMV with a fused norm, norms in place, arg max.
+//! GEMV with a fused norm, norms in place, arg max, embedding.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use powerinfer_emulator::{Order, test_emulator};
 use powerinfer_kernels::{
     Arithmetic,
-    cuda::{Device, Gpu, GpuLinear},
+    cuda::{Device, EmbeddingTable, Gpu, GpuLinear, GpuMatrix, HostBuffer, HostMatrix},
 };
 use powerinfer_tensor::{Format, NormKind, pack};
 
@@ -127,13 +127,43 @@ fn norms_in_place_and_arg_max_equal_their_formulas() {
     ] {
         on_every_device(|device| {
             let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
-            let (mut out, mut scratch) = (zeros(device, 1), zeros(device, Gpu::ARG_MAX_WORDS));
+            let out = HostBuffer::new(device, 1).unwrap();
+            let mut scratch = zeros(device, Gpu::ARG_MAX_WORDS);
             for _ in 0..2 {
-                gpu.arg_max(&upload(device, x), &mut out, &mut scratch)
+                gpu.arg_max(&upload(device, x), &out, &mut scratch)
                     .unwrap();
-                assert_eq!(out.to_vec().unwrap(), [want as u32]);
+                device.synchronise().unwrap();
+                assert_eq!(out.words()[0].load(Ordering::Acquire), want as u32);
             }
             Vec::new()
+        });
+    }
+}
+
+#[test]
+fn a_scaled_row_of_an_embedding_is_the_one_on_the_host() {
+    for format in Format::ALL {
+        let columns = COLUMNS[COLUMNS.len() - 1];
+        let (rows, token, scale) = (7, 5, 1.7);
+        let packed = pack(format, rows, columns, &noise(8, rows * columns));
+        let mut want = vec![0.0; columns];
+        packed.as_view().dequantise_row(token, &mut want);
+        want.iter_mut().for_each(|x| *x *= scale);
+        on_every_device(|device| {
+            let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
+            let found = HostBuffer::new(device, 1).unwrap();
+            found.words()[0].store(token as u32, Ordering::Release);
+            let there = GpuMatrix::upload(device, &packed.as_view()).unwrap();
+            let here = HostMatrix::new(device, &packed.as_view()).unwrap();
+            let tables = [EmbeddingTable::Device(&there), EmbeddingTable::Host(&here)];
+            let [on_device, mapped] = tables.map(|table| {
+                let mut out = zeros(device, columns);
+                gpu.embed(table, &found, scale, &mut out).unwrap();
+                out.to_vec().unwrap()
+            });
+            assert_eq!(on_device, want, "{format}");
+            assert_eq!(mapped, want, "{format}");
+            mapped
         });
     }
 }

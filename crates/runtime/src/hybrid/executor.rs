@@ -66,9 +66,13 @@ impl LayerExecutor for HybridExecutor {
         self.device.batch_tokens()
     }
 
+    fn has_embeddings(&self, tokens: &[u32]) -> bool {
+        matches!(tokens, [token] if self.device.has_embedding(*token))
+    }
+
     fn begin(&mut self, pass: &mut Pass<'_, '_>) -> Result<(), RuntimeError> {
+        self.hidden_on_device = self.has_embeddings(pass.tokens);
         let device = &mut self.device;
-        self.hidden_on_device = false;
         let mut caches = Vec::with_capacity(pass.tokens.len());
         for (index, session) in pass.sessions.iter().enumerate() {
             let tokens = pass.tokens_of(index);
@@ -174,11 +178,24 @@ impl LayerExecutor for HybridExecutor {
         if self.device.is_launched_ahead() {
             self.cold_neurons_of_all_layers(pass)?;
         }
-        self.bring_to_host(pass)?;
+        // The largest logit of one token is searched before the host waits.
+        let search = pass.search.filter(|_| {
+            pass.tokens.len() == 1 && self.hidden_on_device && self.device.has_head()
+        });
+        match search {
+            Some(vocabulary) => self.device.find_largest(None, vocabulary)?,
+            None => self.bring_to_host(pass)?,
+        }
+        let watch = self.watch(pass);
         let device = &mut self.device;
         device.end_segment()?;
-        device.check_syncs()?;
         let counts = device.take_counts()?;
+        device.check_syncs()?;
+        if search.is_some() {
+            self.add_waiting(watch);
+            pass.search = None;
+        }
+        let device = &self.device;
         let computed = u64::from(counts.down_rows);
         let statistics = &mut pass.observers.statistics;
         let on_host = statistics.neurons_computed - self.computed_before;

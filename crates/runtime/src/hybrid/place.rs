@@ -8,11 +8,11 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::{Bundle, Layout, StoredLinear};
 use powerinfer_gpu::{
-    DeviceFfn, DeviceHead, DeviceLayer, DeviceModel, DeviceSelector, ModelShape, Upload,
+    DeviceEmbedding, DeviceFfn, DeviceHead, DeviceLayer, DeviceModel, DeviceSelector, ModelShape, Upload,
 };
 use powerinfer_kernels::{
     Arithmetic,
-    cuda::{Buffer, Device, DeviceError, Gpu, GpuLinear, GpuMatrix, Predictor, SignBits},
+    cuda::{Buffer, Device, DeviceError, Gpu, GpuLinear, GpuMatrix, HostMatrix, Predictor, SignBits},
 };
 
 use super::stored_layer::{StoredLayerSource, upload_stored};
@@ -163,13 +163,33 @@ pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceMode
             ActivationFormat::Int8 => Arithmetic::Integer,
         },
     );
+    let embedding = || {
+        // Rows to which nothing is added, which the first layer reads on the device.
+        let is_read = plan.layers[0].attention == plan::Device::Gpu;
+        if !is_read || weights.project_in.is_some() || weights.positions.is_some() {
+            return Ok(None);
+        }
+        let scale = config.embedding_scale;
+        if config.tied_embeddings {
+            return Ok(Some(DeviceEmbedding { table: None, scale }));
+        }
+        match HostMatrix::new(&device, &weights.embedding.view(file)) {
+            Ok(table) => Ok(Some(DeviceEmbedding {
+                table: Some(table),
+                scale,
+            })),
+            // Without so much pinned memory, the host looks up the rows.
+            Err(DeviceError::OutOfMemory { .. }) => Ok(None),
+            Err(other) => Err(other),
+        }
+    };
     let head = || {
         let norm = weights.final_norm.as_ref();
         let norm = norm.map(|norm| upload.norm(&norm.weight, norm.bias.as_deref()));
         let project = weights.project_out.as_ref();
         let project = project.map(|project| upload_stored(&device, file, project));
         let head = upload_stored(&device, file, &weights.head)?;
-        DeviceHead::new(norm.transpose()?, project.transpose()?, head, &gpu)
+        DeviceHead::new(norm.transpose()?, project.transpose()?, head, embedding()?, &gpu)
     };
     let head = match plan.head {
         plan::Device::Gpu => Some(head()?),
