@@ -96,7 +96,8 @@ fn embed(pass: &mut Pass<'_, '_>, is_embedded: bool) {
         input,
     } = &mut *pass.buffers;
     let table = weights.embedding.view(tensors);
-    let mut bytes_read = pass.tokens.len() * table.row_bytes();
+    let tokens = if is_embedded { &[] } else { pass.tokens };
+    let mut bytes_read = tokens.len() * table.row_bytes();
     let rows = match &weights.project_in {
         Some(_) => &mut *embedded,
         None => &mut *hidden,
@@ -104,7 +105,6 @@ fn embed(pass: &mut Pass<'_, '_>, is_embedded: bool) {
     rows.clear();
     rows.resize(pass.tokens.len() * config.embedding_size, 0.0);
     let vectors = rows.chunks_exact_mut(config.embedding_size);
-    let tokens = if is_embedded { &[] } else { pass.tokens };
     for (token, row) in tokens.iter().zip(vectors) {
         table.dequantise_row(*token as usize, row);
         row.iter_mut().for_each(|x| *x *= config.embedding_scale);

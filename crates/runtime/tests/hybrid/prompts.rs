@@ -221,3 +221,56 @@ fn the_device_chooses_the_token_that_the_host_would() {
         assert!(Generation::start(engine, session, &mut text, &outside, || false).is_err());
     }
 }
+
+#[test]
+fn a_found_token_is_embedded_on_the_device() {
+    // Heads of their own and heads that are the embedding, scaled rows, parallel blocks; and learned positions, which the host adds.
+    for (name, is_on_device) in [
+        ("llama-relu-gqa", true),
+        ("minicpm-s", true),
+        ("falcon-new-relu", true),
+        ("opt-preln", false),
+    ] {
+        let case = Case::open(name);
+        let vocabulary = case.config().vocabulary_size;
+        let largest = Wanted::Largest(vocabulary);
+        let mut host = case.on_host(&[ALL]);
+        let Some(device) = case.on_device(Order::Shuffled(3), &[ALL]) else {
+            return;
+        };
+        let SingleSession {
+            mut engine,
+            session: mut one,
+        } = device;
+        let mut other = engine.new_session(64).unwrap();
+        let mut want = vec![greedy_token(&host.forward_last(&case.prompt).unwrap())];
+        for _ in 0..8 {
+            let logits = host.forward_last(&want[want.len() - 1..]).unwrap();
+            want.push(greedy_token(&logits));
+        }
+        let mut found = Vec::new();
+        for (number, token) in want.iter().enumerate() {
+            engine.observers_mut().take_statistics();
+            let tokens = match number {
+                0 => &case.prompt[..],
+                _ => &want[number - 1..number],
+            };
+            engine.prefill(&mut one, tokens, largest).unwrap();
+            found.push(engine.largest().unwrap());
+            let read = engine.observers_mut().take_statistics().bytes_read;
+            // The row of the token before is still there, unless another sequence has run.
+            let is_looked_up = number == 0 || number % 3 == 1 || !is_on_device;
+            assert_eq!(read > 0, is_looked_up, "{name}, token {number}: {read}");
+            if number % 3 == 0 {
+                engine.prefill(&mut other, &[*token], largest).unwrap();
+                assert!((engine.largest().unwrap() as usize) < vocabulary);
+            }
+        }
+        assert_eq!(found, want, "{name}");
+        // A token that was not found is looked up.
+        let unlike = (found[found.len() - 1] + 1) % vocabulary as u32;
+        engine.prefill(&mut one, &[unlike], Wanted::Last).unwrap();
+        let logits = host.forward_last(&[unlike]).unwrap();
+        assert_near(engine.logits(), &logits, 1e-4, name);
+    }
+}
