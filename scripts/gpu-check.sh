@@ -117,7 +117,7 @@ time_llama() { "$LLAMA/llama-bench" -m "$LLAMA"/*.gguf -fa 1 -r 3 "$@"; }
 time_model() {
   local depth=$1
   shift
-  "$powerinfer" bench "$work/bundle" --device "$device" --depth "$depth" -n 64 --repeats 3 "$@"
+  "$powerinfer" bench "$work/bundle" --device "$device" --depth "$depth" -n "$decoded" --repeats 3 "$@"
 }
 # Collects the figures of five kernels with Nsight Compute.
 profile_kernels() {
@@ -162,7 +162,9 @@ grep -qs '^\[gpu' "$work/machine.toml" || hardware=${HARDWARE:-rtx4090}
 emulate=()
 [ "$device" = gpu ] || emulate=(--emulate)
 export POWERINFER_REQUIRE_GPU=1
-[ "$device" = gpu ] || unset POWERINFER_REQUIRE_GPU
+# Tokens decoded, those before them, and those profiled.
+export decoded=64 depth=4000 profiled=8192
+[ "$device" = gpu ] || { unset POWERINFER_REQUIRE_GPU; decoded=16 depth=256 profiled=512; }
 # The first model is made on the CPU while the GPU's kernels are measured.
 shapes=(${SHAPES:-llama-7b:32})
 bash -c 'make_model "$@"' _ "${shapes[0]%%:*}" "${shapes[0]#*:}" > "$work/make.log" 2>&1 < /dev/null &
@@ -178,7 +180,7 @@ for section in launches syncs sparse dense prompts attention; do
   shown "kernels: $section" 40 "$work/bench-kernels" "$section" "${emulate[@]}"
 done
 
-printf '\n## Models\n\nDecoding 64 tokens and prefill of 512; 90%% of the FFN activations are zero, predictors have 4 bits.\n' >> "$report"
+printf '\n## Models\n\nDecoding %s tokens and prefill of 512; 90%% of the FFN activations are zero, predictors have 4 bits.\n' "$decoded" >> "$report"
 for shape in "${shapes[@]}"; do
   if [ "$shape" = "${shapes[0]}" ]; then
     wait_for_model || { printf '\n%s: not made\n' "$shape" | tee -a "$report"; failed=1; continue; }
@@ -190,7 +192,7 @@ for shape in "${shapes[@]}"; do
     quoted "$share: plan" 30 bash -c 'place_model "$@"' _ "$percent" || continue
     quoted "$share" 45 bash -c 'time_model "$@"' _ 0 -p 512
     quoted "$share: all neurons" 30 bash -c 'time_model "$@"' _ 0 -p 0 --policy dense
-    [ "$percent" != 100 ] || quoted "$share: after 4000 tokens" 30 bash -c 'time_model "$@"' _ 4000 -p 0
+    [ "$percent" != 100 ] || quoted "$share: after $depth tokens" 30 bash -c 'time_model "$@"' _ "$depth" -p 0
     [ "$percent" = 25 ] || quoted "$share: batches" 45 bash -c 'time_model "$@"' _ 0 -p 0 --batch 1,2,4,8
   done
   for threads in 1 2 4 8 16; do
@@ -203,7 +205,7 @@ for shape in "${shapes[@]}"; do
     quoted "llama.cpp: half of the layers" 60 bash -c 'time_llama "$@"' _ -ngl "$((${shape#*:} / 2))" -p 512 -n 32
     quoted "llama.cpp: CPU alone" 60 bash -c 'time_llama "$@"' _ -ngl 0 -nopo 1 -p 0 -n 16
   fi
-  for run in "$device 8192" "cpu 256"; do
+  for run in "$device $profiled" "cpu 256"; do
     # shellcheck disable=SC2086
     quoted "$shape: profile on $run tokens" 45 bash -c 'time_profile "$@"' _ $run
   done

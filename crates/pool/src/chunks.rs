@@ -1,27 +1,80 @@
 //! Parallel writes to disjoint parts of a slice.
-
-use crate::Pool;
-
-/// Start of a slice whose disjoint parts are written by different threads.
-struct Start<T>(*mut T);
-
-// SAFETY: the slice is handed out in parts that do not overlap, each to one thread; `T: Send` allows that.
-#[expect(
+#![expect(
     unsafe_code,
     reason = "disjoint parts chosen at run time go to threads chosen at run time"
 )]
-unsafe impl<T: Send> Sync for Start<T> {}
 
-impl<T> Start<T> {
-    /// Returns the `length` values from `first` on.
+use std::marker::PhantomData;
+
+use crate::Pool;
+
+/// A slice that is handed out in parts: `[bounds[i]..bounds[i + 1]]` for every `i`.
+pub(crate) struct Chunks<'a, T> {
+    start: *mut T,
+    length: usize,
+    bounds: &'a [usize],
+    slice: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: the slice is handed out in parts that do not overlap, each to one thread; `T: Send` allows that.
+unsafe impl<T: Send> Sync for Chunks<'_, T> {}
+
+impl<'a, T> Chunks<'a, T> {
+    /// # Panics
+    ///
+    /// If `bounds` are not ascending or exceed `out`.
+    pub(crate) fn new(out: &'a mut [T], bounds: &'a [usize]) -> Self {
+        let length = out.len();
+        assert!(bounds.is_sorted(), "bounds are ascending");
+        let end = bounds.last().copied().unwrap_or(0);
+        assert!(end <= length, "a bound at {end} of {length} values");
+        Self {
+            start: out.as_mut_ptr(),
+            length,
+            bounds,
+            slice: PhantomData,
+        }
+    }
+
+    /// Number of parts.
+    pub(crate) fn count(&self) -> usize {
+        self.bounds.len().saturating_sub(1)
+    }
+
+    /// Part `index`, and the index of its first value in the slice.
     ///
     /// # Safety
     ///
-    /// The range is within the slice, the slice is borrowed for `'a`, and no other reference to the range exists.
-    #[expect(unsafe_code, reason = "see above")]
-    unsafe fn part<'a>(&self, first: usize, length: usize) -> &'a mut [T] {
-        // SAFETY: guaranteed by the caller.
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(first), length) }
+    /// No other reference to the part exists.
+    pub(crate) unsafe fn part(&self, index: usize) -> (usize, &'a mut [T]) {
+        let (first, end) = (self.bounds[index], self.bounds[index + 1]);
+        // SAFETY: bounds ascend up to the length of the slice, which is borrowed for `'a`; the caller excludes other references.
+        let values = unsafe { std::slice::from_raw_parts_mut(self.start.add(first), end - first) };
+        (first, values)
+    }
+
+    /// All parts as one; `None` if there are none.
+    ///
+    /// # Safety
+    ///
+    /// No other reference to a part exists.
+    pub(crate) unsafe fn parts(&self) -> Option<(usize, &'a mut [T])> {
+        let [first, .., end] = *self.bounds else {
+            return None;
+        };
+        // SAFETY: as in `part`.
+        let values = unsafe { std::slice::from_raw_parts_mut(self.start.add(first), end - first) };
+        Some((first, values))
+    }
+
+    /// The slice.
+    ///
+    /// # Safety
+    ///
+    /// No other reference to it or to a part exists.
+    pub(crate) unsafe fn slice(&self) -> &'a mut [T] {
+        // SAFETY: it is borrowed for `'a`, and the caller excludes other references.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.length) }
     }
 }
 
@@ -39,24 +92,17 @@ impl Pool {
         bounds: &[usize],
         work: &(impl Fn(usize, &mut [T]) + Sync),
     ) {
-        assert!(bounds.is_sorted(), "bounds are ascending");
-        let [first, .., end] = *bounds else {
-            return;
-        };
-        assert!(end <= out.len(), "a bound at {end} of {} values", out.len());
-        let start = Start(out.as_mut_ptr());
-        let part = |first: usize, end: usize| {
-            // SAFETY: bounds ascend up to the length of `out`, so parts are within it and disjoint. Either one call
-            // has all of them, or each call has a different one, and `run_or` returns after all calls, while `out` is
-            // borrowed.
-            #[expect(unsafe_code, reason = "see above")]
-            let values = unsafe { start.part(first, end - first) };
+        let chunks = Chunks::new(out, bounds);
+        let part = |index| {
+            // SAFETY: each part is taken once, or `alone` has all of them, and `run_or` returns after all calls.
+            let (first, values) = unsafe { chunks.part(index) };
             work(first, values);
         };
-        self.run_or(
-            bounds.len() - 1,
-            &|index| part(bounds[index], bounds[index + 1]),
-            || part(first, end),
-        );
+        self.run_or(&[chunks.count()], &part, || {
+            // SAFETY: as above.
+            if let Some((first, values)) = unsafe { chunks.parts() } {
+                work(first, values);
+            }
+        });
     }
 }

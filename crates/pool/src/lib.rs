@@ -23,6 +23,7 @@ mod credit;
 pub mod environment;
 mod recording;
 mod shared;
+mod stages;
 pub mod system;
 
 use std::{
@@ -96,14 +97,17 @@ impl Pool {
     /// If a call panics, with its payload, after all running calls have ended. Some parts may then not have been
     /// called; the pool remains usable.
     pub fn run(&self, parts: usize, work: &(impl Fn(usize) + Sync)) {
-        self.run_or(parts, work, || (0..parts).for_each(work));
+        self.run_or(&[parts], work, || (0..parts).for_each(work));
     }
 
-    /// Runs `work` on all threads, or `alone` if sharing does not pay.
-    fn run_or(&self, parts: usize, work: &(impl Fn(usize) + Sync), alone: impl FnOnce()) {
+    /// Runs `work` on all threads, or `alone` if sharing does not pay. `stages` are numbers of parts, which are taken in order.
+    fn run_or(&self, stages: &[usize], work: &(impl Fn(usize) + Sync), alone: impl FnOnce()) {
+        let parts = stages.iter().sum();
         match &self.recording {
-            Some(recording) if parts > 1 => recording.run(parts, work),
-            None if parts > 1 && !self.workers.is_empty() => self.shared.run(parts, work, alone),
+            Some(recording) if parts > 1 => recording.run(stages, work),
+            None if parts > 1 && !self.workers.is_empty() => {
+                self.shared.run(parts, work, alone, stages.len() == 1);
+            }
             _ => alone(),
         }
     }

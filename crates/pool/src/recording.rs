@@ -12,27 +12,30 @@ use crate::shared::lock;
 pub struct RecordedJob {
     /// When the first part began.
     pub started: Instant,
-    /// Times of the parts, in the order in which threads take them.
-    pub parts: Vec<Duration>,
+    /// Times of the parts of each stage, in the order in which threads take them. A stage begins when the one before has ended.
+    pub stages: Vec<Vec<Duration>>,
 }
 
 impl RecordedJob {
     /// Time of all parts.
     pub fn total(&self) -> Duration {
-        self.parts.iter().sum()
+        self.stages.iter().flatten().sum()
     }
 
-    /// Time until the last part ends, if each of `threads` threads takes the next part as soon as it is free.
+    /// Time until the last part ends, if each of `threads` threads takes the next part of a stage as soon as it is free.
     ///
     /// # Panics
     ///
     /// Panics if `threads` is 0.
     pub fn makespan(&self, threads: usize) -> Duration {
-        let mut busy = vec![Duration::ZERO; threads];
-        for part in &self.parts {
-            *busy.iter_mut().min().expect("a thread") += *part;
-        }
-        busy.into_iter().max().expect("a thread")
+        let of_stage = |parts: &Vec<Duration>| {
+            let mut busy = vec![Duration::ZERO; threads];
+            for part in parts {
+                *busy.iter_mut().min().expect("a thread") += *part;
+            }
+            busy.into_iter().max().expect("a thread")
+        };
+        self.stages.iter().map(of_stage).sum()
     }
 }
 
@@ -58,21 +61,18 @@ impl Recording {
         std::mem::take(&mut *lock(&self.jobs))
     }
 
-    pub(crate) fn run(&self, parts: usize, work: &(impl Fn(usize) + Sync)) {
+    pub(crate) fn run(&self, stages: &[usize], work: &(impl Fn(usize) + Sync)) {
         let started = Instant::now();
-        let mut times = Vec::with_capacity(parts);
+        let mut parts = 0..;
         let mut before = started;
-        for part in 0..parts {
+        let mut time = |part| {
             work(part);
             let now = Instant::now();
-            times.push(now - before);
-            before = now;
-        }
-        let job = RecordedJob {
-            started,
-            parts: times,
+            now - std::mem::replace(&mut before, now)
         };
-        lock(&self.jobs).push(job);
+        let times = |count: &usize| parts.by_ref().take(*count).map(&mut time).collect();
+        let stages = stages.iter().map(times).collect();
+        lock(&self.jobs).push(RecordedJob { started, stages });
     }
 }
 
@@ -83,18 +83,22 @@ mod tests {
 
     #[test]
     fn threads_take_parts_in_order() {
-        let job = |parts: &[u64]| RecordedJob {
-            started: Instant::now(),
-            parts: parts
-                .iter()
-                .map(|micros| Duration::from_micros(*micros))
-                .collect(),
+        let stage = |parts: &&[u64]| {
+            let parts = parts.iter().copied();
+            parts.map(Duration::from_micros).collect()
         };
-        let makespan = |parts: &[u64], threads| job(parts).makespan(threads).as_micros();
-        assert_eq!(makespan(&[4, 1, 1, 1, 3], 2), 6);
-        assert_eq!(makespan(&[4, 1, 1, 1, 3], 1), 10);
-        assert_eq!(makespan(&[4, 1, 1, 1, 3], 8), 4);
-        assert_eq!(makespan(&[], 3), 0);
+        let makespan = |stages: &[&[u64]], threads| {
+            let job = RecordedJob {
+                started: Instant::now(),
+                stages: stages.iter().map(stage).collect(),
+            };
+            job.makespan(threads).as_micros()
+        };
+        assert_eq!(makespan(&[&[4, 1, 1, 1, 3]], 2), 6);
+        assert_eq!(makespan(&[&[4, 1, 1, 1, 3]], 1), 10);
+        assert_eq!(makespan(&[&[4, 1, 1, 1, 3]], 8), 4);
+        assert_eq!(makespan(&[&[4, 1], &[1], &[1, 3]], 2), 8);
+        assert_eq!(makespan(&[&[]], 3), 0);
     }
 
     #[test]
@@ -117,7 +121,9 @@ mod tests {
         assert!(out.iter().enumerate().all(|(index, value)| index == *value));
         let jobs = pool.take_jobs();
         assert_eq!(
-            jobs.iter().map(|job| job.parts.len()).collect::<Vec<_>>(),
+            jobs.iter()
+                .map(|job| job.stages[0].len())
+                .collect::<Vec<_>>(),
             [3]
         );
         assert!(pool.take_jobs().is_empty());

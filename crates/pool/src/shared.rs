@@ -130,16 +130,25 @@ impl Shared {
         }
     }
 
-    /// Runs `work` on all threads, or `alone` if that is faster or the pool is in use.
-    pub(crate) fn run<F: Fn(usize) + Sync>(&self, parts: usize, work: &F, alone: impl FnOnce()) {
+    /// Runs `work` on all threads, or `alone` if that is faster or the pool is in use. What sharing saves is measured if all parts are
+    /// `alike` and do not wait for each other.
+    pub(crate) fn run<F: Fn(usize) + Sync>(
+        &self,
+        parts: usize,
+        work: &F,
+        alone: impl FnOnce(),
+        alike: bool,
+    ) {
         if self.in_use.swap(true, Acquire) {
             return alone();
         }
         let started = Instant::now();
         let panic = if self.credit.allows_sharing() {
             let own = self.share(parts, work);
-            self.credit
-                .record_shared(&own, parts - own.parts, started.elapsed());
+            if alike {
+                self.credit
+                    .record_shared(&own, parts - own.parts, started.elapsed());
+            }
             lock(&self.panic).take()
         } else {
             let result = catch_unwind(AssertUnwindSafe(alone));

@@ -101,6 +101,77 @@ fn chunks_follow_the_bounds() {
 }
 
 #[test]
+fn the_second_stage_reads_all_of_the_first() {
+    for (threads, jobs) in [(1, 300), (2, 20_000), (3, 20_000), (16, 3_000)] {
+        let pool = Pool::new(threads).unwrap();
+        let mut state = 88_172_645_463_325_252;
+        for job in 0..jobs / SLOWNESS {
+            let [parts, next_parts] = [0; 2].map(|_| next(&mut state) % 5);
+            let bounds: Vec<usize> = (0..=parts).map(|part| part * 3).collect();
+            let next_bounds: Vec<usize> = (0..=next_parts).map(|part| 1 + part * 2).collect();
+            let (mut out, mut sums) = (vec![0; parts * 3 + 1], vec![0; next_parts * 2 + 2]);
+            pool.run_stages(
+                (&mut out, &bounds),
+                &|first, values: &mut [usize]| {
+                    (first..)
+                        .zip(values)
+                        .for_each(|(index, value)| *value = job + index);
+                },
+                |values| {
+                    values[parts * 3] = 7;
+                    &*values
+                },
+                (&mut sums, &next_bounds),
+                &|first, sums: &mut [usize], values: &&[usize]| {
+                    let all: usize = values.iter().sum();
+                    (first..)
+                        .zip(sums)
+                        .for_each(|(index, sum)| *sum = all + index);
+                },
+            );
+            let all = 7 + (0..parts * 3).map(|index| job + index).sum::<usize>();
+            let is_set = |index: usize| (1..=next_parts * 2).contains(&index);
+            let want =
+                (0..next_parts * 2 + 2).map(|index| (all + index) * usize::from(is_set(index)));
+            assert!(want.eq(sums), "{threads} threads, job {job}");
+            pause(&mut state);
+        }
+    }
+}
+
+#[test]
+fn a_panic_of_a_stage_reaches_the_caller() {
+    for threads in [1, 2, 8] {
+        let pool = Pool::new(threads).unwrap();
+        for round in 0..300 / SLOWNESS {
+            let (mut out, mut sums) = ([0; 4], [0; 4]);
+            let fails = |stage: usize, first: usize| {
+                if stage == round % 3 && first == round % 4 {
+                    std::panic::panic_any(stage);
+                }
+            };
+            let run = AssertUnwindSafe(|| {
+                pool.run_stages(
+                    (&mut out, &[0, 1, 2, 3, 4]),
+                    &|first, values: &mut [usize]| {
+                        (first..first + values.len()).for_each(|first| fails(0, first));
+                    },
+                    |_| fails(1, round % 4),
+                    (&mut sums, &[0, 1, 2, 3, 4]),
+                    &|first, sums: &mut [usize], ()| {
+                        sums.fill(1);
+                        (first..first + sums.len()).for_each(|first| fails(2, first));
+                    },
+                );
+            });
+            let panic = catch_unwind(run).unwrap_err();
+            assert_eq!(panic.downcast_ref::<usize>(), Some(&(round % 3)));
+            assert!(round % 3 == 2 || sums == [0; 4], "no second stage");
+        }
+    }
+}
+
+#[test]
 fn a_panic_reaches_the_caller_and_the_pool_remains_usable() {
     for threads in [1, 2, 8] {
         let pool = Pool::new(threads).unwrap();

@@ -236,20 +236,61 @@ impl Predictor<'_> {
         } = &mut *buffers;
         let tokens = x.tokens();
         hidden_units.resize(tokens * rank, 0.0);
-        if x.suits(&self.a, threads.activations()) {
-            threads.gemm(&self.a, x, hidden_units);
+        let own;
+        let x = if x.suits(&self.a, threads.activations()) {
+            x
         } else {
-            let x = Input::new(threads, x.exact(), self.a.columns(), &self.a, input);
-            threads.gemm(&self.a, &x, hidden_units);
+            own = Input::new(threads, x.exact(), self.a.columns(), &self.a, input);
+            &own
+        };
+        let words = masks.reset(neurons, tokens);
+        let (isa, unit_bytes) = (threads.isa(), self.unit_bytes(threads));
+        if tokens == 1 {
+            let (rounded, listed) = (&mut *rounded, &mut *active_units);
+            // How many units are active is not known when threads share the job.
+            let bytes = rank * unit_bytes;
+            threads.gemv_then(
+                &self.a,
+                x,
+                hidden_units,
+                move |hidden_units| {
+                    self.list_units(threads, hidden_units, rounded, listed);
+                    &*listed
+                },
+                (words, bytes),
+                |part, words, active_units| self.decide(isa, active_units, part, words),
+            );
+        } else {
+            threads.gemm(&self.a, x, hidden_units);
+            self.list_units(threads, hidden_units, rounded, active_units);
+            let bytes = active_units.units.len() * active_units.tokens_per_list * unit_bytes;
+            threads.by_column_groups(words, tokens, bytes, |part, words| {
+                self.decide(isa, active_units, part, words);
+            });
         }
-        let unit_bytes = self.unit_bytes(threads);
+        let bytes_read = self.shared_bytes() + active_units.union * unit_bytes;
+        statistics.bytes_read += bytes_read as u64;
+        // One token's buffers are kept for the next layer; a batch's would add to the memory of its FFN.
+        if tokens > 1 {
+            (*hidden_units, *rounded, *active_units) = Default::default();
+        }
+    }
+
+    /// Lists the active units of `hidden_units [tokens, rank]`, before ReLU.
+    fn list_units(
+        &self,
+        threads: &Threads,
+        hidden_units: &mut [f32],
+        rounded: &mut QuantisedActivations,
+        active_units: &mut ActiveUnits,
+    ) {
         for unit in &mut *hidden_units {
             // NaN becomes 0, with or without ReLU.
             let passes = *unit > 0.0 || (self.is_linear && *unit < 0.0);
             *unit = if passes { *unit } else { 0.0 };
         }
         if self.is_rounded(threads) {
-            threads.isa().quantise(hidden_units, rank, rounded);
+            threads.isa().quantise(hidden_units, self.a.rows(), rounded);
             active_units.list_rounded(rounded, self.is_linear);
         } else {
             let block = if self.scales.is_empty() {
@@ -259,33 +300,28 @@ impl Predictor<'_> {
             };
             active_units.list(&self.units, hidden_units, block);
         }
-        let words = masks.reset(neurons, tokens);
-        let bytes = active_units.units.len() * active_units.tokens_per_list * unit_bytes;
-        threads.by_column_groups(words, tokens, bytes, |part, words| {
-            let most = (LOGITS_PER_STEP / WORD / tokens).max(WORDS_PER_STEP);
-            let steps = part.len().div_ceil(most).max(1);
-            let words_per_step = part.len().div_ceil(steps).next_multiple_of(WORDS_PER_STEP);
-            let starts = part.step_by(words_per_step);
-            for (start, words) in starts.zip(words.chunks_mut(words_per_step * tokens)) {
-                let first = start * WORD;
-                let columns = first..neurons.min(first + words.len() / tokens * WORD);
-                let width = columns.len();
-                ThreadBuffer(&LOGITS).empty(|logits| {
-                    self.logits(threads.isa(), active_units, columns, logits);
-                    for (token, logits) in logits.chunks_exact(width).enumerate() {
-                        let words = words[token..].iter_mut().step_by(tokens);
-                        for (word, logits) in words.zip(logits.chunks(WORD)) {
-                            *word = pack_decisions(logits, |logit| logit >= self.threshold);
-                        }
+    }
+
+    /// Sets the mask words `part` of all tokens, `[words, tokens]`.
+    fn decide(&self, isa: Isa, active_units: &ActiveUnits, part: Range<usize>, words: &mut [u64]) {
+        let (neurons, tokens) = (self.bias.len(), active_units.tokens);
+        let most = (LOGITS_PER_STEP / WORD / tokens).max(WORDS_PER_STEP);
+        let steps = part.len().div_ceil(most).max(1);
+        let words_per_step = part.len().div_ceil(steps).next_multiple_of(WORDS_PER_STEP);
+        let starts = part.step_by(words_per_step);
+        for (start, words) in starts.zip(words.chunks_mut(words_per_step * tokens)) {
+            let first = start * WORD;
+            let columns = first..neurons.min(first + words.len() / tokens * WORD);
+            let width = columns.len();
+            ThreadBuffer(&LOGITS).empty(|logits| {
+                self.logits(isa, active_units, columns, logits);
+                for (token, logits) in logits.chunks_exact(width).enumerate() {
+                    let words = words[token..].iter_mut().step_by(tokens);
+                    for (word, logits) in words.zip(logits.chunks(WORD)) {
+                        *word = pack_decisions(logits, |logit| logit >= self.threshold);
                     }
-                });
-            }
-        });
-        let bytes_read = self.shared_bytes() + active_units.union * unit_bytes;
-        statistics.bytes_read += bytes_read as u64;
-        // One token's buffers are kept for the next layer; a batch's would add to the memory of its FFN.
-        if tokens > 1 {
-            (*hidden_units, *rounded, *active_units) = Default::default();
+                }
+            });
         }
     }
 

@@ -137,23 +137,51 @@ impl Threads {
         work: Work<'_, T>,
         kernel: impl Fn(Range<usize>, &mut [T]) + Sync,
     ) {
+        let (bounds, parts) = self.bounds(&work);
+        if parts == 1 {
+            return kernel(0..work.out.len(), work.out);
+        }
+        self.pool
+            .run_chunks(work.out, &bounds[..=parts], &|first, out: &mut [T]| {
+                kernel(first..first + out.len(), out);
+            });
+    }
+
+    /// Bounds of the parts of `work`, and their number: 1 if sharing does not pay.
+    fn bounds<T>(&self, work: &Work<'_, T>) -> ([usize; MAX_PARTS + 1], usize) {
         let length = work.out.len();
         let steps = length.div_ceil(work.step);
         let parts = (work.bytes / PART_BYTES)
             .min(work.most_parts)
             .min(steps)
             .min(MAX_PARTS);
-        if self.count() == 1 || work.bytes < WORTH_SPLITTING || parts < 2 {
-            return kernel(0..length, work.out);
-        }
+        let shares = self.count() > 1 && work.bytes >= WORTH_SPLITTING;
+        let parts = if shares { parts.max(1) } else { 1 };
         let mut bounds = [0; MAX_PARTS + 1];
         for (part, bound) in bounds[..=parts].iter_mut().enumerate() {
             *bound = (part * steps / parts * work.step).min(length);
         }
-        self.pool
-            .run_chunks(work.out, &bounds[..=parts], &|first, out: &mut [T]| {
-                kernel(first..first + out.len(), out);
-            });
+        (bounds, parts)
+    }
+
+    /// As [`Self::share_values`] twice, in one job: `link` is called in between with all values of `work`, and `next_kernel` gets
+    /// what it returns.
+    fn share_stages<'a, T: Send, Link: Send + Sync, U: Send>(
+        &self,
+        (out, bounds): (&'a mut [T], &'a [usize]),
+        kernel: impl Fn(Range<usize>, &mut [T]) + Sync,
+        link: impl FnOnce(&'a mut [T]) -> Link + Send,
+        next: Work<'_, U>,
+        next_kernel: impl Fn(Range<usize>, &mut [U], &Link) + Sync,
+    ) {
+        let (next_bounds, next_parts) = self.bounds(&next);
+        self.pool.run_stages(
+            (out, bounds),
+            &|first, out: &mut [T]| kernel(first..first + out.len(), out),
+            link,
+            (next.out, &next_bounds[..=next_parts]),
+            &|first, out: &mut [U], link: &Link| next_kernel(first..first + out.len(), out, link),
+        );
     }
 
     /// Calls `act` with the index and the values of every chunk of `chunk` values of `out`, on all threads if
@@ -198,6 +226,41 @@ impl Threads {
         self.by_rows(out, matrix.row_bytes(), |rows, out| {
             x.gemv(self.isa, &matrix.rows_range(rows), out);
         });
+    }
+
+    /// As [`Self::gemv`], then `link` with all of `out`, then `next_kernel` with ranges of `next`, for which it reads the stated bytes in all,
+    /// and what `link` returns: one job.
+    pub(crate) fn gemv_then<Link: Send + Sync, U: Send>(
+        &self,
+        matrix: &Matrix<'_>,
+        x: &Input<'_>,
+        out: &mut [f32],
+        link: impl FnOnce(&mut [f32]) -> Link + Send,
+        (next, next_bytes): (&mut [U], usize),
+        next_kernel: impl Fn(Range<usize>, &mut [U], &Link) + Sync,
+    ) {
+        assert_eq!(out.len(), matrix.rows(), "one output per row");
+        let x = x.vector(0);
+        let work = Work {
+            bytes: out.len() * matrix.row_bytes(),
+            step: ROW_GROUP,
+            most_parts: PARTS_PER_THREAD * self.count(),
+            out,
+        };
+        let next = Work {
+            out: next,
+            bytes: next_bytes,
+            step: 1,
+            most_parts: SUMS_PER_THREAD * self.count(),
+        };
+        let (bounds, parts) = self.bounds(&work);
+        self.share_stages(
+            (work.out, &bounds[..=parts]),
+            |rows, out| x.gemv(self.isa, &matrix.rows_range(rows), out),
+            link,
+            next,
+            next_kernel,
+        );
     }
 
     /// Adds `matrix[i] · x + bias[i]` to `out[i]` for all rows.
@@ -280,7 +343,7 @@ impl Threads {
         });
     }
 
-    /// Calls `act` with ranges of column groups and `tokens` slots per group, for sums that read `bytes` in all.
+    /// Calls `act` with ranges of column groups and `tokens` slots per group, for sums of several tokens that read `bytes` in all.
     pub(crate) fn by_column_groups<T: Send>(
         &self,
         places: &mut [T],
@@ -291,10 +354,7 @@ impl Threads {
         let work = Work {
             bytes,
             step: tokens,
-            most_parts: match tokens {
-                1 => SUMS_PER_THREAD * self.count(),
-                _ => self.most_parts(),
-            },
+            most_parts: self.most_parts(),
             out: places,
         };
         self.share_values(work, |part, places| {

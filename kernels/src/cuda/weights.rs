@@ -163,7 +163,8 @@ impl HostMatrix {
     }
 
     pub(super) fn argument(&self) -> arguments::Matrix {
-        let address = |plane: &Option<HostBuffer>| plane.as_ref().map_or(0, |plane| plane.address(0));
+        let address =
+            |plane: &Option<HostBuffer>| plane.as_ref().map_or(0, |plane| plane.address(0));
         let [quants, scales, factors] = &self.planes;
         arguments::Matrix {
             quants: address(quants),

@@ -130,8 +130,7 @@ fn norms_in_place_and_arg_max_equal_their_formulas() {
             let out = HostBuffer::new(device, 1).unwrap();
             let mut scratch = zeros(device, Gpu::ARG_MAX_WORDS);
             for _ in 0..2 {
-                gpu.arg_max(&upload(device, x), &out, &mut scratch)
-                    .unwrap();
+                gpu.arg_max(&upload(device, x), &out, &mut scratch).unwrap();
                 device.synchronise().unwrap();
                 assert_eq!(out.words()[0].load(Ordering::Acquire), want as u32);
             }

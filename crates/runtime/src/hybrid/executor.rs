@@ -179,9 +179,9 @@ impl LayerExecutor for HybridExecutor {
             self.cold_neurons_of_all_layers(pass)?;
         }
         // The largest logit of one token is searched before the host waits.
-        let search = pass.search.filter(|_| {
-            pass.tokens.len() == 1 && self.hidden_on_device && self.device.has_head()
-        });
+        let search = pass
+            .search
+            .filter(|_| pass.tokens.len() == 1 && self.hidden_on_device && self.device.has_head());
         match search {
             Some(vocabulary) => self.device.find_largest(None, vocabulary)?,
             None => self.bring_to_host(pass)?,

@@ -8,11 +8,14 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::{Bundle, Layout, StoredLinear};
 use powerinfer_gpu::{
-    DeviceEmbedding, DeviceFfn, DeviceHead, DeviceLayer, DeviceModel, DeviceSelector, ModelShape, Upload,
+    DeviceEmbedding, DeviceFfn, DeviceHead, DeviceLayer, DeviceModel, DeviceSelector, ModelShape,
+    Upload,
 };
 use powerinfer_kernels::{
     Arithmetic,
-    cuda::{Buffer, Device, DeviceError, Gpu, GpuLinear, GpuMatrix, HostMatrix, Predictor, SignBits},
+    cuda::{
+        Buffer, Device, DeviceError, Gpu, GpuLinear, GpuMatrix, HostMatrix, Predictor, SignBits,
+    },
 };
 
 use super::stored_layer::{StoredLayerSource, upload_stored};
@@ -189,7 +192,13 @@ pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceMode
         let project = weights.project_out.as_ref();
         let project = project.map(|project| upload_stored(&device, file, project));
         let head = upload_stored(&device, file, &weights.head)?;
-        DeviceHead::new(norm.transpose()?, project.transpose()?, head, embedding()?, &gpu)
+        DeviceHead::new(
+            norm.transpose()?,
+            project.transpose()?,
+            head,
+            embedding()?,
+            &gpu,
+        )
     };
     let head = match plan.head {
         plan::Device::Gpu => Some(head()?),

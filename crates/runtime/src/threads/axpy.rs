@@ -5,7 +5,7 @@ use std::{cell::Cell, ops::Range};
 use powerinfer_kernels::{AXPY_GROUP_ROWS, Arithmetic, relative_axpy_cost};
 use powerinfer_tensor::{BLOCK, Matrix};
 
-use super::{Threads, WORTH_SPLITTING, Work, add};
+use super::{PARTS_PER_THREAD, Threads, WORTH_SPLITTING, Work, add};
 use crate::{ActivationFormat, ffn::Active, memory::PREFILL_BATCH, scratch::ThreadBuffer};
 
 /// Maximum number of parts of a list of rows; each part is summed separately.
@@ -88,9 +88,16 @@ impl Threads {
         }
         ThreadBuffer(&PARTIAL_SUMS).stale(parts.count * columns, |sums| {
             let (bounds, units) = self.units(&parts, columns);
-            self.pool
-                .run_chunks(sums, &bounds[..=units], &|first, sums: &mut [f32]| {
-                    let (mut first, mut sums) = (first, sums);
+            let total = Work {
+                bytes: parts.count * size_of_val(out),
+                step: BLOCK,
+                most_parts: PARTS_PER_THREAD * self.count(),
+                out,
+            };
+            self.share_stages(
+                (sums, &bounds[..=units]),
+                |values, mut sums| {
+                    let mut first = values.start;
                     // `sums` is one unit, or all of them if one thread runs them.
                     while !sums.is_empty() {
                         let (part, start) = (first / columns, first % columns);
@@ -99,22 +106,25 @@ impl Threads {
                         sum_part(part, start..start + width, &[], sum);
                         (first, sums) = (first + width, rest);
                     }
-                });
-            self.by_rows(out, parts.count * size_of::<f32>(), |columns_of, out| {
-                let starts = columns_of.step_by(BLOCK);
-                for (start, out) in starts.zip(out.chunks_mut(BLOCK)) {
-                    let mut all = [0.0; BLOCK];
-                    let all = &mut all[..out.len()];
-                    for (part, sums) in sums.chunks_exact(columns).enumerate() {
-                        let sums = &sums[start..start + out.len()];
-                        match part {
-                            0 => all.copy_from_slice(sums),
-                            _ => add(all, sums),
+                },
+                |sums| &*sums,
+                total,
+                |columns_of, out, sums| {
+                    let starts = columns_of.step_by(BLOCK);
+                    for (start, out) in starts.zip(out.chunks_mut(BLOCK)) {
+                        let mut all = [0.0; BLOCK];
+                        let all = &mut all[..out.len()];
+                        for (part, sums) in sums.chunks_exact(columns).enumerate() {
+                            let sums = &sums[start..start + out.len()];
+                            match part {
+                                0 => all.copy_from_slice(sums),
+                                _ => add(all, sums),
+                            }
                         }
+                        add(out, all);
                     }
-                    add(out, all);
-                }
-            });
+                },
+            );
         });
     }
 

@@ -222,7 +222,7 @@ fn many_threads_share_the_listed_rows_evenly() {
             });
             let job = RecordedJob {
                 started: Instant::now(),
-                parts: work.collect(),
+                stages: vec![work.collect()],
             };
             let [slowest, all] = [job.makespan(count), job.total()];
             let imbalance = slowest.as_secs_f64() * count as f64 / all.as_secs_f64();
