@@ -41,12 +41,14 @@ impl<'a, T> Chunks<'a, T> {
         self.bounds.len().saturating_sub(1)
     }
 
-    /// Part `index`, and the index of its first value in the slice.
+    /// Part `index`, counted from the last, and the index of its first value in the slice. Rows are sorted by activation frequency: those
+    /// of the last parts are far apart, so that reading them takes the longest, and longer jobs should start earlier.
     ///
     /// # Safety
     ///
     /// No other reference to the part exists.
     pub(crate) unsafe fn part(&self, index: usize) -> (usize, &'a mut [T]) {
+        let index = self.count() - 1 - index;
         let (first, end) = (self.bounds[index], self.bounds[index + 1]);
         // SAFETY: bounds ascend up to the length of the slice, which is borrowed for `'a`; the caller excludes other references.
         let values = unsafe { std::slice::from_raw_parts_mut(self.start.add(first), end - first) };

@@ -132,7 +132,8 @@ impl Threads {
     /// rows a part lists, the fewer columns a unit has.
     pub(super) fn units(&self, parts: &Parts, columns: usize) -> ([usize; MAX_UNITS + 1], usize) {
         let listed = parts.range(parts.count - 1).end;
-        let most = listed * columns / (UNITS_PER_THREAD * self.count());
+        // Parts differ by up to a group: a few more rows are no reason for smaller units.
+        let most = listed * columns * 5 / (4 * UNITS_PER_THREAD * self.count());
         let (mut bounds, mut units) = ([0; MAX_UNITS + 1], 0);
         for part in 0..parts.count {
             let rows = parts.range(part).len();

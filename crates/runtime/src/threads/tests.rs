@@ -206,9 +206,9 @@ fn many_threads_share_the_listed_rows_evenly() {
         };
         // The last part of a skewed list of all rows is long, because most of its rows have a coefficient of 0.
         let most = if is_dense && skew > 0.0 {
-            [1.4, 1.8]
+            [1.2, 1.4]
         } else {
-            [1.2, 1.3]
+            [1.25, 1.25]
         };
         for (count, most) in [8, 16].into_iter().zip(most) {
             // A unit takes as long as it has rows and columns.
@@ -216,7 +216,7 @@ fn many_threads_share_the_listed_rows_evenly() {
             let parts = Parts::new(listed, &coefficients);
             let (bounds, units) = threads.units(&parts, columns);
             assert_eq!(bounds[units], parts.count * columns);
-            let work = bounds[..=units].windows(2).map(|unit| {
+            let work = bounds[..=units].windows(2).rev().map(|unit| {
                 let rows = parts.range(unit[0] / columns).len();
                 Duration::from_nanos((rows * (unit[1] - unit[0])) as u64)
             });
