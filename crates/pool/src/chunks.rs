@@ -9,21 +9,21 @@ use std::marker::PhantomData;
 use crate::Pool;
 
 /// A slice that is handed out in parts: `[bounds[i]..bounds[i + 1]]` for every `i`.
-pub(crate) struct Chunks<'a, T> {
+pub(crate) struct Chunks<'a, 'b, T> {
     start: *mut T,
     length: usize,
-    bounds: &'a [usize],
+    bounds: &'b [usize],
     slice: PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: the slice is handed out in parts that do not overlap, each to one thread; `T: Send` allows that.
-unsafe impl<T: Send> Sync for Chunks<'_, T> {}
+unsafe impl<T: Send> Sync for Chunks<'_, '_, T> {}
 
-impl<'a, T> Chunks<'a, T> {
+impl<'a, 'b, T> Chunks<'a, 'b, T> {
     /// # Panics
     ///
     /// If `bounds` are not ascending or exceed `out`.
-    pub(crate) fn new(out: &'a mut [T], bounds: &'a [usize]) -> Self {
+    pub(crate) fn new(out: &'a mut [T], bounds: &'b [usize]) -> Self {
         let length = out.len();
         assert!(bounds.is_sorted(), "bounds are ascending");
         let end = bounds.last().copied().unwrap_or(0);

@@ -26,7 +26,7 @@ impl Pool {
     /// As [`Pool::run_chunks`]. After a panic in the first stage or in `link`, the second stage is not run.
     pub fn run_stages<'a, T: Send, Link: Send + Sync, U: Send>(
         &self,
-        (out, bounds): (&'a mut [T], &'a [usize]),
+        (out, bounds): (&'a mut [T], &[usize]),
         work: &(impl Fn(usize, &mut [T]) + Sync),
         link: impl FnOnce(&'a mut [T]) -> Link + Send,
         (next, next_bounds): (&mut [U], &[usize]),

@@ -1,7 +1,6 @@
 //! The backend of the forward pass, and its implementation for the CPU.
 
 use powerinfer_model::Positions;
-use powerinfer_tensor::CacheFormat;
 
 use crate::{
     RuntimeError, Stage,
@@ -10,9 +9,10 @@ use crate::{
     input::InputBuffers,
     linear::Linear,
     memory::PREFILL_BATCH,
+    model::Model,
     observer::{FfnCall, LayerInput},
     pass::Pass,
-    session::LayerCache,
+    session::{HeadTiles, emptied, store},
     threads::add,
 };
 
@@ -72,6 +72,8 @@ struct AttentionBuffers {
     projections: Vec<f32>,
     mixed: Vec<f32>,
     output: Vec<f32>,
+    /// Memory for the tiles of a position's heads; always empty.
+    heads: Vec<HeadTiles<'static>>,
 }
 
 impl LayerExecutor for CpuExecutor {
@@ -111,13 +113,47 @@ impl LayerExecutor for CpuExecutor {
         let x = query.input(threads, &buffers.x, threshold, &mut buffers.input);
         let stored = [&weights.query, &weights.key, &weights.value];
         let linears = stored.map(|stored| model.linear(stored));
-        let bytes = Linear::products(&linears, threads, &x, threshold, &mut buffers.projections);
+        let projections = &mut buffers.projections;
+        let one = pass.tokens.len() == 1 && linears.iter().all(Linear::is_by_output);
+        let heads = std::mem::take(&mut buffers.heads);
+        let cache = one.then(|| pass.sessions[0].layers[layer].append(heads));
+        let cache = cache.flatten();
+        let is_stored = cache.is_some();
+        let bytes = match cache {
+            None => Linear::products(&linears, threads, &x, threshold, projections),
+            Some(mut position) => {
+                // Threads write the key and the value as soon as they are known.
+                let rotations = rotations_of(model, layer, &pass.buffers.rotations);
+                let size = model.config.head_size;
+                let (isa, writers) = (threads.isa(), position.writers);
+                let bytes = Linear::products_then(
+                    &linears,
+                    threads,
+                    &x,
+                    projections,
+                    |projections| {
+                        norm_heads(model, layer, 1, projections);
+                        let keys = model.config.head_count * size;
+                        let numbers = &projections[keys..];
+                        numbers.split_at(numbers.len() / 2)
+                    },
+                    (&mut position.heads, position.bytes),
+                    |all, heads, (keys, values)| {
+                        let own = all.start * size..all.end * size;
+                        let numbers = [&keys[own.clone()], &values[own]];
+                        store(isa, writers, heads, rotations, numbers);
+                    },
+                );
+                buffers.heads = emptied(position.heads);
+                bytes
+            }
+        };
         pass.observers.count_bytes(bytes);
         pass.observers.end_stage(Stage::QueryKeyValue);
 
         // softmax(q · kᵀ / √d) · v
         let mixed = &mut buffers.mixed;
-        mix(pass, layer, &mut buffers.projections, mixed);
+        mix(pass, layer, &mut buffers.projections, is_stored, mixed);
         pass.observers.end_stage(Stage::Attention);
 
         // h ← h + W_o · …
@@ -192,39 +228,46 @@ impl LayerExecutor for CpuExecutor {
     }
 }
 
-/// Appends keys and values to the KV caches of `layer`, and sets `mixed [tokens, heads, head_size]` to the values mixed by attention.
-/// `projections` holds the queries of all tokens, then their keys, then their values.
+/// Rotations of the pass's tokens in `layer`, `[tokens, pairs]`, of those of all tables.
+fn rotations_of<'a>(model: &Model, layer: usize, all: &'a [[f32; 2]]) -> &'a [[f32; 2]] {
+    let Some(table) = model.config.rotary_table(layer) else {
+        return &[];
+    };
+    let length = all.len() / model.config.rotary_tables().len();
+    &all[table * length..][..length]
+}
+
+/// Normalises the heads of queries and keys in `projections`, if the model has such norms.
+fn norm_heads(model: &Model, layer: usize, tokens: usize, projections: &mut [f32]) {
+    if let Some([query_norm, key_norm]) = &model.weights.layers[layer].head_norms {
+        let sizes = [model.config.head_count, model.config.kv_head_count];
+        let [queries, keys] = sizes.map(|heads| tokens * heads * model.config.head_size);
+        model.norm(query_norm, &mut projections[..queries]);
+        model.norm(key_norm, &mut projections[queries..queries + keys]);
+    }
+}
+
+/// Sets `mixed [tokens, heads, head_size]` to the values mixed by attention, after keys and values have been appended to the KV caches of
+/// `layer`, unless that `is_stored`. `projections` holds the queries of all tokens, then their keys, then their values.
 pub(crate) fn mix(
     pass: &mut Pass<'_, '_>,
     layer: usize,
     projections: &mut [f32],
+    is_stored: bool,
     mixed: &mut Vec<f32>,
 ) {
-    let (model, weights) = (pass.model, &pass.model.weights.layers[layer]);
+    let model = pass.model;
     let config = &model.config;
     let tokens = pass.tokens.len();
     let query_size = config.head_count * config.head_size;
     let key_size = config.kv_head_count * config.head_size;
-    let (query, rest) = projections.split_at_mut(tokens * query_size);
-    let (key, value) = rest.split_at_mut(tokens * key_size);
+    if !is_stored {
+        norm_heads(model, layer, tokens, projections);
+    }
+    let (query, rest) = projections.split_at(tokens * query_size);
+    let (key, value) = rest.split_at(tokens * key_size);
     mixed.resize(query.len(), 0.0);
-    for session in pass.sessions.iter() {
-        let LayerCache { keys, values } = &session.layers[layer];
-        model.threads.isa().prefetch_next_position(values);
-        if keys.format() == CacheFormat::Q8_0 {
-            model.threads.isa().prefetch_next_position(keys); // other formats: `push` does
-        }
-    }
-    if let Some([query_norm, key_norm]) = &weights.head_norms {
-        model.norm(query_norm, query);
-        model.norm(key_norm, key);
-    }
-    // `[tokens, pairs]`.
-    let mut rotations = &[][..];
-    if let Some(table) = config.rotary_table(layer) {
-        let length = pass.buffers.rotations.len() / config.rotary_tables().len();
-        rotations = &pass.buffers.rotations[table * length..][..length];
-    }
+    let rotations = rotations_of(model, layer, &pass.buffers.rotations);
     let pairs = rotations.len() / tokens;
     let heads = Heads {
         count: config.head_count,
@@ -244,7 +287,7 @@ pub(crate) fn mix(
         let own = start..start + pass.tokens_of(index);
         start = own.end;
         let cache = &mut pass.sessions[index].layers[layer];
-        for token in own.clone() {
+        for token in own.clone().filter(|_| !is_stored) {
             let head = token * key_size..(token + 1) * key_size;
             let rotations = &rotations[token * pairs..][..pairs];
             cache.push(&model.threads, rotations, &key[head.clone()], &value[head]);

@@ -5,7 +5,7 @@
 //! by input    out   = Σ_j x_j · W_j   a row is read only where |x_j| ≥ threshold
 //! ```
 
-use std::cell::Cell;
+use std::{cell::Cell, ops::Range};
 
 use powerinfer_artifact::TensorFile;
 use powerinfer_bundle::{Layout, StoredLinear};
@@ -93,7 +93,7 @@ impl<'a> Linear<'a> {
         buffer: &mut Vec<f32>,
         sum: &mut [f32],
     ) -> usize {
-        if x.tokens() == 1 && self.layout == Layout::ByOutput {
+        if x.tokens() == 1 && self.is_by_output() {
             threads.add_gemv(&self.matrix, self.bias, x, sum);
             return self.bytes();
         }
@@ -130,8 +130,7 @@ impl<'a> Linear<'a> {
         bytes_read
     }
 
-    /// Sets `out` to [`Self::product`] of each of `linears` with the same `x`, one after the other; in one job if `x` is one vector and
-    /// all matrices are stored by output. Returns the bytes read.
+    /// Sets `out` to [`Self::product`] of each of `linears` with the same `x`, one after the other. Returns the bytes read.
     pub(crate) fn products<const N: usize>(
         linears: &[Self; N],
         threads: &Threads,
@@ -139,28 +138,51 @@ impl<'a> Linear<'a> {
         threshold: f32,
         out: &mut Vec<f32>,
     ) -> usize {
+        if x.tokens() == 1 && linears.iter().all(Self::is_by_output) {
+            let nothing: (&mut [()], usize) = (&mut [], 0);
+            return Self::products_then(linears, threads, x, out, |_| (), nothing, |_, _, ()| ());
+        }
         let all: usize = linears.iter().map(Self::outputs).sum();
         out.resize(x.tokens() * all, 0.0);
         let mut out = &mut out[..];
-        let by_output = linears
-            .iter()
-            .all(|linear| linear.layout == Layout::ByOutput);
-        let is_one_job = x.tokens() == 1 && by_output;
-        if is_one_job {
-            threads.gemv_each(&linears.each_ref().map(|linear| &linear.matrix), x, out);
-        }
         let mut read = 0;
         for linear in linears {
             let (own, rest) = out.split_at_mut(x.tokens() * linear.outputs());
             out = rest;
-            read += if is_one_job {
-                linear.add_bias(own);
-                linear.bytes()
-            } else {
-                linear.product_into(threads, x, threshold, own)
-            };
+            read += linear.product_into(threads, x, threshold, own);
         }
         read
+    }
+
+    /// As [`Self::products`], of matrices stored by output with one vector; then `link` with all products; then `next_kernel` with ranges
+    /// of `next`, for which it reads the stated bytes in all, and what `link` returns: one job.
+    pub(crate) fn products_then<'o, const N: usize, Link: Send + Sync, U: Send>(
+        linears: &[Self; N],
+        threads: &Threads,
+        x: &Input<'_>,
+        out: &'o mut Vec<f32>,
+        link: impl FnOnce(&'o mut [f32]) -> Link + Send,
+        next: (&mut [U], usize),
+        next_kernel: impl Fn(Range<usize>, &mut [U], &Link) + Sync,
+    ) -> usize {
+        out.resize(linears.iter().map(Self::outputs).sum(), 0.0);
+        let matrices = linears.each_ref().map(|linear| &linear.matrix);
+        let link = |products: &'o mut [f32]| {
+            let mut rest = &mut *products;
+            for linear in linears {
+                let own;
+                (own, rest) = rest.split_at_mut(linear.outputs());
+                linear.add_bias(own);
+            }
+            link(products)
+        };
+        threads.gemv_each_then(&matrices, x, out, link, next, next_kernel);
+        linears.iter().map(Self::bytes).sum()
+    }
+
+    /// Whether the matrix is stored by output.
+    pub(crate) fn is_by_output(&self) -> bool {
+        self.layout == Layout::ByOutput
     }
 
     /// Bytes of the matrix and of the biases.

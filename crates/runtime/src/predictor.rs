@@ -249,8 +249,8 @@ impl Predictor<'_> {
             let (rounded, listed) = (&mut *rounded, &mut *active_units);
             // How many units are active is not known when threads share the job.
             let bytes = rank * unit_bytes;
-            threads.gemv_then(
-                &self.a,
+            threads.gemv_each_then(
+                &[&self.a],
                 x,
                 hidden_units,
                 move |hidden_units| {

@@ -4,9 +4,9 @@ use std::cell::Cell;
 
 use powerinfer_bundle::Bundle;
 use powerinfer_gpu::DeviceModel;
-use powerinfer_kernels::cuda::GpuCache;
+use powerinfer_kernels::{Isa, cuda::GpuCache};
 use powerinfer_model::{ModelConfig, ModelError};
-use powerinfer_tensor::{BLOCK, CacheFormat, CacheLayout, CachePlane};
+use powerinfer_tensor::{BLOCK, CacheFormat, CacheLayout, CachePlane, HeadWriter};
 
 use crate::{RuntimeError, Threads, memory::kv_bytes, rotary::rotate, scratch::ThreadBuffer};
 
@@ -201,6 +201,59 @@ pub(crate) struct LayerCache {
     pub(crate) values: CachePlane,
 }
 
+/// Memory of the tiles of a head: of its keys, and of its values.
+pub(crate) type HeadTiles<'a> = [&'a mut [u8]; 2];
+
+/// Empties a list, of which only the memory is kept.
+pub(crate) fn emptied<'b>(mut heads: Vec<HeadTiles<'_>>) -> Vec<HeadTiles<'b>> {
+    heads.clear();
+    // Collected in place.
+    heads
+        .into_iter()
+        .map(|_| -> HeadTiles<'b> { unreachable!("it is empty") })
+        .collect()
+}
+
+/// A position that is appended to a cache.
+pub(crate) struct NewPosition<'a> {
+    pub(crate) heads: Vec<HeadTiles<'a>>,
+    pub(crate) writers: [HeadWriter; 2],
+    /// Bytes that can be read in the time that writing a head takes.
+    pub(crate) bytes: usize,
+}
+
+/// Writes some `heads` of a [`NewPosition`]: the key, after rotating it by `rotations [pairs]`, and the value of `numbers`, `[heads,
+/// head_size]` each.
+pub(crate) fn store(
+    isa: Isa,
+    writers: [HeadWriter; 2],
+    heads: &mut [HeadTiles<'_>],
+    rotations: &[[f32; 2]],
+    numbers: [&[f32]; 2],
+) {
+    // Without this, stores would wait for their cache lines one by one.
+    for head in &*heads {
+        for (writer, tile) in writers.iter().zip(head) {
+            writer.written(tile).for_each(|bytes| isa.prefetch(bytes));
+        }
+    }
+    let size = numbers[0].len() / heads.len().max(1);
+    let [keys, values] = numbers.map(|numbers| numbers.chunks_exact(size.max(1)));
+    for (tiles, (key, value)) in heads.iter_mut().zip(keys.zip(values)) {
+        rotated(key, size, rotations, |key| writers[0].write(tiles[0], key));
+        writers[1].write(tiles[1], value);
+    }
+}
+
+/// Calls `act` with a rotated copy of the heads of `key`.
+fn rotated(key: &[f32], size: usize, rotations: &[[f32; 2]], act: impl FnOnce(&[f32])) {
+    ThreadBuffer(&KEYS).empty(|rotated| {
+        rotated.extend_from_slice(key);
+        rotate(rotations, rotated, size);
+        act(rotated);
+    });
+}
+
 impl LayerCache {
     /// A cache for up to `positions` tokens; none if there is too little memory. Unused memory is reserved but not touched.
     pub(crate) fn new(
@@ -242,7 +295,7 @@ impl LayerCache {
     }
 
     /// Appends one position: `key`, after rotating it by `rotations [pairs]`, and `value`; both are `[kv_heads, head_size]`. Threads share
-    /// the heads of the key, because its numbers go to many cache lines.
+    /// the heads, because numbers of a key go to many cache lines.
     pub(crate) fn push(
         &mut self,
         threads: &Threads,
@@ -251,29 +304,41 @@ impl LayerCache {
         value: &[f32],
     ) {
         let size = self.keys.head_size();
-        let rotated = |key: &[f32], write: &mut dyn FnMut(&[f32])| {
-            ThreadBuffer(&KEYS).empty(|rotated| {
-                rotated.extend_from_slice(key);
-                rotate(rotations, rotated, size);
-                write(rotated);
-            });
-        };
-        match self.keys.append() {
-            None => rotated(key, &mut |key| self.keys.push(key)),
-            Some((tile, writer)) => {
-                let (head_bytes, bytes) = (writer.head_bytes, size * KEY_WRITE_BYTES);
-                threads.by_row_groups(tile, head_bytes, 1, bytes, |heads, tiles| {
-                    // Without this, stores would wait for their cache lines one by one.
-                    let lines = writer.written(tiles);
-                    lines.for_each(|bytes| threads.isa().prefetch(bytes));
-                    for (head, tile) in heads.zip(tiles.chunks_exact_mut(head_bytes)) {
-                        let key = &key[head * size..][..size];
-                        rotated(key, &mut |key| writer.write(tile, key));
-                    }
-                });
-            }
+        if let Some(mut position) = self.append(Vec::new()) {
+            let writers = position.writers;
+            return threads.by_row_groups(
+                &mut position.heads,
+                1,
+                1,
+                position.bytes,
+                |all, heads| {
+                    let own = all.start * size..all.end * size;
+                    let numbers = [&key[own.clone()], &value[own]];
+                    store(threads.isa(), writers, heads, rotations, numbers);
+                },
+            );
         }
+        for plane in [&self.keys, &self.values] {
+            threads.isa().prefetch_next_position(plane);
+        }
+        rotated(key, size, rotations, |key| self.keys.push(key));
         self.values.push(value);
+    }
+
+    /// Appends a position that [`store`] writes, with the memory of `heads`; `None` in a quantised format, for which use [`Self::push`].
+    pub(crate) fn append(&mut self, heads: Vec<HeadTiles<'_>>) -> Option<NewPosition<'_>> {
+        let bytes = self.keys.head_size() * KEY_WRITE_BYTES;
+        let (keys, key_writer) = self.keys.append()?;
+        let (values, value_writer) = self.values.append()?;
+        let keys = keys.chunks_exact_mut(key_writer.head_bytes);
+        let values = values.chunks_exact_mut(value_writer.head_bytes);
+        let mut heads = emptied(heads);
+        heads.extend(keys.zip(values).map(|(key, value)| [key, value]));
+        Some(NewPosition {
+            heads,
+            writers: [key_writer, value_writer],
+            bytes,
+        })
     }
 
     /// Removes all positions from `positions` on.

@@ -168,7 +168,7 @@ impl Threads {
     /// what it returns.
     fn share_stages<'a, T: Send, Link: Send + Sync, U: Send>(
         &self,
-        (out, bounds): (&'a mut [T], &'a [usize]),
+        (out, bounds): (&'a mut [T], &[usize]),
         kernel: impl Fn(Range<usize>, &mut [T]) + Sync,
         link: impl FnOnce(&'a mut [T]) -> Link + Send,
         next: Work<'_, U>,
@@ -228,41 +228,6 @@ impl Threads {
         });
     }
 
-    /// As [`Self::gemv`], then `link` with all of `out`, then `next_kernel` with ranges of `next`, for which it reads the stated bytes in all,
-    /// and what `link` returns: one job.
-    pub(crate) fn gemv_then<Link: Send + Sync, U: Send>(
-        &self,
-        matrix: &Matrix<'_>,
-        x: &Input<'_>,
-        out: &mut [f32],
-        link: impl FnOnce(&mut [f32]) -> Link + Send,
-        (next, next_bytes): (&mut [U], usize),
-        next_kernel: impl Fn(Range<usize>, &mut [U], &Link) + Sync,
-    ) {
-        assert_eq!(out.len(), matrix.rows(), "one output per row");
-        let x = x.vector(0);
-        let work = Work {
-            bytes: out.len() * matrix.row_bytes(),
-            step: ROW_GROUP,
-            most_parts: PARTS_PER_THREAD * self.count(),
-            out,
-        };
-        let next = Work {
-            out: next,
-            bytes: next_bytes,
-            step: 1,
-            most_parts: SUMS_PER_THREAD * self.count(),
-        };
-        let (bounds, parts) = self.bounds(&work);
-        self.share_stages(
-            (work.out, &bounds[..=parts]),
-            |rows, out| x.gemv(self.isa, &matrix.rows_range(rows), out),
-            link,
-            next,
-            next_kernel,
-        );
-    }
-
     /// Adds `matrix[i] · x + bias[i]` to `out[i]` for all rows.
     pub(crate) fn add_gemv(
         &self,
@@ -284,14 +249,35 @@ impl Threads {
         });
     }
 
-    /// The products of all rows of all `matrices` with `x`, one matrix after the other, in one job.
-    pub(crate) fn gemv_each(&self, matrices: &[&Matrix<'_>], x: &Input<'_>, out: &mut [f32]) {
+    /// The products of all rows of all `matrices` with `x`, one matrix after the other; then `link` with all of them; then `next_kernel`
+    /// with ranges of `next`, for which it reads the stated bytes in all, and what `link` returns: one job.
+    pub(crate) fn gemv_each_then<'a, Link: Send + Sync, U: Send>(
+        &self,
+        matrices: &[&Matrix<'_>],
+        x: &Input<'_>,
+        out: &'a mut [f32],
+        link: impl FnOnce(&'a mut [f32]) -> Link + Send,
+        (next, next_bytes): (&mut [U], usize),
+        next_kernel: impl Fn(Range<usize>, &mut [U], &Link) + Sync,
+    ) {
         let rows: usize = matrices.iter().map(|matrix| matrix.rows()).sum();
         assert_eq!(out.len(), rows, "one output per row");
         let row_bytes = matrices.iter().map(|matrix| matrix.row_bytes());
-        let row_bytes = row_bytes.max().unwrap_or(0);
         let x = x.vector(0);
-        self.by_rows(out, row_bytes, |rows, out| {
+        let work = Work {
+            bytes: out.len() * row_bytes.max().unwrap_or(0),
+            step: ROW_GROUP,
+            most_parts: PARTS_PER_THREAD * self.count(),
+            out,
+        };
+        let next = Work {
+            out: next,
+            bytes: next_bytes,
+            step: 1,
+            most_parts: SUMS_PER_THREAD * self.count(),
+        };
+        let (bounds, parts) = self.bounds(&work);
+        let kernel = |rows: Range<usize>, out: &mut [f32]| {
             // Computes the part of `rows` that lies in each matrix.
             let (mut first, mut out) = (0, out);
             for matrix in matrices {
@@ -304,7 +290,9 @@ impl Threads {
                 }
                 (first, out) = (end, rest);
             }
-        });
+        };
+        let bounds = &bounds[..=parts];
+        self.share_stages((work.out, bounds), kernel, link, next, next_kernel);
     }
 
     /// `out[i] = matrix[rows[i]] · x`.

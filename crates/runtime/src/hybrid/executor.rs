@@ -114,7 +114,7 @@ impl LayerExecutor for HybridExecutor {
             pass.observers.end_stage(Stage::Waiting);
             let watch = self.watch(pass);
             let mut mixed = Vec::new();
-            mix(pass, layer, &mut projections, &mut mixed);
+            mix(pass, layer, &mut projections, false, &mut mixed);
             self.add_host(watch, pass);
             pass.observers.end_stage(Stage::Attention);
             self.device.write_mixed(&mixed)?;

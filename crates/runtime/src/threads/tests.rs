@@ -61,7 +61,21 @@ fn results_have_the_same_bits_on_any_number_of_threads() {
         let mut buffers = InputBuffers::default();
         let input = Input::new(&threads, &x[..columns], columns, &matrix, &mut buffers);
         let mut each = vec![9.0; 47 + rows + 47];
-        threads.gemv_each(&matrices, &input, &mut each);
+        let mut sums = vec![0.0; 3000];
+        let total = |products: &mut [f32]| products.iter().sum::<f32>();
+        threads.gemv_each_then(
+            &matrices,
+            &input,
+            &mut each,
+            total,
+            (&mut sums, 1 << 20),
+            |range, sums, total| {
+                assert_eq!(range.len(), sums.len());
+                sums.fill(*total);
+            },
+        );
+        let total: f32 = each.iter().sum();
+        assert!(sums.iter().all(|sum| *sum == total));
         let mut alone = vec![0.0; rows];
         threads.gemv(&matrix, &input, &mut alone);
         assert_eq!(each, [&alone[3..50], &alone, &alone[3..50]].concat());
