@@ -241,23 +241,27 @@ fn completions_are_timed_with_and_without_proposals() {
 #[test]
 fn parts_are_timed_for_more_threads_than_there_are() {
     let arguments = ["-p", "0", "-n", "4", "--parts", "3,16", "--threads", "1"];
-    let more = ["--policy", "dense", "--json"];
-    let report = bench(&[&arguments[..], &more].concat()).good().json();
-    let layers = report["bundle"]["layers"].as_u64().unwrap();
-    let parts = report["parts"].as_array().unwrap();
-    assert_eq!(parts.len(), 2);
-    for (parts, threads) in parts.iter().zip([3, 16]) {
-        assert_eq!(parts["threads"], threads);
-        for stage in parts["stages"].as_array().unwrap() {
-            let figure = |name: &str| stage[name].as_f64().unwrap();
-            let (all, slowest) = (figure("part_microseconds"), figure("makespan_microseconds"));
-            assert!(
-                slowest <= all && all <= slowest * threads as f64 * 1.001,
-                "{stage}"
-            );
-            assert_eq!(figure("jobs") == 0.0, all == 0.0, "{stage}");
-            // Attention takes three jobs at most, all others fewer.
-            assert!(figure("jobs") <= 3.0 * layers as f64, "{stage}");
+    for policy in ["dense", "predicted"] {
+        let more = ["--policy", policy, "--json"];
+        let report = bench(&[&arguments[..], &more].concat()).good().json();
+        let layers = report["bundle"]["layers"].as_u64().unwrap() as f64;
+        let parts = report["parts"].as_array().unwrap();
+        assert_eq!(parts.len(), 2);
+        for (parts, threads) in parts.iter().zip([3, 16]) {
+            assert_eq!(parts["threads"], threads);
+            let mut jobs = 0.0;
+            for stage in parts["stages"].as_array().unwrap() {
+                let figure = |name: &str| stage[name].as_f64().unwrap();
+                let (all, slowest) = (figure("part_microseconds"), figure("makespan_microseconds"));
+                assert!(
+                    slowest <= all && all <= slowest * threads as f64 * 1.001,
+                    "{stage}"
+                );
+                assert_eq!(figure("jobs") == 0.0, all == 0.0, "{stage}");
+                jobs += figure("jobs");
+            }
+            // Six per layer, and the head.
+            assert!(jobs <= 6.0 * layers + 1.0, "{policy}: {parts}");
         }
     }
     let printed = ["3 threads", "16 threads", "imbalance", "\nparts  "];
