@@ -1,4 +1,4 @@
-//! Latency of starting a job after work and after rest, and the speed-up by two threads under contention:
+//! Latency of starting a job after work and after rest, and of its second stage; and the speed-up by two threads under contention:
 //! `cargo bench -p powerinfer-pool`.
 #![expect(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
@@ -19,6 +19,7 @@ const MEETING: Duration = Duration::from_millis(2);
 
 fn main() {
     sync();
+    stages();
     contention();
 }
 
@@ -54,6 +55,40 @@ fn sync() {
             quantile(&met, 0.5),
             quantile(&met, 0.95),
         );
+    }
+}
+
+/// Measures work in two jobs and in one job of two stages. All threads are needed, as the parts of a stage wait for each other.
+fn stages() {
+    let pool = Pool::new(2).expect("two threads");
+    let meet = |arrived: &AtomicUsize| {
+        arrived.fetch_add(1, Relaxed);
+        let started = Instant::now();
+        while arrived.load(Relaxed) < 2 && started.elapsed() < MEETING {
+            spin_loop();
+        }
+    };
+    let separate = times(20_000, Duration::ZERO, || {
+        for _ in 0..2 {
+            let arrived = AtomicUsize::new(0);
+            pool.run(2, &|_| meet(&arrived));
+        }
+    });
+    let together = times(20_000, Duration::ZERO, || {
+        let arrived = [0; 2].map(AtomicUsize::new);
+        let (mut first, mut second) = ([0u8; 2], [0u8; 2]);
+        let bounds = &[0, 1, 2];
+        pool.run_stages(
+            (&mut first, bounds),
+            &|_, _: &mut [u8]| meet(&arrived[0]),
+            |_| (),
+            (&mut second, bounds),
+            &|_, _: &mut [u8], ()| meet(&arrived[1]),
+        );
+    });
+    for (name, found) in [("two jobs", separate), ("one job of two stages", together)] {
+        let [median, late] = [0.5, 0.95].map(|share| quantile(&found, share));
+        println!("{name:21} {median:>6.2} µs, p95 {late:.2}");
     }
 }
 

@@ -33,12 +33,12 @@ pub(crate) struct Credit {
     min_part_time: AtomicI64,
 }
 
-/// Work that a thread did in a shared job.
+/// Work that a thread did in one stage of a shared job, whose parts are alike.
 #[derive(Default)]
 pub(crate) struct ThreadWork {
     /// Number of parts.
     pub(crate) parts: usize,
-    /// Their total time.
+    /// Their total time, without waiting for other stages.
     pub(crate) time: Duration,
     /// Time of the fastest part.
     pub(crate) min_time: Duration,
@@ -60,11 +60,17 @@ impl Credit {
         self.saved.load(Relaxed) >= 0
     }
 
-    /// Records a shared job that took `elapsed`: the caller did `own`, other threads `others` parts.
-    pub(crate) fn record_shared(&self, own: &ThreadWork, others: usize, elapsed: Duration) {
-        let least = nanoseconds(own.min_time);
-        let mut part_time = self.part_time.load(Relaxed) + nanoseconds(own.time);
-        let mut all_least = self.min_part_time.load(Relaxed) + least * own.parts as i64;
+    /// Records a shared job that took `elapsed`: per stage, the caller's work and the number of parts of the other threads.
+    pub(crate) fn record_shared(&self, stages: &[(ThreadWork, usize)], elapsed: Duration) {
+        let own_time: Duration = stages.iter().map(|(own, _)| own.time).sum();
+        let mut part_time = self.part_time.load(Relaxed) + nanoseconds(own_time);
+        let mut all_least = self.min_part_time.load(Relaxed);
+        let mut saved = 0.0;
+        for (own, others) in stages {
+            let least = nanoseconds(own.min_time);
+            all_least += least * own.parts as i64;
+            saved += least as f64 * *others as f64;
+        }
         if part_time > nanoseconds(AVERAGED_TIME) {
             (part_time, all_least) = (part_time / 2, all_least / 2);
         }
@@ -72,9 +78,8 @@ impl Credit {
         self.min_part_time.store(all_least, Relaxed);
         // Alone, the caller would have been preempted in the other parts as often as in its own.
         let slowdown = (part_time as f64 / all_least.max(1) as f64).min(MAX_SLOWDOWN);
-        let saved = least as f64 * others as f64 * slowdown;
-        let lost = nanoseconds(elapsed.saturating_sub(own.time));
-        let failures = match self.add(saved as i64 - lost) {
+        let lost = nanoseconds(elapsed.saturating_sub(own_time));
+        let failures = match self.add((saved * slowdown) as i64 - lost) {
             credit if credit >= nanoseconds(MAX_CREDIT) => 0,
             0.. => return,
             _ => (self.failures.load(Relaxed) + 1).min(REPAYMENT_DIVISORS.len()),
@@ -119,7 +124,8 @@ mod tests {
                     min_time: JOB - saved,
                 };
                 let others = saved.as_secs_f64() / own.min_time.as_secs_f64();
-                credit.record_shared(&own, others.round() as usize, JOB - saved + lost);
+                let stages = [(own, others.round() as usize)];
+                credit.record_shared(&stages, JOB - saved + lost);
                 time += (JOB + lost).saturating_sub(saved).as_secs_f64();
                 lost_time += lost.as_secs_f64() - saved.as_secs_f64();
             } else {
@@ -145,7 +151,7 @@ mod tests {
             time: JOB / 2,
             min_time: JOB / 2,
         };
-        credit.record_shared(&own, 1, Duration::from_secs(1));
+        credit.record_shared(&[(own, 1)], Duration::from_secs(1));
         let mut alone = Duration::ZERO;
         while !credit.allows_sharing() {
             credit.record_alone(JOB);

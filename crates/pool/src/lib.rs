@@ -106,7 +106,7 @@ impl Pool {
         match &self.recording {
             Some(recording) if parts > 1 => recording.run(stages, work),
             None if parts > 1 && !self.workers.is_empty() => {
-                self.shared.run(parts, work, alone, stages.len() == 1);
+                self.shared.run((parts, stages[0]), work, alone);
             }
             _ => alone(),
         }

@@ -39,6 +39,8 @@ const WORKER_SPIN: Duration = Duration::from_micros(50);
 /// Minimum and maximum time that a caller spins for the last part; in between it is the time of a part of this
 /// job, since a thread that takes longer has been preempted.
 const CALLER_SPIN: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(200)];
+/// Time that a thread spins for the second stage of a job before it lets others run.
+const OPEN_SPIN: Duration = Duration::from_micros(200);
 /// Checks between two readings of the clock.
 const CHECKS_PER_CLOCK_READ: usize = 32;
 /// Sleeping workers that one thread wakes; each of them wakes as many, so no thread spends long on it.
@@ -55,8 +57,8 @@ const STOPPED: u64 = u64::MAX;
 struct Unfinished {
     /// Parts that are not yet finished.
     parts: AtomicUsize,
-    /// Time of the fastest finished part of this job, in nanoseconds.
-    min_nanos: AtomicU64,
+    /// Time of the fastest finished part of each stage of this job, in nanoseconds.
+    min_nanos: [AtomicU64; 2],
 }
 
 /// Type-erased closure that is called with part numbers.
@@ -65,11 +67,15 @@ struct Job {
     closure: *const (),
     call: unsafe fn(*const (), usize),
     parts: usize,
+    /// Parts of the first stage; the second has all others.
+    first_stage: usize,
 }
 
 pub(crate) struct Shared {
     /// Parts that no thread has taken, or less than 0. Set by a caller, lowered by threads that take parts.
     remaining: CachePadded<AtomicIsize>,
+    /// Parts that may not be taken yet, because they read what others compute. Usually 0.
+    closed: CachePadded<AtomicIsize>,
     /// Number of jobs so far, or [`STOPPED`]. Workers wait for it to change.
     epoch: CachePadded<AtomicU64>,
     unfinished: CachePadded<Unfinished>,
@@ -107,13 +113,15 @@ impl Shared {
             closure: std::ptr::null(),
             call: call::<fn(usize)>,
             parts: 0,
+            first_stage: 0,
         };
         Self {
             remaining: CachePadded(AtomicIsize::new(0)),
+            closed: CachePadded(AtomicIsize::new(0)),
             epoch: CachePadded(AtomicU64::new(0)),
             unfinished: CachePadded(Unfinished {
                 parts: AtomicUsize::new(0),
-                min_nanos: AtomicU64::new(0),
+                min_nanos: Default::default(),
             }),
             job: CachePadded(UnsafeCell::new(no_job)),
             in_use: AtomicBool::new(false),
@@ -130,25 +138,24 @@ impl Shared {
         }
     }
 
-    /// Runs `work` on all threads, or `alone` if that is faster or the pool is in use. What sharing saves is measured if all parts are
-    /// `alike` and do not wait for each other.
+    /// Runs `work` on all threads, or `alone` if that is faster or the pool is in use. Of the `parts`, the first ones are a `first_stage`; the
+    /// others are hardly taken before [`open`](Self::open) is called.
     pub(crate) fn run<F: Fn(usize) + Sync>(
         &self,
-        parts: usize,
+        (parts, first_stage): (usize, usize),
         work: &F,
         alone: impl FnOnce(),
-        alike: bool,
     ) {
         if self.in_use.swap(true, Acquire) {
             return alone();
         }
         let started = Instant::now();
         let panic = if self.credit.allows_sharing() {
-            let own = self.share(parts, work);
-            if alike {
-                self.credit
-                    .record_shared(&own, parts - own.parts, started.elapsed());
-            }
+            let [first, second] = self.share((parts, first_stage), work);
+            let counts = [first_stage, parts - first_stage];
+            let others = [counts[0] - first.parts, counts[1] - second.parts];
+            let stages = [(first, others[0]), (second, others[1])];
+            self.credit.record_shared(&stages, started.elapsed());
             lock(&self.panic).take()
         } else {
             let result = catch_unwind(AssertUnwindSafe(alone));
@@ -161,13 +168,18 @@ impl Shared {
         }
     }
 
-    /// Shares the parts of `work` and waits for them; the caller uses the pool. Returns the caller's work, with the
-    /// time of the fastest part of any thread.
-    fn share<F: Fn(usize) + Sync>(&self, parts: usize, work: &F) -> ThreadWork {
+    /// Shares the parts of `work` and waits for them; the caller uses the pool. Returns the caller's work in both stages, with the
+    /// times of the fastest parts of any thread.
+    fn share<F: Fn(usize) + Sync>(
+        &self,
+        (parts, first_stage): (usize, usize),
+        work: &F,
+    ) -> [ThreadWork; 2] {
         let job = Job {
             closure: std::ptr::from_ref(work).cast(),
             call: call::<F>,
             parts,
+            first_stage,
         };
         // SAFETY: only this thread uses the pool, whose last job is finished: `unfinished` was 0, so every thread
         // that took a part has read the job for the last time, and the next part taken belongs to this job.
@@ -176,8 +188,13 @@ impl Shared {
             *self.job.0.get() = job;
         }
         let unfinished = &self.unfinished.0;
-        unfinished.min_nanos.store(u64::MAX, Relaxed);
+        for least in &unfinished.min_nanos {
+            least.store(u64::MAX, Relaxed);
+        }
         unfinished.parts.store(parts, Relaxed);
+        self.closed
+            .0
+            .store((parts - first_stage).cast_signed(), Relaxed);
         // Publishes the above: a thread that takes a part reads this value or one derived from it.
         self.remaining.0.store(parts.cast_signed(), Release);
         self.epoch.0.fetch_add(1, SeqCst);
@@ -186,10 +203,15 @@ impl Shared {
         // Workers that are awake take parts without being woken.
         let awake = self.handles.len() - asleep as usize;
         self.wake((parts - 1).saturating_sub(awake));
-        let mut own = self.take_parts();
-        self.finish(&own);
-        self.wait(own.min_time.clamp(CALLER_SPIN[0], CALLER_SPIN[1]));
-        own.min_time = Duration::from_nanos(unfinished.min_nanos.load(Relaxed));
+        let (mut own, taken) = self.take_parts(self.max_spinning > 0);
+        self.finish(&own, taken);
+        let slowest_stage = own[0].min_time.max(own[1].min_time);
+        self.wait(slowest_stage.clamp(CALLER_SPIN[0], CALLER_SPIN[1]));
+        for (own, least) in own.iter_mut().zip(&unfinished.min_nanos) {
+            // A stage without parts has no fastest one.
+            let least = Some(least.load(Relaxed)).filter(|least| *least < u64::MAX);
+            own.min_time = Duration::from_nanos(least.unwrap_or(0));
+        }
         own
     }
 
@@ -198,9 +220,9 @@ impl Shared {
         self.handles[worker].get_or_init(thread::current);
         let mut epoch = 0;
         while self.wait_for_job(worker, &mut epoch) {
-            let own = self.take_parts();
-            if own.parts > 0 {
-                self.finish(&own);
+            let (own, taken) = self.take_parts(worker < self.max_spinning);
+            if taken > 0 {
+                self.finish(&own, taken);
             }
         }
     }
@@ -210,11 +232,15 @@ impl Shared {
         self.epoch.0.store(STOPPED, SeqCst);
     }
 
-    /// Takes and runs parts until none are left.
-    fn take_parts(&self) -> ThreadWork {
-        let mut own = ThreadWork::default();
+    /// Takes and runs parts until none are left; returns the work in both stages, and the number of parts. A thread that must not spin lets
+    /// others run while it waits for the second stage.
+    fn take_parts(&self, may_spin: bool) -> ([ThreadWork; 2], usize) {
+        let (mut own, mut taken) = <([ThreadWork; 2], usize)>::default();
         let mut before = Instant::now();
-        while let Some(left) = self.take_part() {
+        while let Some((left, has_waited)) = self.take_part(may_spin) {
+            if has_waited {
+                before = Instant::now();
+            }
             // SAFETY: a part was taken and is not yet finished, so the caller is in `run` and does not change the job;
             // taking the part synchronised with the writing of the job.
             #[expect(unsafe_code, reason = "see above")]
@@ -227,26 +253,51 @@ impl Shared {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
                 self.keep_panic(panic);
             }
+            taken += 1;
             let now = Instant::now();
             let time = now.duration_since(before);
             before = now;
-            own.min_time = if own.parts == 0 {
+            let stage = &mut own[usize::from(part >= job.first_stage)];
+            stage.min_time = if stage.parts == 0 {
                 time
             } else {
-                own.min_time.min(time)
+                stage.min_time.min(time)
             };
-            own.time += time;
-            own.parts += 1;
+            stage.time += time;
+            stage.parts += 1;
         }
-        own
+        (own, taken)
     }
 
-    /// Takes a part; returns how many were left, including it. `None` if all are taken.
-    fn take_part(&self) -> Option<usize> {
+    /// Takes a part; returns how many were left, including it, and whether the thread had to wait for it. `None` if all are taken.
+    ///
+    /// A thread that waits for a part has not taken it, so that others can if it is preempted. Two threads may still take the last open part
+    /// and a closed one.
+    fn take_part(&self, may_spin: bool) -> Option<(usize, bool)> {
         let remaining = &self.remaining.0;
+        let is_closed = |left: isize| left > 0 && left <= self.closed.0.load(Acquire);
         // Reads first, so that threads do not write to the cache line of a job whose parts are all taken.
+        let has_waited = is_closed(remaining.load(Relaxed));
+        if has_waited {
+            self.wait_until_open(may_spin, || !is_closed(remaining.load(Relaxed)));
+        }
         let left = (remaining.load(Relaxed) > 0).then(|| remaining.fetch_sub(1, Acquire))?;
-        usize::try_from(left).ok().filter(|left| *left > 0)
+        let left = usize::try_from(left).ok().filter(|left| *left > 0)?;
+        Some((left, has_waited))
+    }
+
+    /// Waits until `is_open`. Lets other threads run, now and then if it `may_spin`: one of them may need this thread's processor.
+    pub(crate) fn wait_until_open(&self, may_spin: bool, is_open: impl Fn() -> bool) {
+        while !is_open() {
+            if !(may_spin && spin_until(OPEN_SPIN, &is_open)) {
+                thread::yield_now();
+            }
+        }
+    }
+
+    /// Opens all parts of the job that runs.
+    pub(crate) fn open(&self) {
+        self.closed.0.store(0, Release);
     }
 
     /// Keeps the first panic payload of a job for the caller.
@@ -260,14 +311,16 @@ impl Shared {
         }
     }
 
-    /// Counts parts as finished; this thread does not read their job again.
-    fn finish(&self, own: &ThreadWork) {
-        if own.parts > 0 {
-            let least = u64::try_from(own.min_time.as_nanos()).unwrap_or(u64::MAX);
-            self.unfinished.0.min_nanos.fetch_min(least, Relaxed);
+    /// Counts the `taken` parts as finished; this thread does not read their job again.
+    fn finish(&self, own: &[ThreadWork; 2], taken: usize) {
+        for (own, all) in own.iter().zip(&self.unfinished.0.min_nanos) {
+            if own.parts > 0 {
+                let least = u64::try_from(own.min_time.as_nanos()).unwrap_or(u64::MAX);
+                all.fetch_min(least, Relaxed);
+            }
         }
         let unfinished = &self.unfinished.0.parts;
-        let last = unfinished.fetch_sub(own.parts, SeqCst) == own.parts;
+        let last = unfinished.fetch_sub(taken, SeqCst) == taken;
         if last && self.caller_sleeps.load(SeqCst) {
             // The caller holds the lock between checking and sleeping.
             drop(lock(&self.lock));
@@ -388,7 +441,7 @@ mod tests {
                 }
                 // The barrier needs all threads, so each part runs on a thread of its own.
                 let barrier = Barrier::new(threads);
-                let own = pool.shared.share(threads, &|_| {
+                let [own, _] = pool.shared.share((threads, threads), &|_| {
                     barrier.wait();
                 });
                 assert_eq!(own.parts, 1);

@@ -1,21 +1,22 @@
 //! Two stages in one job: the second begins as soon as the first has ended, without another start of the threads.
 //!
-//! Parts are taken in order: those of the first stage, one that links the stages, and those of the second. The link waits for the
-//! first stage, and the second stage for the link. So whatever a thread waits for is running on another.
+//! The thread that ends the last part of the first stage links the stages and opens the second. As a rule, others wait for that before they
+//! take a part of the second; one that has taken it before waits within the part. So whatever a thread waits for runs on another.
 #![expect(unsafe_code, reason = "hands out disjoint parts, as `chunks` does")]
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Mutex, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering::*},
     },
-    thread,
 };
 
-use crate::{Pool, chunks::Chunks, shared::lock};
-
-/// Checks of a waiting thread before it lets others run.
-const CHECKS_PER_YIELD: usize = 4096;
+use crate::{
+    Pool,
+    chunks::Chunks,
+    shared::{Shared, lock},
+};
 
 impl Pool {
     /// As [`Pool::run_chunks`] twice, in one job: `work` with parts of `out` between its bounds; then `link` once, with all of
@@ -33,38 +34,50 @@ impl Pool {
         next_work: &(impl Fn(usize, &mut [U], &Link) + Sync),
     ) {
         let (chunks, next_chunks) = (Chunks::new(out, bounds), Chunks::new(next, next_bounds));
-        let stages = [chunks.count(), 1, next_chunks.count()];
-        let first = Progress {
-            unfinished: AtomicUsize::new(stages[0]),
-            has_failed: AtomicBool::new(false),
-        };
-        let between = Progress {
-            unfinished: AtomicUsize::new(1),
-            has_failed: AtomicBool::new(false),
-        };
+        // Without parts, the first stage is to link the second.
+        let first_stage = chunks.count().max(1);
+        let unfinished = AtomicUsize::new(first_stage);
+        let [has_failed, is_open] = [false; 2].map(AtomicBool::new);
         let (linked, link) = (OnceLock::new(), Mutex::new(Some(link)));
         let take_link = || lock(&link).take().expect("stages are linked once");
-        // SAFETY, of all parts below: each is taken once, or `alone` has all of them, and `run_or` returns after all calls.
-        let part = |part: usize| {
-            if part < stages[0] {
-                let _ends = first.part();
-                // SAFETY: see above.
-                let (start, values) = unsafe { chunks.part(part) };
-                work(start, values);
-            } else if part == stages[0] {
-                let _ends = between.part();
-                if first.wait() {
-                    // SAFETY: the parts of the first stage have ended, and only `Link` keeps a reference.
-                    let link = take_link()(unsafe { chunks.slice() });
-                    let _: Result<(), Link> = linked.set(link);
-                }
-            } else if let (true, Some(link)) = (between.wait(), linked.get()) {
-                // SAFETY: see above.
-                let (start, values) = unsafe { next_chunks.part(part - stages[0] - 1) };
-                next_work(start, values, link);
+        let end_part = |has_panicked: bool| {
+            if has_panicked {
+                has_failed.store(true, Relaxed);
+            }
+            if unfinished.fetch_sub(1, AcqRel) > 1 {
+                return;
+            }
+            let _opens = OpensOnDrop(&is_open, &self.shared);
+            if !has_failed.load(Relaxed) {
+                // SAFETY: the parts of the first stage have ended, and only `Link` keeps a reference.
+                let link = take_link()(unsafe { chunks.slice() });
+                let _: Result<(), Link> = linked.set(link);
             }
         };
-        self.run_or(&stages, &part, || {
+        // SAFETY, of all parts below: each is taken once, or `alone` has all of them, and `run_or` returns after all calls.
+        let part = |part: usize| {
+            if let Some(part) = part.checked_sub(first_stage) {
+                self.shared.wait_until_open(true, || is_open.load(Acquire));
+                if let Some(link) = linked.get() {
+                    // SAFETY: see above.
+                    let (start, values) = unsafe { next_chunks.part(part) };
+                    next_work(start, values, link);
+                }
+                return;
+            }
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                if part < chunks.count() {
+                    // SAFETY: see above.
+                    let (start, values) = unsafe { chunks.part(part) };
+                    work(start, values);
+                }
+            }));
+            end_part(result.is_err());
+            if let Err(panic) = result {
+                resume_unwind(panic);
+            }
+        };
+        self.run_or(&[first_stage, next_chunks.count()], &part, || {
             // SAFETY: see above.
             if let Some((start, values)) = unsafe { chunks.parts() } {
                 work(start, values);
@@ -79,45 +92,12 @@ impl Pool {
     }
 }
 
-/// How far a stage is.
-struct Progress {
-    /// Parts that have not ended.
-    unfinished: AtomicUsize,
-    /// Whether one of them has panicked.
-    has_failed: AtomicBool,
-}
+/// Opens the second stage when it is dropped, also by a panic.
+struct OpensOnDrop<'a>(&'a AtomicBool, &'a Shared);
 
-/// A part that runs, and ends when this is dropped.
-struct RunningPart<'a>(&'a Progress);
-
-impl Progress {
-    fn part(&self) -> RunningPart<'_> {
-        RunningPart(self)
-    }
-
-    /// Waits until the stage has ended; returns whether no part has panicked.
-    fn wait(&self) -> bool {
-        while self.unfinished.load(Acquire) > 0 {
-            for _ in 0..CHECKS_PER_YIELD {
-                if self.unfinished.load(Acquire) == 0 {
-                    break;
-                }
-                std::hint::spin_loop();
-            }
-            if self.unfinished.load(Acquire) > 0 {
-                // The thread that is awaited may need this one's processor.
-                thread::yield_now();
-            }
-        }
-        !self.has_failed.load(Relaxed)
-    }
-}
-
-impl Drop for RunningPart<'_> {
+impl Drop for OpensOnDrop<'_> {
     fn drop(&mut self) {
-        if thread::panicking() {
-            self.0.has_failed.store(true, Relaxed);
-        }
-        self.0.unfinished.fetch_sub(1, AcqRel);
+        self.0.store(true, Release);
+        self.1.open();
     }
 }
