@@ -162,7 +162,7 @@ grep -qs '^\[gpu' "$work/machine.toml" || hardware=${HARDWARE:-rtx4090}
 emulate=()
 [ "$device" = gpu ] || emulate=(--emulate)
 export POWERINFER_REQUIRE_GPU=1
-# Tokens decoded, those before them, and those profiled.
+# Numbers of tokens decoded, of tokens before them, and of tokens profiled.
 export decoded=64 depth=4000 profiled=8192
 [ "$device" = gpu ] || { unset POWERINFER_REQUIRE_GPU; decoded=16 depth=256 profiled=512; }
 # The first model is made on the CPU while the GPU's kernels are measured.

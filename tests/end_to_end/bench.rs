@@ -260,7 +260,7 @@ fn parts_are_timed_for_more_threads_than_there_are() {
                 assert_eq!(figure("jobs") == 0.0, all == 0.0, "{stage}");
                 jobs += figure("jobs");
             }
-            // Six per layer, and the head.
+            // Six jobs per layer, and one for the head.
             assert!(jobs <= 6.0 * layers + 1.0, "{policy}: {parts}");
         }
     }

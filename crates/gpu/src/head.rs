@@ -1,4 +1,4 @@
-//! The head on a device: from the last hidden state to logits and the most probable token, and to its embedding.
+//! The head on a device: from the last hidden state to the logits, the most probable token and its embedding.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -27,24 +27,24 @@ pub struct DeviceHead {
 pub struct DeviceEmbedding {
     /// The rows; `None` if they are those of the head.
     pub table: Option<HostMatrix>,
-    /// Factor of every row.
+    /// Factor by which every row is multiplied.
     pub scale: f32,
 }
 
-/// What is known of the hidden state between passes.
+/// What the hidden state holds between passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Embedded {
-    /// It is of no use.
+    /// Nothing that the next pass can use.
     No,
-    /// It will be the embedding of the token that the head finds.
+    /// The embedding of the token that the head finds; the host does not know that token yet.
     Launched,
-    /// It is the embedding of this token.
+    /// The embedding of this token.
     Token(u32),
 }
 
 impl DeviceHead {
-    /// Head of the given weights; `project` precedes `head` in models with smaller embeddings. With an `embedding`, the hidden state
-    /// becomes that of the token that was found.
+    /// Head of the given weights; `project` precedes `head` in models with smaller embeddings. With an `embedding`, the search
+    /// also sets the hidden state to the embedding of the token that it finds.
     ///
     /// # Errors
     ///
@@ -132,9 +132,9 @@ impl DeviceModel {
         Ok(logits)
     }
 
-    /// Searches the largest of the first `vocabulary` logits, the first of equal ones: those of `hidden`, `[hidden]`, or those of
-    /// the token that runs, if that is `None`. [`found_token`](Self::found_token) is the result. The hidden state becomes the
-    /// token's embedding, if the device has it.
+    /// Starts the search for the largest of the first `vocabulary` logits (the first of equal ones). The logits are those of `hidden`,
+    /// `[hidden]`, or, if it is `None`, those of the token that runs. [`found_token`](Self::found_token) returns the result. The hidden
+    /// state becomes the embedding of that token, if the device has the embedding.
     ///
     /// # Errors
     ///
@@ -193,7 +193,7 @@ impl DeviceModel {
         self.embedded == Embedded::Token(token)
     }
 
-    /// Sets the hidden states of tokens that do not run.
+    /// Sets the hidden states, `[tokens, hidden]`, between passes.
     fn write_hidden_of(&mut self, hidden: &[f32]) -> Result<(), DeviceError> {
         self.set_tokens(hidden.len() / self.shape.hidden);
         self.write_hidden(hidden)

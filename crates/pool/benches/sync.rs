@@ -1,4 +1,4 @@
-//! Latency of starting a job after work and after rest, and of its second stage; and the speed-up by two threads under contention:
+//! Latency of starting a job after work and after rest, and of starting its second stage; and the speed-up of two threads under contention:
 //! `cargo bench -p powerinfer-pool`.
 #![expect(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
@@ -58,7 +58,7 @@ fn sync() {
     }
 }
 
-/// Measures work in two jobs and in one job of two stages. All threads are needed, as the parts of a stage wait for each other.
+/// Measures the same work as two jobs and as one job of two stages. It needs all threads, because the parts of a stage wait for each other.
 fn stages() {
     let pool = Pool::new(2).expect("two threads");
     let meet = |arrived: &AtomicUsize| {

@@ -41,8 +41,8 @@ impl<'a, 'b, T> Chunks<'a, 'b, T> {
         self.bounds.len().saturating_sub(1)
     }
 
-    /// Part `index`, counted from the last, and the index of its first value in the slice. Rows are sorted by activation frequency: those
-    /// of the last parts are far apart, so that reading them takes the longest, and longer jobs should start earlier.
+    /// Part `index`, counted from the last, and the index of its first value in the slice. Rows are sorted by activation frequency. Those
+    /// of the last parts are far apart and take the longest to read, so these parts should start first.
     ///
     /// # Safety
     ///

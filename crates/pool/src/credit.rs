@@ -33,12 +33,12 @@ pub(crate) struct Credit {
     min_part_time: AtomicI64,
 }
 
-/// Work that a thread did in one stage of a shared job, whose parts are alike.
+/// Work that a thread did in one stage of a shared job. The parts of a stage are alike.
 #[derive(Default)]
 pub(crate) struct ThreadWork {
     /// Number of parts.
     pub(crate) parts: usize,
-    /// Their total time, without waiting for other stages.
+    /// Their total time, excluding waits for other stages.
     pub(crate) time: Duration,
     /// Time of the fastest part.
     pub(crate) min_time: Duration,
@@ -60,7 +60,7 @@ impl Credit {
         self.saved.load(Relaxed) >= 0
     }
 
-    /// Records a shared job that took `elapsed`: per stage, the caller's work and the number of parts of the other threads.
+    /// Records a shared job that took `elapsed`: per stage, the caller's work and the number of parts that other threads did.
     pub(crate) fn record_shared(&self, stages: &[(ThreadWork, usize)], elapsed: Duration) {
         let own_time: Duration = stages.iter().map(|(own, _)| own.time).sum();
         let mut part_time = self.part_time.load(Relaxed) + nanoseconds(own_time);

@@ -100,7 +100,7 @@ impl Pool {
         self.run_or(&[parts], work, || (0..parts).for_each(work));
     }
 
-    /// Runs `work` on all threads, or `alone` if sharing does not pay. `stages` are numbers of parts, which are taken in order.
+    /// Runs `work` on all threads, or `alone` if sharing does not pay. `stages` holds the number of parts per stage, in order.
     fn run_or(&self, stages: &[usize], work: &(impl Fn(usize) + Sync), alone: impl FnOnce()) {
         let parts = stages.iter().sum();
         match &self.recording {

@@ -11,6 +11,9 @@
 //! part of that one, since it reads the job after taking the part. Lowering is one atomic subtraction without retries; each
 //! thread lowers `remaining` below 0 at most once per job, so it cannot wrap around.
 //!
+//! **A second stage follows without another start.** Its parts are `closed` at first: threads do not take them until the thread that ends
+//! the first stage [opens](Shared::open) them.
+//!
 //! **Waiting costs the others nothing.** A waiting worker reads only `epoch`, whose cache line is written once per job, and announces
 //! nothing until it sleeps. Threads that write to one cache line take turns, at a tenth of a microsecond each.
 //!
@@ -39,7 +42,7 @@ const WORKER_SPIN: Duration = Duration::from_micros(50);
 /// Minimum and maximum time that a caller spins for the last part; in between it is the time of a part of this
 /// job, since a thread that takes longer has been preempted.
 const CALLER_SPIN: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(200)];
-/// Time that a thread spins for the second stage of a job before it lets others run.
+/// Time that a thread spins for the second stage of a job before it lets other threads run.
 const OPEN_SPIN: Duration = Duration::from_micros(200);
 /// Checks between two readings of the clock.
 const CHECKS_PER_CLOCK_READ: usize = 32;
@@ -74,7 +77,7 @@ struct Job {
 pub(crate) struct Shared {
     /// Parts that no thread has taken, or less than 0. Set by a caller, lowered by threads that take parts.
     remaining: CachePadded<AtomicIsize>,
-    /// Parts that may not be taken yet, because they read what others compute. Usually 0.
+    /// Number of parts that must not be taken yet, because they read what other parts compute. Usually 0.
     closed: CachePadded<AtomicIsize>,
     /// Number of jobs so far, or [`STOPPED`]. Workers wait for it to change.
     epoch: CachePadded<AtomicU64>,
@@ -138,8 +141,8 @@ impl Shared {
         }
     }
 
-    /// Runs `work` on all threads, or `alone` if that is faster or the pool is in use. Of the `parts`, the first ones are a `first_stage`; the
-    /// others are hardly taken before [`open`](Self::open) is called.
+    /// Runs `work` on all threads, or `alone` if that is faster or the pool is in use. The first `first_stage` of the `parts` are the
+    /// first stage; the others are usually not taken before [`open`](Self::open) is called.
     pub(crate) fn run<F: Fn(usize) + Sync>(
         &self,
         (parts, first_stage): (usize, usize),
@@ -169,7 +172,7 @@ impl Shared {
     }
 
     /// Shares the parts of `work` and waits for them; the caller uses the pool. Returns the caller's work in both stages, with the
-    /// times of the fastest parts of any thread.
+    /// time of each stage's fastest part on any thread.
     fn share<F: Fn(usize) + Sync>(
         &self,
         (parts, first_stage): (usize, usize),
@@ -208,7 +211,7 @@ impl Shared {
         let slowest_stage = own[0].min_time.max(own[1].min_time);
         self.wait(slowest_stage.clamp(CALLER_SPIN[0], CALLER_SPIN[1]));
         for (own, least) in own.iter_mut().zip(&unfinished.min_nanos) {
-            // A stage without parts has no fastest one.
+            // A stage without parts has no fastest part.
             let least = Some(least.load(Relaxed)).filter(|least| *least < u64::MAX);
             own.min_time = Duration::from_nanos(least.unwrap_or(0));
         }
@@ -271,8 +274,8 @@ impl Shared {
 
     /// Takes a part; returns how many were left, including it, and whether the thread had to wait for it. `None` if all are taken.
     ///
-    /// A thread that waits for a part has not taken it, so that others can if it is preempted. Two threads may still take the last open part
-    /// and a closed one.
+    /// A thread that waits for a part has not taken it, so another thread can take the part if the waiting one is preempted. If two threads
+    /// find the same last open part, one of them may still take a closed part.
     fn take_part(&self, may_spin: bool) -> Option<(usize, bool)> {
         let remaining = &self.remaining.0;
         let is_closed = |left: isize| left > 0 && left <= self.closed.0.load(Acquire);
@@ -286,7 +289,8 @@ impl Shared {
         Some((left, has_waited))
     }
 
-    /// Waits until `is_open`. Lets other threads run, now and then if it `may_spin`: one of them may need this thread's processor.
+    /// Waits until `is_open`. Lets other threads run, because one of them may need this thread's processor; with
+    /// `may_spin`, only now and then.
     pub(crate) fn wait_until_open(&self, may_spin: bool, is_open: impl Fn() -> bool) {
         while !is_open() {
             if !(may_spin && spin_until(OPEN_SPIN, &is_open)) {
@@ -295,7 +299,7 @@ impl Shared {
         }
     }
 
-    /// Opens all parts of the job that runs.
+    /// Opens all parts of the running job.
     pub(crate) fn open(&self) {
         self.closed.0.store(0, Release);
     }

@@ -1,7 +1,8 @@
-//! Two stages in one job: the second begins as soon as the first has ended, without another start of the threads.
+//! Two stages in one job: the second begins as soon as the first has ended, without starting the threads again.
 //!
-//! The thread that ends the last part of the first stage links the stages and opens the second. As a rule, others wait for that before they
-//! take a part of the second; one that has taken it before waits within the part. So whatever a thread waits for runs on another.
+//! The thread that ends the last part of the first stage links the stages and opens the second. Usually, other threads wait for that before
+//! they take a part of the second; a thread that has already taken one waits within the part. So a thread waits only for work that runs on
+//! another thread.
 #![expect(unsafe_code, reason = "hands out disjoint parts, as `chunks` does")]
 
 use std::{
@@ -19,8 +20,8 @@ use crate::{
 };
 
 impl Pool {
-    /// As [`Pool::run_chunks`] twice, in one job: `work` with parts of `out` between its bounds; then `link` once, with all of
-    /// `out`; then `next_work` with parts of `next` and what `link` has returned.
+    /// Like two calls of [`Pool::run_chunks`], but in one job: calls `work` with parts of `out` between its bounds; then `link` once, with
+    /// all of `out`; then `next_work` with parts of `next` and the result of `link`.
     ///
     /// # Panics
     ///
@@ -34,7 +35,7 @@ impl Pool {
         next_work: &(impl Fn(usize, &mut [U], &Link) + Sync),
     ) {
         let (chunks, next_chunks) = (Chunks::new(out, bounds), Chunks::new(next, next_bounds));
-        // Without parts, the first stage is to link the second.
+        // A first stage without parts gets one, which links the stages.
         let first_stage = chunks.count().max(1);
         let unfinished = AtomicUsize::new(first_stage);
         let [has_failed, is_open] = [false; 2].map(AtomicBool::new);
@@ -54,7 +55,7 @@ impl Pool {
                 let _: Result<(), Link> = linked.set(link);
             }
         };
-        // SAFETY, of all parts below: each is taken once, or `alone` has all of them, and `run_or` returns after all calls.
+        // SAFETY, for all parts below: each is taken once, or `alone` has all of them, and `run_or` returns after all calls.
         let part = |part: usize| {
             if let Some(part) = part.checked_sub(first_stage) {
                 self.shared.wait_until_open(true, || is_open.load(Acquire));
@@ -92,7 +93,7 @@ impl Pool {
     }
 }
 
-/// Opens the second stage when it is dropped, also by a panic.
+/// Opens the second stage when it is dropped, even during a panic.
 struct OpensOnDrop<'a>(&'a AtomicBool, &'a Shared);
 
 impl Drop for OpensOnDrop<'_> {

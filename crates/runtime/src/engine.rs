@@ -39,7 +39,7 @@ pub enum Wanted {
     None,
     /// The logits of the last token.
     Last,
-    /// The logits of the last token, to find the largest of as many as are stated; they may stay on a device.
+    /// The logits of the last token, to find the largest of as many as stated, the first ones; they may stay on a device.
     Largest(usize),
     /// The logits of all tokens.
     All,
@@ -362,12 +362,14 @@ impl Engine {
     ) -> Result<(), RuntimeError> {
         let mut earlier = Vec::new();
         let mut is_found = false;
-        for piece in tokens.chunks(self.prompt_batch()) {
+        let pieces = tokens.chunks(self.prompt_batch());
+        let last = pieces.len() - 1;
+        for (index, piece) in pieces.enumerate() {
             if wanted == Wanted::All {
                 earlier.append(&mut self.logits);
             }
             let search = match wanted {
-                Wanted::Largest(vocabulary) => Some(vocabulary),
+                Wanted::Largest(vocabulary) if index == last => Some(vocabulary),
                 _ => None,
             };
             is_found = self.pass(session, piece, search)?;
@@ -388,8 +390,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Searches the largest of `vocabulary` logits of the last token, unless it `is_found`. They stay on a device that has the
-    /// head.
+    /// Finds the largest of the first `vocabulary` logits of the last token, unless it `is_found` already. The logits stay on the
+    /// device if it has the head.
     fn head_for_largest(&mut self, vocabulary: usize, is_found: bool) -> Result<(), RuntimeError> {
         let range = self.last_hidden();
         let device = self.executor.device_mut();
@@ -412,7 +414,7 @@ impl Engine {
     }
 
     /// Runs `tokens`: one of each of `sessions`, and the remaining ones of the last. Leaves the hidden states after the last
-    /// layer in the buffers, or returns that a device has found the largest of the logits to `search`.
+    /// layer in the buffers, unless a device has found the largest of the first `search` logits; returns whether it has.
     fn pass(
         &mut self,
         sessions: &mut [&mut Session],

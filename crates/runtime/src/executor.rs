@@ -72,7 +72,7 @@ struct AttentionBuffers {
     projections: Vec<f32>,
     mixed: Vec<f32>,
     output: Vec<f32>,
-    /// Memory for the tiles of a position's heads; always empty.
+    /// Memory for the tiles of a position's heads; empty between uses.
     heads: Vec<HeadTiles<'static>>,
 }
 
@@ -228,7 +228,7 @@ impl LayerExecutor for CpuExecutor {
     }
 }
 
-/// Rotations of the pass's tokens in `layer`, `[tokens, pairs]`, of those of all tables.
+/// Rotations of the pass's tokens in `layer`, `[tokens, pairs]`: a slice of `all`, which holds those of all tables.
 fn rotations_of<'a>(model: &Model, layer: usize, all: &'a [[f32; 2]]) -> &'a [[f32; 2]] {
     let Some(table) = model.config.rotary_table(layer) else {
         return &[];
@@ -247,8 +247,9 @@ fn norm_heads(model: &Model, layer: usize, tokens: usize, projections: &mut [f32
     }
 }
 
-/// Sets `mixed [tokens, heads, head_size]` to the values mixed by attention, after keys and values have been appended to the KV caches of
-/// `layer`, unless that `is_stored`. `projections` holds the queries of all tokens, then their keys, then their values.
+/// Appends keys and values to the KV caches of `layer`, unless they are already there (`is_stored`); then sets
+/// `mixed [tokens, heads, head_size]` to the values mixed by attention. `projections` holds the queries of all tokens, then their keys,
+/// then their values.
 pub(crate) fn mix(
     pass: &mut Pass<'_, '_>,
     layer: usize,

@@ -84,7 +84,7 @@ fn run_layers(
 }
 
 /// Sets the hidden states to the rows of the token embedding, plus the learned position embedding, unless the executor has
-/// them (`is_embedded`); and the rotations of rotary embedding.
+/// them (`is_embedded`). Also sets the rotations of the rotary embedding.
 fn embed(pass: &mut Pass<'_, '_>, is_embedded: bool) {
     let (model, weights) = (pass.model, &pass.model.weights);
     let (config, tensors) = (&model.config, model.bundle.weights());

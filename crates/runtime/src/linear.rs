@@ -154,8 +154,8 @@ impl<'a> Linear<'a> {
         read
     }
 
-    /// As [`Self::products`], of matrices stored by output with one vector; then `link` with all products; then `next_kernel` with ranges
-    /// of `next`, for which it reads the stated bytes in all, and what `link` returns: one job.
+    /// Like [`Self::products`] for one vector and matrices stored by output, but the same job then calls `link` with all products, and then
+    /// `next_kernel` with ranges of `next` and the result of `link`. `next` includes the number of bytes that `next_kernel` reads in all.
     pub(crate) fn products_then<'o, const N: usize, Link: Send + Sync, U: Send>(
         linears: &[Self; N],
         threads: &Threads,

@@ -7,7 +7,7 @@ pub(crate) struct Pass<'a, 's> {
     pub(crate) model: &'a Model,
     pub(crate) sessions: &'a mut [&'s mut Session],
     pub(crate) tokens: &'a [u32],
-    /// Number of logits of the last token of which the largest is to be found; an executor that finds it takes it.
+    /// Number of logits of the last token among which to find the largest; an executor that finds it sets this to `None`.
     pub(crate) search: Option<usize>,
     pub(crate) observers: &'a mut Observers,
     pub(crate) buffers: &'a mut PassBuffers,

@@ -247,7 +247,7 @@ impl Predictor<'_> {
         let (isa, unit_bytes) = (threads.isa(), self.unit_bytes(threads));
         if tokens == 1 {
             let (rounded, listed) = (&mut *rounded, &mut *active_units);
-            // How many units are active is not known when threads share the job.
+            // The number of active units is not yet known when the job is divided among threads.
             let bytes = rank * unit_bytes;
             threads.gemv_each_then(
                 &[&self.a],
@@ -276,7 +276,7 @@ impl Predictor<'_> {
         }
     }
 
-    /// Lists the active units of `hidden_units [tokens, rank]`, before ReLU.
+    /// Lists the active units of `hidden_units [tokens, rank]`, to which ReLU has not been applied.
     fn list_units(
         &self,
         threads: &Threads,
@@ -302,7 +302,7 @@ impl Predictor<'_> {
         }
     }
 
-    /// Sets the mask words `part` of all tokens, `[words, tokens]`.
+    /// Sets the mask words in the range `part` for all tokens, `[words, tokens]`.
     fn decide(&self, isa: Isa, active_units: &ActiveUnits, part: Range<usize>, words: &mut [u64]) {
         let (neurons, tokens) = (self.bias.len(), active_units.tokens);
         let most = (LOGITS_PER_STEP / WORD / tokens).max(WORDS_PER_STEP);

@@ -204,7 +204,7 @@ pub(crate) struct LayerCache {
 /// Memory of the tiles of a head: of its keys, and of its values.
 pub(crate) type HeadTiles<'a> = [&'a mut [u8]; 2];
 
-/// Empties a list, of which only the memory is kept.
+/// Empties a list and keeps only its memory.
 pub(crate) fn emptied<'b>(mut heads: Vec<HeadTiles<'_>>) -> Vec<HeadTiles<'b>> {
     heads.clear();
     // Collected in place.
@@ -222,8 +222,8 @@ pub(crate) struct NewPosition<'a> {
     pub(crate) bytes: usize,
 }
 
-/// Writes some `heads` of a [`NewPosition`]: the key, after rotating it by `rotations [pairs]`, and the value of `numbers`, `[heads,
-/// head_size]` each.
+/// Writes the key, after rotating it by `rotations [pairs]`, and the value to some `heads` of a [`NewPosition`]. `numbers` holds both,
+/// `[heads, head_size]` each.
 pub(crate) fn store(
     isa: Isa,
     writers: [HeadWriter; 2],
@@ -295,7 +295,7 @@ impl LayerCache {
     }
 
     /// Appends one position: `key`, after rotating it by `rotations [pairs]`, and `value`; both are `[kv_heads, head_size]`. Threads share
-    /// the heads, because numbers of a key go to many cache lines.
+    /// the heads, because the numbers of a key go to many cache lines.
     pub(crate) fn push(
         &mut self,
         threads: &Threads,
@@ -325,7 +325,8 @@ impl LayerCache {
         self.values.push(value);
     }
 
-    /// Appends a position that [`store`] writes, with the memory of `heads`; `None` in a quantised format, for which use [`Self::push`].
+    /// Appends a position for [`store`] to write, reusing the memory of `heads`. `None` if the format is quantised:
+    /// use [`Self::push`] then.
     pub(crate) fn append(&mut self, heads: Vec<HeadTiles<'_>>) -> Option<NewPosition<'_>> {
         let bytes = self.keys.head_size() * KEY_WRITE_BYTES;
         let (keys, key_writer) = self.keys.append()?;

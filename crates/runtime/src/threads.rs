@@ -147,7 +147,7 @@ impl Threads {
             });
     }
 
-    /// Bounds of the parts of `work`, and their number: 1 if sharing does not pay.
+    /// Bounds of the parts of `work`, and the number of parts: 1 if sharing does not pay.
     fn bounds<T>(&self, work: &Work<'_, T>) -> ([usize; MAX_PARTS + 1], usize) {
         let length = work.out.len();
         let steps = length.div_ceil(work.step);
@@ -164,8 +164,8 @@ impl Threads {
         (bounds, parts)
     }
 
-    /// As [`Self::share_values`] twice, in one job: `link` is called in between with all values of `work`, and `next_kernel` gets
-    /// what it returns.
+    /// Like two calls of [`Self::share_values`], but in one job: in between, `link` is called with all values of `out`, and `next_kernel`
+    /// gets its result.
     fn share_stages<'a, T: Send, Link: Send + Sync, U: Send>(
         &self,
         (out, bounds): (&'a mut [T], &[usize]),
@@ -249,8 +249,8 @@ impl Threads {
         });
     }
 
-    /// The products of all rows of all `matrices` with `x`, one matrix after the other; then `link` with all of them; then `next_kernel`
-    /// with ranges of `next`, for which it reads the stated bytes in all, and what `link` returns: one job.
+    /// Computes the products of all rows of all `matrices` with `x`, one matrix after the other. The same job then calls `link` with all
+    /// products, and then `next_kernel` with ranges of `next` and the result of `link`. `next_kernel` reads `next_bytes` in all.
     pub(crate) fn gemv_each_then<'a, Link: Send + Sync, U: Send>(
         &self,
         matrices: &[&Matrix<'_>],

@@ -127,7 +127,7 @@ impl GpuMatrix {
     }
 }
 
-/// A copy of a weight matrix in pinned host memory, in the planes of [`Matrix`], whose rows kernels read one at a time.
+/// A copy of a weight matrix in pinned host memory, in the planes of [`Matrix`]. Kernels read its rows one at a time.
 #[derive(Debug)]
 pub struct HostMatrix {
     format: Format,

@@ -178,7 +178,7 @@ impl LayerExecutor for HybridExecutor {
         if self.device.is_launched_ahead() {
             self.cold_neurons_of_all_layers(pass)?;
         }
-        // The largest logit of one token is searched before the host waits.
+        // For one token, the search for the largest logit starts before the host waits.
         let search = pass
             .search
             .filter(|_| pass.tokens.len() == 1 && self.hidden_on_device && self.device.has_head());

@@ -167,7 +167,7 @@ pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceMode
         },
     );
     let embedding = || {
-        // Rows to which nothing is added, which the first layer reads on the device.
+        // Only if nothing is added to the rows and the first layer reads them on the device.
         let is_read = plan.layers[0].attention == plan::Device::Gpu;
         if !is_read || weights.project_in.is_some() || weights.positions.is_some() {
             return Ok(None);
@@ -181,7 +181,7 @@ pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceMode
                 table: Some(table),
                 scale,
             })),
-            // Without so much pinned memory, the host looks up the rows.
+            // If there is too little pinned memory, the host looks up the rows.
             Err(DeviceError::OutOfMemory { .. }) => Ok(None),
             Err(other) => Err(other),
         }

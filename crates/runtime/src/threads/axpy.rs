@@ -132,7 +132,7 @@ impl Threads {
     /// rows a part lists, the fewer columns a unit has.
     pub(super) fn units(&self, parts: &Parts, columns: usize) -> ([usize; MAX_UNITS + 1], usize) {
         let listed = parts.range(parts.count - 1).end;
-        // Parts differ by up to a group: a few more rows are no reason for smaller units.
+        // The sizes of parts differ by up to a group; a few more rows should not make the units smaller.
         let most = listed * columns * 5 / (4 * UNITS_PER_THREAD * self.count());
         let (mut bounds, mut units) = ([0; MAX_UNITS + 1], 0);
         for part in 0..parts.count {

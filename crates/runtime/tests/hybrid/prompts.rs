@@ -228,7 +228,7 @@ fn a_found_token_is_embedded_on_the_device() {
         head: Device::Gpu,
         ..HALF
     };
-    // Heads of their own and heads that are the embedding, scaled rows, parallel blocks; and learned positions, which the host adds.
+    // Separate heads and heads that are the embedding, scaled rows, parallel blocks; and learned positions, which the host adds.
     for (name, is_on_device) in [
         ("llama-relu-gqa", true),
         ("minicpm-s", true),
@@ -245,7 +245,7 @@ fn a_found_token_is_embedded_on_the_device() {
         }
         let unlike = (want[want.len() - 1] + 1) % vocabulary as u32;
         let after_unlike = host.forward_last(&[unlike]).unwrap();
-        // The host may be late for the cold neurons: the token is run again, and looked up by the host.
+        // If the host is late with the cold neurons, the token runs again and the host looks it up.
         for (placement, is_late) in [(ALL, false), (half, false), (half, true)] {
             let Some(mut device) = test_emulator(2, Order::Shuffled(3)) else {
                 return;
@@ -270,7 +270,7 @@ fn a_found_token_is_embedded_on_the_device() {
                 engine.prefill(&mut one, tokens, largest).unwrap();
                 found.push(engine.largest().unwrap());
                 let read = engine.observers_mut().take_statistics().bytes_read;
-                // The row of the token before is still there, unless another sequence has run.
+                // The row of the previous token is still there, unless another sequence has run.
                 let is_looked_up = number == 0 || number % 3 == 1 || !is_on_device;
                 let has_cold = placement.quarters < 4;
                 assert!(
