@@ -153,10 +153,12 @@ mod tests {
         let at = |micros| started + Duration::from_micros(micros);
         let job = |start, parts: &[u64]| RecordedJob {
             started: at(start),
-            parts: parts
-                .iter()
-                .map(|part| Duration::from_micros(*part))
-                .collect(),
+            stages: vec![
+                parts
+                    .iter()
+                    .map(|part| Duration::from_micros(*part))
+                    .collect(),
+            ],
         };
         let mark = |end, stage| StageMark {
             stage,
