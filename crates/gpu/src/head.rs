@@ -31,7 +31,7 @@ pub struct DeviceEmbedding {
     pub scale: f32,
 }
 
-/// What the hidden state holds between passes.
+/// Contents of the hidden state between passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Embedded {
     /// Nothing that the next pass can use.

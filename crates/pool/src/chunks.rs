@@ -41,8 +41,8 @@ impl<'a, 'b, T> Chunks<'a, 'b, T> {
         self.bounds.len().saturating_sub(1)
     }
 
-    /// Part `index`, counted from the last, and the index of its first value in the slice. Rows are sorted by activation frequency. Those
-    /// of the last parts are far apart and take the longest to read, so these parts should start first.
+    /// Part `index`, counted from the last, and the index of its first value in the slice. Rows are sorted by activation frequency: the
+    /// active rows of the last parts are far apart and take the longest to read, so the last parts start first.
     ///
     /// # Safety
     ///
