@@ -102,10 +102,11 @@ impl Pool {
 
     /// Runs `work` on all threads, or `alone` if sharing does not pay. `stages` holds the number of parts per stage, in order.
     fn run_or(&self, stages: &[usize], work: &(impl Fn(usize) + Sync), alone: impl FnOnce()) {
-        let parts = stages.iter().sum();
+        let is_divided = stages.iter().any(|parts| *parts > 1);
         match &self.recording {
-            Some(recording) if parts > 1 => recording.run(stages, work),
-            None if parts > 1 && !self.workers.is_empty() => {
+            Some(recording) if is_divided => recording.run(stages, work),
+            None if is_divided && !self.workers.is_empty() => {
+                let parts = stages.iter().sum();
                 self.shared.run((parts, stages[0]), work, alone);
             }
             _ => alone(),

@@ -118,6 +118,15 @@ mod tests {
             },
         );
         pool.run(1, &|_| ());
+        // Nothing to share in either stage.
+        let (mut one, mut other) = ([0], [0]);
+        pool.run_stages(
+            (&mut one, &[0, 1]),
+            &|_, _: &mut [u8]| (),
+            |_| (),
+            (&mut other, &[0, 1]),
+            &|_, _: &mut [u8], ()| (),
+        );
         assert!(out.iter().enumerate().all(|(index, value)| index == *value));
         let jobs = pool.take_jobs();
         assert_eq!(

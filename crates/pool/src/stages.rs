@@ -25,7 +25,7 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// As [`Pool::run_chunks`]. After a panic in the first stage or in `link`, the second stage is not run.
+    /// Panics like [`Pool::run_chunks`]. The second stage is not run if the first stage or `link` panics.
     pub fn run_stages<'a, T: Send, Link: Send + Sync, U: Send>(
         &self,
         (out, bounds): (&'a mut [T], &[usize]),
