@@ -56,10 +56,10 @@ pub struct Cpu {
     /// Fixed time per kernel: starting it, and waiting for all threads.
     #[serde(default)]
     pub kernel_seconds: f64,
-    /// Time per layer and element of the hidden state outside matrices: norms, rotary embedding, sums.
+    /// Time per layer and element of the hidden state between kernels: norms, and rounding the inputs of kernels.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub hidden_seconds: f64,
-    /// Time per neuron outside matrices: activation function and selection.
+    /// Time per neuron between kernels: listing the computed neurons.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub neuron_seconds: f64,
     /// Time of sampling a token, per vocabulary entry.
@@ -186,6 +186,29 @@ mod format_name {
     pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Format, D::Error> {
         let name = String::deserialize(from)?;
         name.parse().map_err(D::Error::custom)
+    }
+}
+
+impl Cpu {
+    /// Bandwidth of a sequential stream on `threads` threads: of the most measured threads up to that number, or of the fewest; without
+    /// measurements [`read_bandwidth_bytes_per_second`](Self::read_bandwidth_bytes_per_second).
+    pub fn stream_bytes_per_second(&self, threads: usize) -> f64 {
+        let streams = self.streams();
+        let up_to = streams.clone().filter(|read| read.threads <= threads);
+        let found = up_to
+            .max_by_key(|read| read.threads)
+            .or(streams.min_by_key(|read| read.threads));
+        found.map_or(self.read_bandwidth_bytes_per_second, |read| {
+            read.bytes_per_second
+        })
+    }
+
+    /// The sequential streams among the measured reads.
+    fn streams(&self) -> impl Iterator<Item = &ReadSpeed> + Clone {
+        let longest = self.reads.iter().map(|read| read.row_bytes).max();
+        self.reads
+            .iter()
+            .filter(move |read| Some(read.row_bytes) == longest)
     }
 }
 

@@ -135,14 +135,15 @@ impl FfnBuffers {
 
 impl Active {
     /// Removes all neurons, and makes room for `most`.
-    fn clear(&mut self, most: usize) {
+    pub(crate) fn clear(&mut self, most: usize) {
         self.rows.clear();
         self.rows.reserve_exact(most);
         self.coefficients.clear();
         self.coefficients.reserve_exact(most);
     }
 
-    fn extend(&mut self, computed: &[NeuronValue]) {
+    /// Appends neurons and their `h_i`.
+    pub(crate) fn extend(&mut self, computed: &[NeuronValue]) {
         self.rows.extend(computed.iter().map(|neuron| neuron.0));
         let values = computed.iter().map(|neuron| neuron.1);
         self.coefficients.extend(values);

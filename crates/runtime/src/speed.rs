@@ -12,17 +12,17 @@ use powerinfer_artifact::{
     ArtifactError, hardware::KernelSpeed, mapped_file::FileBytes, random::Random,
 };
 use powerinfer_bundle::StoredNorm;
-use powerinfer_kernels::Isa;
-use powerinfer_model::{Activation, NormKind, Rotary};
+use powerinfer_kernels::{Isa, QuantisedActivations};
+use powerinfer_model::NormKind;
 use powerinfer_tensor::{BLOCK, Format, Matrix, MatrixData, SUPER_BLOCK, pack};
 
 use crate::{
     RuntimeError, Sampler, SamplingSettings, Threads,
     bandwidth::{read_rows, read_stream},
+    ffn::Active,
     input::{Input, InputBuffers},
-    norm::norm_all,
-    rotary::rotate,
-    threads::add,
+    norm::norm_of,
+    threads::Parts,
 };
 
 /// Every byte of the weights. Repeated, it is a normal number in float32, bfloat16 and float16, so no kernel is slowed down.
@@ -310,7 +310,7 @@ impl SpeedTest {
     pub fn decode_overheads(&self, threads: &Threads) -> Result<DecodeOverheads, RuntimeError> {
         Ok(DecodeOverheads {
             kernel_seconds: self.kernel_seconds(threads)?,
-            hidden_seconds: hidden_seconds(),
+            hidden_seconds: hidden_seconds(threads.isa()),
             neuron_seconds: neuron_seconds(),
             vocabulary_seconds: vocabulary_seconds()?,
         })
@@ -354,55 +354,44 @@ impl SpeedTest {
     }
 }
 
-/// Two norms, rotary embedding, and the copies and residual additions of a layer, per element of the hidden state.
-fn hidden_seconds() -> f64 {
+/// What one thread does in a layer before its jobs: two norms, and rounding the inputs of three. Per element of the hidden state.
+fn hidden_seconds(isa: Isa) -> f64 {
     const SIZE: usize = 4096;
-    const HEAD: usize = 128;
     let norm = StoredNorm {
         weight: vec![1.0; SIZE],
         bias: None,
     };
-    let frequencies = (0..HEAD / 2).map(|pair| 1e4f64.powf(-2.0 * pair as f64 / HEAD as f64));
-    let rotary = Rotary {
-        frequencies: frequencies.collect(),
-        magnitude: 1.0,
-    };
-    let rotations: Vec<_> = rotary.rotations(100).collect();
-    let mut hidden = vec![0.5f32; SIZE];
+    let hidden: Vec<f32> = (0..SIZE).map(|index| (index as f32).sin()).collect();
+    let (mut x, mut rounded) = (Vec::new(), QuantisedActivations::default());
     let seconds = usual_seconds(101, || {
-        for _ in 0..2 {
-            let mut input = hidden.clone();
-            norm_all(NormKind::RootMeanSquare, 1e-5, &norm, &mut input);
-            // Queries or keys, and a residual addition.
-            rotate(&rotations, &mut input, HEAD);
-            let partial = black_box(input);
-            add(&mut hidden, &partial);
-            hidden.iter_mut().for_each(|x| *x *= 0.5);
+        for is_norm in [true, false, true] {
+            if is_norm {
+                norm_of(
+                    NormKind::RootMeanSquare,
+                    1e-5,
+                    &norm,
+                    black_box(&hidden),
+                    &mut x,
+                );
+            }
+            isa.quantise(black_box(&x), SIZE, &mut rounded);
+            black_box(&rounded);
         }
-        black_box(&hidden);
     });
     seconds / SIZE as f64
 }
 
-/// Listing neurons, their activations, and keeping the active ones.
+/// What one thread does between gate-up and down: listing the computed neurons, a tenth of all, and dividing the list. Per neuron.
 fn neuron_seconds() -> f64 {
-    const NEURONS: usize = 8192;
-    let mut random = Random::new(3);
-    let gates: Vec<f32> = (0..NEURONS)
-        .map(|_| (random.normal() - 1.3) as f32)
-        .collect();
-    let (mut rows, mut values) = (Vec::new(), Vec::new());
+    const NEURONS: u32 = 8192;
+    let computed: Vec<_> = (0..NEURONS).step_by(10).map(|row| (row, 0.5)).collect();
+    let mut active = Active::default();
     let seconds = usual_seconds(101, || {
-        rows.clear();
-        rows.extend(0..NEURONS as u32);
-        values.clone_from(&gates);
-        keep(&mut rows, &mut values, |_, gate| {
-            let activation = Activation::Relu.apply(gate);
-            (activation != 0.0).then_some(activation)
-        });
-        black_box((&rows, &values));
+        active.clear(computed.len());
+        active.extend(black_box(&computed));
+        black_box(Parts::new(&active.rows, &active.coefficients));
     });
-    seconds / NEURONS as f64
+    seconds / f64::from(NEURONS)
 }
 
 /// Greedy sampling.
@@ -447,23 +436,6 @@ fn usual(mut times: Vec<f64>) -> f64 {
     times.sort_unstable_by(f64::total_cmp);
     times.truncate(times.len() - times.len() / 10);
     (times.iter().sum::<f64>() / times.len() as f64).max(1e-15)
-}
-
-/// Replaces the values of rows by what `change` makes of them, and drops those that it drops.
-fn keep(
-    rows: &mut Vec<u32>,
-    values: &mut Vec<f32>,
-    mut change: impl FnMut(usize, f32) -> Option<f32>,
-) {
-    let mut kept = 0;
-    for index in 0..rows.len() {
-        if let Some(value) = change(rows[index] as usize, values[index]) {
-            (rows[kept], values[kept]) = (rows[index], value);
-            kept += 1;
-        }
-    }
-    rows.truncate(kept);
-    values.truncate(kept);
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod axpy;
 
 use std::{cell::Cell, ops::Range};
 
+pub(crate) use self::axpy::Parts;
 use crate::memory::BATCH_THREADS;
 use powerinfer_kernels::Isa;
 use powerinfer_pool::{Pool, RecordedJob};

@@ -19,8 +19,8 @@ use crate::{LayerMode, ReadCost};
 
 /// Kernels of attention, of prediction, and of the FFN: fused on the GPU.
 pub const GPU_KERNELS: [f64; 3] = [3.0, 2.0, 2.0];
-/// Kernels of attention, of prediction, and of the FFN: one per matrix on the CPU.
-pub const CPU_KERNELS: [f64; 3] = [4.0, 2.0, 3.0];
+/// Kernels of attention, of prediction, and of the FFN: jobs that threads share on the CPU.
+pub const CPU_KERNELS: [f64; 3] = [3.0, 1.0, 2.0];
 
 /// Time of a part of a pass, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

@@ -33,7 +33,7 @@ pub struct ModelShape {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EngineRates {
     /// Pairs `(n, share)`, ascending in n: a pass on n threads reaches `share` of n times the kernels' speed on one
-    /// thread. The last entry also applies to more threads; if there are no entries, the kernels' measured rates apply.
+    /// thread, as threads share memory and processors, and the slowest one has more to do than the mean. The last entry also applies to more threads; if there are no entries, the kernels' measured rates apply.
     pub threads: &'static [(usize, f64)],
     /// Minimum time of a GPU kernel in a captured graph, on top of the time to read its bytes.
     pub gpu_kernel_seconds: f64,
@@ -181,8 +181,8 @@ impl Cpu {
 }
 
 impl Hardware {
-    /// Returns this machine with the rates of one engine for one model: bandwidth and row costs of that model's rows, and no
-    /// tables of measurements.
+    /// Returns this machine with the rates of one engine for one model: bandwidth and row costs of that model's rows. Of the
+    /// tables of measurements, only sequential reads are kept.
     #[must_use]
     pub fn for_model(&self, shape: ModelShape, engine: &EngineRates) -> Self {
         let mut machine = self.clone();
@@ -217,7 +217,7 @@ impl Hardware {
             }
         }
         cpu.kernels.clear();
-        cpu.reads.clear();
+        cpu.reads = cpu.streams().cloned().collect();
         cpu.layer_seconds +=
             shape.hidden as f64 * cpu.hidden_seconds + shape.neurons as f64 * cpu.neuron_seconds;
         cpu.token_seconds += shape.vocabulary as f64 * cpu.vocabulary_seconds;

@@ -10,7 +10,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::neuron_bytes;
 use powerinfer_model::ModelConfig;
 use powerinfer_runtime::memory;
-use powerinfer_solver::LayerMode;
+use powerinfer_solver::{LayerMode, cost::GPU_KERNELS};
 use powerinfer_synth::Shape;
 use powerinfer_tensor::{CacheFormat, Format};
 
@@ -31,6 +31,9 @@ const RECORDED: EngineRates = EngineRates {
     products: [0.75, 0.083],
     link: 1.0,
 };
+
+/// Kernels of a layer on the CPU on that day, as [`CPU_KERNELS`](powerinfer_solver::cost::CPU_KERNELS).
+const RECORDED_KERNELS: [f64; 3] = [4.0, 2.0, 3.0];
 
 /// A measurement.
 struct Measured {
@@ -234,6 +237,7 @@ impl Measured {
         let engine = match self.engine {
             "ours" => Engine {
                 rates: RECORDED,
+                kernels: [GPU_KERNELS, RECORDED_KERNELS],
                 ..OURS
             },
             _ => LLAMA_CPP,

@@ -12,6 +12,8 @@ use crate::{ActivationFormat, ffn::Active, memory::PREFILL_BATCH, scratch::Threa
 const SUM_PARTS: usize = 16;
 /// Fewest rows with non-zero coefficients in a part, except for the last.
 const LEAST_PART_ROWS: usize = 64;
+/// Coefficients that are counted together.
+const COUNTED_AT_ONCE: usize = 16;
 /// Number of groups whose rows each token adds in one call if tokens share few rows; a stripe of these rows stays in
 /// the second-level cache.
 const GROUPS_AT_ONCE: usize = 2;
@@ -319,17 +321,15 @@ impl Threads {
 /// Parts of a list of rows in ascending order. They depend only on the rows with non-zero coefficients, so the order of additions is fixed
 /// whether or not other rows are listed. Each part has about the same number of these rows, however they are distributed over the matrix.
 /// All listed rows of a group whose coefficients are rounded together are in one part.
-pub(super) struct Parts {
+pub(crate) struct Parts {
     /// End of each part in the list.
     ends: [usize; SUM_PARTS],
     pub(super) count: usize,
 }
 
 impl Parts {
-    pub(super) fn new(rows: &[u32], coefficients: &[f32]) -> Self {
-        let group = |row: u32| row as usize / AXPY_GROUP_ROWS;
-        let counts = |coefficient: &f32| *coefficient != 0.0;
-        let mut left = coefficients.iter().filter(|c| counts(c)).count();
+    pub(crate) fn new(rows: &[u32], coefficients: &[f32]) -> Self {
+        let mut left = counted(coefficients);
         let least = left.div_ceil(SUM_PARTS).max(LEAST_PART_ROWS);
         let mut parts = Self {
             ends: [0; SUM_PARTS],
@@ -337,15 +337,25 @@ impl Parts {
         };
         let mut end = 0;
         while end < rows.len() {
-            let mut counted = 0;
-            while counted < least.min(left) {
-                let next = &rows[end..rows.len().min(end + AXPY_GROUP_ROWS)];
-                let of_group = next.partition_point(|row| group(*row) == group(next[0]));
-                let of_group = &coefficients[end..end + of_group];
-                counted += of_group.iter().filter(|c| counts(c)).count();
-                end += of_group.len();
+            let start = end;
+            let mut wanted = least.min(left);
+            while wanted > 0 {
+                let chunk = &coefficients[end..coefficients.len().min(end + COUNTED_AT_ONCE)];
+                let found = counted(chunk);
+                if found < wanted {
+                    wanted -= found;
+                    end += chunk.len();
+                    continue;
+                }
+                // The part ends with the group of this row.
+                let mut last = (0..chunk.len()).filter(|index| chunk[*index] != 0.0);
+                let last = end + last.nth(wanted - 1).expect("enough were found");
+                let next = &rows[last..rows.len().min(last + AXPY_GROUP_ROWS)];
+                let group = next[0] as usize / AXPY_GROUP_ROWS;
+                end = last + next.partition_point(|row| *row as usize / AXPY_GROUP_ROWS == group);
+                break;
             }
-            left -= counted;
+            left -= counted(&coefficients[start..end]);
             if left == 0 {
                 end = rows.len();
             }
@@ -365,6 +375,15 @@ impl Parts {
     fn ends_at(&self, index: usize) -> bool {
         self.ends[..self.count].binary_search(&index).is_ok()
     }
+}
+
+/// Number of coefficients that are not 0.
+fn counted(coefficients: &[f32]) -> usize {
+    // Without branches, so that the compiler vectorises it.
+    let counts = coefficients
+        .iter()
+        .map(|coefficient| u32::from(*coefficient != 0.0));
+    counts.sum::<u32>() as usize
 }
 
 /// The rows of a token within a group.

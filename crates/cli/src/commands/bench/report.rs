@@ -191,11 +191,19 @@ impl Report<'_> {
             writeln!(text, "\n{}", part_table(times, &plan.hardware.cpu))?;
         }
         if !self.parts.is_empty() {
+            let cpu = &plan.hardware.cpu;
+            let streams = self.parts.iter().map(|times| {
+                let bandwidth = cpu.stream_bytes_per_second(times.threads) / 1e9;
+                format!(
+                    "{bandwidth:.1} GB/s from memory on {}",
+                    counted(times.threads, "thread")
+                )
+            });
             writeln!(
                 text,
-                "parts           timed one after the other on one thread, then assigned to threads in order; assumes {:.1} µs to start and await a job, and {:.1} GB/s from memory, as on {}",
-                plan.hardware.cpu.kernel_seconds * 1e6,
-                plan.hardware.cpu.read_bandwidth_bytes_per_second / 1e9,
+                "parts           timed one after the other on one thread, then assigned to threads in order; assumes {:.1} µs to start and await a job, and {}, as on {}",
+                cpu.kernel_seconds * 1e6,
+                streams.collect::<Vec<_>>().join(", "),
                 plan.hardware.name
             )?;
         }
@@ -421,7 +429,7 @@ fn part_table(times: &PartTimes, cpu: &Cpu) -> Table {
         "µs per token",
     ]);
     let start = cpu.kernel_seconds * 1e6;
-    let limit = |bytes: f64| bytes / cpu.read_bandwidth_bytes_per_second * 1e6;
+    let limit = |bytes: f64| bytes / cpu.stream_bytes_per_second(times.threads) * 1e6;
     let mut sums = [0.0; 6];
     for stage in &times.stages {
         let (threads, memory) = (stage.microseconds(start), limit(stage.bytes));
