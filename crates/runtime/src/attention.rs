@@ -24,6 +24,9 @@ thread_local! {
     static MERGED: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
+/// Bytes of cache that can be read in the time that a row takes whatever the number of positions.
+const ROW_BYTES: usize = 8 << 10;
+
 /// Number and size of a layer's heads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Heads {
@@ -141,7 +144,7 @@ impl LayerAttention<'_> {
         // Threads share the rows.
         let block = self.stride.min(ATTENTION_ROWS);
         let blocks = self.stride / block;
-        let work = bytes * blocks;
+        let work = bytes * blocks + outputs.len() / width * ROW_BYTES;
         threads.by_chunks(outputs, block * width, work, |index, outputs| {
             let (head, first_row) = (index / blocks, index % blocks * block);
             let rows = block.min(rows - first_row);

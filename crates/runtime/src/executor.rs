@@ -126,6 +126,7 @@ impl LayerExecutor for CpuExecutor {
                 let rotations = rotations_of(model, layer, &pass.buffers.rotations);
                 let size = model.config.head_size;
                 let (isa, writers) = (threads.isa(), position.writers);
+                let work = position.heads.len() * position.head_bytes;
                 let bytes = Linear::products_then(
                     &linears,
                     threads,
@@ -137,7 +138,7 @@ impl LayerExecutor for CpuExecutor {
                         let numbers = &projections[keys..];
                         numbers.split_at(numbers.len() / 2)
                     },
-                    (&mut position.heads, position.bytes),
+                    (&mut position.heads, work),
                     |all, heads, (keys, values)| {
                         let own = all.start * size..all.end * size;
                         let numbers = [&keys[own.clone()], &values[own]];

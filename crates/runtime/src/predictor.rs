@@ -93,7 +93,9 @@ impl ActiveUnits {
     fn list_rounded(&mut self, rounded: &QuantisedActivations, has_negative: bool) {
         let (tokens, rank) = (rounded.tokens(), rounded.columns());
         let blocks = rank.div_ceil(BLOCK);
-        self.clear(tokens, 1, if tokens == 1 { rank } else { 0 }, 0);
+        // The last block is listed in full before inactive units are dropped.
+        let listed = if tokens == 1 { rank + BLOCK } else { 0 };
+        self.clear(tokens, 1, listed, 0);
         let signs = if has_negative { &[1i8, -1][..] } else { &[1] };
         self.signs = signs.len();
         self.rounded.reserve_exact(self.units.capacity());
@@ -103,12 +105,19 @@ impl ActiveUnits {
             for token in 0..tokens {
                 let (quants, scale) = rounded.vector(token).block(block);
                 for sign in signs {
-                    let quants = quants.iter().enumerate();
-                    for (unit, quant) in quants.filter(|(_, quant)| quant.signum() == *sign) {
-                        self.units.push((block * BLOCK + unit) as u32);
-                        self.rounded.push(quant.unsigned_abs());
-                        is_active[unit] = true;
+                    // Without branches: every unit is written, and overwritten if it is inactive.
+                    let mut end = self.units.len();
+                    self.units.resize(end + BLOCK, 0);
+                    self.rounded.resize(end + BLOCK, 0);
+                    for (unit, quant) in quants.iter().enumerate() {
+                        let is_listed = quant.signum() == *sign;
+                        self.units[end] = (block * BLOCK + unit) as u32;
+                        self.rounded[end] = quant.unsigned_abs();
+                        is_active[unit] |= is_listed;
+                        end += usize::from(is_listed);
                     }
+                    self.units.truncate(end);
+                    self.rounded.truncate(end);
                     self.scales.push(f32::from(*sign) * scale);
                     self.bounds.push(self.units.len());
                 }

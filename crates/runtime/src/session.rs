@@ -16,7 +16,7 @@ thread_local! {
 }
 
 /// Bytes that can be read in the time that writing one number of a key takes.
-const KEY_WRITE_BYTES: usize = 32;
+const KEY_WRITE_BYTES: usize = 64;
 
 /// A sequence: its tokens so far, with their keys and values in every layer.
 ///
@@ -218,8 +218,8 @@ pub(crate) fn emptied<'b>(mut heads: Vec<HeadTiles<'_>>) -> Vec<HeadTiles<'b>> {
 pub(crate) struct NewPosition<'a> {
     pub(crate) heads: Vec<HeadTiles<'a>>,
     pub(crate) writers: [HeadWriter; 2],
-    /// Bytes that can be read in the time that writing a head takes.
-    pub(crate) bytes: usize,
+    /// Bytes that can be read in the time that writing one head takes.
+    pub(crate) head_bytes: usize,
 }
 
 /// Writes the key, after rotating it by `rotations [pairs]`, and the value to some `heads` of a [`NewPosition`]. `numbers` holds both,
@@ -310,7 +310,7 @@ impl LayerCache {
                 &mut position.heads,
                 1,
                 1,
-                position.bytes,
+                position.head_bytes,
                 |all, heads| {
                     let own = all.start * size..all.end * size;
                     let numbers = [&key[own.clone()], &value[own]];
@@ -328,7 +328,7 @@ impl LayerCache {
     /// Appends a position for [`store`] to write, reusing the memory of `heads`. `None` if the format is quantised:
     /// use [`Self::push`] then.
     pub(crate) fn append(&mut self, heads: Vec<HeadTiles<'_>>) -> Option<NewPosition<'_>> {
-        let bytes = self.keys.head_size() * KEY_WRITE_BYTES;
+        let head_bytes = self.keys.head_size() * KEY_WRITE_BYTES;
         let (keys, key_writer) = self.keys.append()?;
         let (values, value_writer) = self.values.append()?;
         let keys = keys.chunks_exact_mut(key_writer.head_bytes);
@@ -338,7 +338,7 @@ impl LayerCache {
         Some(NewPosition {
             heads,
             writers: [key_writer, value_writer],
-            bytes,
+            head_bytes,
         })
     }
 
