@@ -57,9 +57,10 @@ impl EngineRates {
     };
 
     /// This engine, fitted to measurements on an NVIDIA H200 and 16 virtual cores of an Intel Xeon; see
-    /// `docs/reports/simulator.md`.
+    /// `docs/reports/simulator.md`. Shares of threads are those measured on 26 November 2026 times what `bench --parts` says was gained
+    /// since then.
     pub const CURRENT: Self = Self {
-        threads: &[(1, 0.97), (2, 0.80), (4, 0.70), (8, 0.57), (16, 0.50)],
+        threads: &[(1, 0.97), (2, 0.81), (4, 0.73), (8, 0.67), (16, 0.60)],
         gpu_kernel_seconds: 6e-6,
         gpu_token_seconds: 110e-6,
         products: [0.75, 0.083],
