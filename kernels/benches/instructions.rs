@@ -48,13 +48,16 @@ mod linux {
         IntegerAxpy,
         /// GEMM with 32 tokens, integer, per token.
         IntegerBatch,
+        /// Rounding a vector of float32 to int8, which one thread does for all.
+        Rounding,
     }
 
-    use Kernel::{Arithmetic, IntegerAxpy, IntegerBatch, IntegerProduct, Sum};
+    use Kernel::{Arithmetic, IntegerAxpy, IntegerBatch, IntegerProduct, Rounding, Sum};
 
     /// Limits in instructions per row of 4096 weights, about 10% above the measured counts. A quarter of those of the integer
     /// axpy prefetch lines, which makes it 17% faster from memory and 20% slower from caches.
-    const MOST: [(&str, Format, Kernel, u64); 18] = [
+    const MOST: [(&str, Format, Kernel, u64); 20] = [
+        ("avx2", Format::F32, Rounding, 11800),
         ("avx2", Format::F16, Arithmetic, 1830),
         ("avx2", Format::Q8_0, IntegerProduct, 1270),
         ("avx2", Format::Q8_0, IntegerBatch, 1040),
@@ -64,6 +67,7 @@ mod linux {
         ("avx512", Format::Q8_0, IntegerProduct, 925),
         ("avx512", Format::Q4_0, IntegerProduct, 705),
         ("avx512-vnni", Format::F32, Arithmetic, 1255),
+        ("avx512-vnni", Format::F32, Rounding, 7500),
         ("avx512-vnni", Format::F16, Arithmetic, 1540),
         ("avx512-vnni", Format::F16, Sum, 2480),
         ("avx512-vnni", Format::Bf16, Arithmetic, 1540),
@@ -91,10 +95,18 @@ mod linux {
                 continue;
             }
             for format in Format::ALL {
-                for kernel in [Arithmetic, IntegerProduct, Sum, IntegerAxpy, IntegerBatch] {
+                for kernel in [
+                    Arithmetic,
+                    IntegerProduct,
+                    Sum,
+                    IntegerAxpy,
+                    IntegerBatch,
+                    Rounding,
+                ] {
                     let is_integer = matches!(kernel, IntegerProduct | IntegerAxpy | IntegerBatch);
                     if is_integer && !format.is_quantised()
                         || kernel == IntegerAxpy && !format.has_nibbles()
+                        || kernel == Rounding && format != Format::F32
                     {
                         continue;
                     }
@@ -187,6 +199,7 @@ mod linux {
                     &mut out[..COLUMNS],
                 )
             }),
+            Rounding => run(&mut || isa.quantise(&values, COLUMNS, &mut rounded)),
             IntegerBatch => {
                 isa.quantise(&batch, COLUMNS, &mut rounded);
                 run(&mut || isa.gemm_integer(&matrix, &rounded, &mut out[..rows * BATCH_TOKENS]));

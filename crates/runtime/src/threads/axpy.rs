@@ -9,7 +9,7 @@ use super::{PARTS_PER_THREAD, Threads, WORTH_SPLITTING, Work, add};
 use crate::{ActivationFormat, ffn::Active, memory::PREFILL_BATCH, scratch::ThreadBuffer};
 
 /// Maximum number of parts of a list of rows; each part is summed separately.
-const SUM_PARTS: usize = 16;
+const SUM_PARTS: usize = 32;
 /// Fewest rows with non-zero coefficients in a part, except for the last.
 const LEAST_PART_ROWS: usize = 64;
 /// Coefficients that are counted together.

@@ -142,7 +142,7 @@ proptest! {
     ) {
         let listed = skewed(rows, density, skew, seed);
         let parts = Parts::new(&listed, &vec![0.5; listed.len()]);
-        let least = listed.len().div_ceil(16).max(64);
+        let least = listed.len().div_ceil(32).max(64);
         let mut end = 0;
         for part in 0..parts.count {
             let range = parts.range(part);
