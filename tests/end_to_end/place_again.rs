@@ -288,7 +288,15 @@ fn bundles_of_older_versions_are_refused() {
 #[test]
 fn a_plan_with_another_memory_account_than_the_bundle_is_refused() {
     let (sandbox, bundle) = demo();
-    place(&sandbox, &["--vram", "71M", "--context", "64"]).good();
+    let options = [
+        "--vram",
+        "71M",
+        "--context",
+        "64",
+        "--hardware",
+        sandbox.slow_host(),
+    ];
+    place(&sandbox, &options).good();
     let (path, whole) = (bundle.join("plan.json"), plan(&bundle));
     let mut document: Document<Plan> = Document::read(&path, "powerinfer-plan", 3).unwrap();
     let mut refused = |edit: &dyn Fn(&mut Plan), parts: &[&str]| {
@@ -404,6 +412,7 @@ fn a_plan_is_drawn_on_one_page() {
 #[test]
 fn memory_accounts_of_all_kinds_of_models_stay_valid_after_placing_again() {
     let sandbox = Sandbox::new();
+    let machine = sandbox.slow_host();
     let text = "a few words to calibrate on, again and again, until there are enough of them. ";
     fs::write(sandbox.path("text.txt"), text.repeat(120)).unwrap();
     // Tied heads and biases, input sparsity, thresholds, projections of the embeddings.
@@ -428,7 +437,7 @@ fn memory_accounts_of_all_kinds_of_models_stay_valid_after_placing_again() {
         sandbox
             .run(&["train-predictors", model, "--steps", "5"])
             .good();
-        let place = ["place", model, "--quant", quant, "--hardware", "rtx4090"];
+        let place = ["place", model, "--quant", quant, "--hardware", machine];
         sandbox
             .run(&[&place[..], &["--vram", "0"], more].concat())
             .good();
@@ -453,7 +462,7 @@ fn memory_accounts_of_all_kinds_of_models_stay_valid_after_placing_again() {
         };
         assert_eq!(kept(&before), kept(&after), "{name}");
         assert_eq!(run(), text, "{name}");
-        let back = ["place", &work, "--vram", "0", "--hardware", "rtx4090"];
+        let back = ["place", &work, "--vram", "0", "--hardware", machine];
         sandbox.run(&back).good();
         assert_eq!(
             without_reasons(plan(&bundle)),

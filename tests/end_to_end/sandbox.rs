@@ -1,11 +1,14 @@
 //! Runs the program in a temporary folder, one per test.
 
 use std::{
+    fs,
     io::Write,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::OnceLock,
 };
+
+use powerinfer_artifact::hardware;
 
 /// Whether this machine can judge generated functions; else prints that the test is skipped.
 pub(crate) fn can_judge() -> bool {
@@ -132,6 +135,16 @@ impl Sandbox {
         let folder = self.path(name);
         copy_folder(&golden_model(name), &folder);
         folder
+    }
+
+    /// Writes the hardware file of a machine whose GPU computes even the smallest models faster, as its CPU takes long to start a
+    /// kernel. Returns its name.
+    pub(crate) fn slow_host(&self) -> &'static str {
+        let mut machine = hardware::named("rtx4090").unwrap();
+        machine.cpu.kernel_seconds = 1e-4;
+        let text = serde_json::to_string(&machine).unwrap();
+        fs::write(self.path("slow-host.json"), text).unwrap();
+        "slow-host.json"
     }
 
     /// A copy of the prepared demo in this folder.

@@ -51,9 +51,11 @@ fn a_grid_is_measured_resumed_and_drawn() {
     }
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
+    let hardware = ["--hardware", sandbox.slow_host()];
     let grid = words(
         "--policy dense,exact,predicted,predicted:+3 --vram 0G,70M --verbose --html page.html",
     );
+    let grid = [&grid[..], &hardware].concat();
     let first = sweep(&sandbox, &grid).good();
     first.stderr_contains(&["every logit is the same"]);
     let out = sandbox.path("demo.powerinfer/sweep.jsonl");
@@ -169,10 +171,11 @@ fn a_grid_is_measured_resumed_and_drawn() {
         }
     }
     // Another grid is added to the same file, other measurements get a file of their own.
-    let more = ["--policy", "exact", "--vram", "71M"];
+    let more = [&["--policy", "exact", "--vram", "71M"], &hardware[..]].concat();
     sweep(&sandbox, &more).good();
     assert_eq!(rows(&out).len(), 9);
-    let other = ["--policy", "exact", "--vram", "0G", "--seed", "7"];
+    let other = words("--policy exact --vram 0G --seed 7");
+    let other = [&other[..], &hardware].concat();
     let given = [&other[..], &["--out", "demo.powerinfer/sweep.jsonl"]].concat();
     sweep(&sandbox, &given).bad(1, &["line 1", "other settings", "`--out`"]);
     let kept = fs::read(&out).unwrap();
@@ -260,6 +263,7 @@ fn unusual_texts_and_machines_give_valid_rows() {
     assert!(rows.iter().all(|row| row["axes"]["vram_bytes"] == 0));
     // Settings with raised thresholds run in half precision as well.
     let halves = words("--policy predicted:+2 --vram 70M --run-placements --json");
+    let halves = [&halves[..], &["--hardware", sandbox.slow_host()]].concat();
     let found = sweep(&sandbox, &halves).good().json();
     assert_eq!(found["rows"][0]["speed"]["measured"]["placement_ran"], true);
     assert!(number(&found["rows"][0]["sparsity"]["computed_share"]) > 0.0);

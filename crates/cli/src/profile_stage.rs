@@ -7,6 +7,7 @@ use powerinfer_artifact::{Shard, counted};
 use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
 use powerinfer_pipeline::{Stage, profile};
+use powerinfer_predictor::Method;
 use powerinfer_profile::{
     Amount, Calibration, LOCALITY_WINDOWS, NeuronsFor, Profile, ProfileDocument, Settings,
 };
@@ -23,9 +24,10 @@ pub(crate) struct TraceArguments {
     /// Device that runs the layers
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: DeviceArgument,
-    /// Tokens per layer to keep samples of, for training predictors
-    #[arg(long, value_name = "N", default_value_t = 16_384)]
-    pub(crate) trace_tokens: usize,
+    /// Tokens per layer to keep samples of, for training predictors [default: 16384; `prepare` keeps 8192 for
+    /// `--method closed-form`]
+    #[arg(long, value_name = "N")]
+    pub(crate) trace_tokens: Option<usize>,
 }
 
 impl TraceArguments {
@@ -67,10 +69,15 @@ impl TraceArguments {
         Ok(card)
     }
 
+    /// Tokens per layer to keep samples of for predictors by `method`.
+    pub(crate) fn trace_tokens(&self, method: Method) -> usize {
+        self.trace_tokens.unwrap_or(method.samples())
+    }
+
     /// The settings of the stage.
     pub(crate) fn settings(&self, amount: Amount, shard: Shard, seed: u64) -> Settings {
         Settings {
-            trace_tokens: self.trace_tokens,
+            trace_tokens: self.trace_tokens(Method::default()),
             amount,
             shard,
             seed,

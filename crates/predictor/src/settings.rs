@@ -54,6 +54,15 @@ impl Method {
             Self::Auto => "auto",
         }
     }
+
+    /// Number of training samples per layer from which it makes predictors. A profile need not keep more.
+    pub fn samples(self) -> usize {
+        match self {
+            // Half of them are calculated with; the more are held out, the better is the calibration.
+            Self::ClosedForm => 8192,
+            Self::Trained | Self::Auto => 16_384,
+        }
+    }
 }
 
 /// Settings of training.

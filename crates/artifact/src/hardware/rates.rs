@@ -182,8 +182,8 @@ impl Cpu {
 }
 
 impl Hardware {
-    /// Returns this machine with the rates of one engine for one model: bandwidth and row costs of that model's rows. Of the
-    /// tables of measurements, only sequential reads are kept.
+    /// Returns this machine with the rates of one engine for one model: bandwidth and row costs of that model's rows. It keeps
+    /// only the sequential reads of the tables of measurements.
     #[must_use]
     pub fn for_model(&self, shape: ModelShape, engine: &EngineRates) -> Self {
         let mut machine = self.clone();

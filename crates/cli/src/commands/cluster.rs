@@ -12,6 +12,7 @@ use powerinfer_corpus::STDIN;
 use powerinfer_pipeline::{AUTO_LIMIT, Tokens, check_paths};
 use powerinfer_planner::{machine::this_machine, read_hardware};
 use powerinfer_pool::usable_cores;
+use powerinfer_predictor::Method;
 use powerinfer_synth::Shape;
 use powerinfer_tensor::Format;
 use serde_json::{Value, json};
@@ -404,7 +405,7 @@ impl StageArguments {
         );
         workload.tokens = tokens;
         workload.certify_tokens = certify_tokens(config, tokens);
-        workload.trace_tokens = self.tracing.trace_tokens as u64;
+        workload.trace_tokens = self.tracing.trace_tokens(Method::default()) as u64;
         let training = &self.training;
         (workload.calculates, workload.steps) = training_work(training.method()?, training.steps);
         let name = &checkpoint.identity().name;

@@ -101,12 +101,20 @@ fn prepare_model(
     let card = arguments.tracing.card(checkpoint, output)?;
     let mut how = Prepare {
         text: arguments.calibration.text(),
-        trace_tokens: arguments.tracing.trace_tokens,
+        trace_tokens: 0,
         recipe,
         options: arguments.budget.options()?,
         device: card.as_ref(),
         seed,
     };
+    let samples = |recipe: &Recipe| {
+        let method = match recipe {
+            Recipe::Train(settings) => settings.method,
+            Recipe::Import(_) => Method::default(),
+        };
+        arguments.tracing.trace_tokens(method)
+    };
+    how.trace_tokens = samples(&how.recipe);
     let mut full = None;
     if arguments.quick {
         full = Some(workload(
@@ -117,6 +125,7 @@ fn prepare_model(
             &this_machine(&bar)?,
         ));
         make_quick(&mut how, checkpoint, training);
+        how.trace_tokens = samples(&how.recipe);
     }
     let ending = if how.options.certifies() {
         ", and its certificate"
@@ -142,7 +151,9 @@ fn prepare_model(
                 output.say(times(&how, stage, &workload));
             }
         }
-        Work::ProfileKept(profile) => output.say(kept(profile, &how)),
+        Work::ProfileKept(profile) => {
+            output.say(kept(profile, &how, arguments.tracing.trace_tokens));
+        }
         Work::Profile(made) => profile_stage::say_stage(made, output),
         Work::Predictors(made, recipe) => training_stage::say_stage(made, recipe, output),
         Work::NoPredictors(policy) => output.say(format!(
@@ -210,7 +221,7 @@ fn make_quick(how: &mut Prepare<'_>, checkpoint: &Checkpoint, training: &Trainin
 }
 
 /// Says that `profile` is used without new text, and which options it does not follow.
-fn kept(profile: &Profile, how: &Prepare<'_>) -> String {
+fn kept(profile: &Profile, how: &Prepare<'_>, trace_tokens: Option<usize>) -> String {
     let (header, tokens) = (profile.header(), profile.document().tokens);
     let has_settled = header.settings.contains_key("until_overlap");
     let ignored = [
@@ -220,7 +231,8 @@ fn kept(profile: &Profile, how: &Prepare<'_>) -> String {
         ),
         (
             "--trace-tokens",
-            header.settings.get("trace_tokens") != Some(&how.trace_tokens.into()),
+            trace_tokens
+                .is_some_and(|count| header.settings.get("trace_tokens") != Some(&count.into())),
         ),
         ("--seed", header.seed != how.seed),
     ];
