@@ -48,7 +48,7 @@ mod linux {
         IntegerAxpy,
         /// GEMM with 32 tokens, integer, per token.
         IntegerBatch,
-        /// Rounding a vector of float32 to int8, which one thread does for all.
+        /// Rounding a vector of float32 to int8, which one thread does for all threads.
         Rounding,
     }
 

@@ -137,8 +137,8 @@ impl Sandbox {
         folder
     }
 
-    /// Writes the hardware file of a machine whose GPU computes even the smallest models faster, as its CPU takes long to start a
-    /// kernel. Returns its name.
+    /// Writes the hardware file of a machine whose CPU takes so long to start a kernel that its GPU computes even the smallest models
+    /// faster. Returns the file's name.
     pub(crate) fn slow_host(&self) -> &'static str {
         let mut machine = hardware::named("rtx4090").unwrap();
         machine.cpu.kernel_seconds = 1e-4;

@@ -190,8 +190,9 @@ mod format_name {
 }
 
 impl Cpu {
-    /// Bandwidth of a sequential stream on `threads` threads: of the most measured threads up to that number, or of the fewest; without
-    /// measurements [`read_bandwidth_bytes_per_second`](Self::read_bandwidth_bytes_per_second).
+    /// Bandwidth of a sequential stream on `threads` threads: the one measured with the most threads up to that number. If all
+    /// measurements have more threads, it is the one with the fewest; without measurements, it is
+    /// [`read_bandwidth_bytes_per_second`](Self::read_bandwidth_bytes_per_second).
     pub fn stream_bytes_per_second(&self, threads: usize) -> f64 {
         let streams = self.streams();
         let up_to = streams.clone().filter(|read| read.threads <= threads);

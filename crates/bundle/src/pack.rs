@@ -1,9 +1,9 @@
 //! Packing: makes a bundle from a checkpoint, neuron orders, predictors and a plan.
 
-use std::{collections::BTreeMap, ops::Range, path::Path};
+use std::{collections::BTreeMap, fs, ops::Range, path::Path};
 
 use powerinfer_artifact::{
-    Digest, Header, Progress, TensorFile,
+    ArtifactError, Digest, Header, Progress, TensorFile,
     document::Document,
     matrix_planes::{append_rows, declare_matrix, insert_matrix},
     placement_inputs::{self, LayerInputs},
@@ -61,7 +61,7 @@ pub fn pack(
     out: &Path,
     progress: &dyn Progress,
 ) -> Result<Bundle, BundleError> {
-    pack_with(inputs, out, progress, |_| Ok(()))
+    pack_with(inputs, None, out, progress, |_| Ok(()))
 }
 
 /// Packs a model as it is into the folder `out`: float32, every neuron computed on the CPU, and room for `context` tokens.
@@ -95,18 +95,20 @@ pub fn pack_plain(
     pack(&inputs, out, &Silent)
 }
 
-/// As [`pack`], but what is in `out` is replaced only once `accept` has passed the new bundle, in another folder.
+/// Like [`pack`], but writes the new bundle to another folder and replaces the contents of `out` only once `accept` has passed it. `packed`
+/// may be the folder of a bundle that was packed from the same checkpoint. If its weights are the same, they are reused.
 ///
 /// # Errors
 ///
 /// Fails as [`pack`] and `accept` do; `out` is unchanged then.
 pub fn pack_with<E: From<BundleError>>(
     inputs: &PackInputs<'_>,
+    packed: Option<&Path>,
     out: &Path,
     progress: &dyn Progress,
     accept: impl FnOnce(Bundle) -> Result<(), E>,
 ) -> Result<Bundle, E> {
-    let folder = write_all(inputs, out, progress)?;
+    let folder = write_all(inputs, packed, out, progress)?;
     accept(Bundle::open(folder.path(), IntegrityCheck::Quick)?)?;
     folder.finish().map_err(BundleError::from)?;
     Ok(Bundle::open(out, IntegrityCheck::Quick)?)
@@ -115,6 +117,7 @@ pub fn pack_with<E: From<BundleError>>(
 /// Writes all files of a bundle that is to be in `out`.
 fn write_all(
     inputs: &PackInputs<'_>,
+    packed: Option<&Path>,
     out: &Path,
     progress: &dyn Progress,
 ) -> Result<PartialFolder, BundleError> {
@@ -143,7 +146,13 @@ fn write_all(
         files.insert(name.to_owned(), Digest::of_file(&folder.path().join(name))?);
         Ok(())
     };
-    write_weights(inputs, &folder.path().join(WEIGHTS), progress)?;
+    let packed = packed.map(|folder| folder.join(WEIGHTS));
+    write_weights(
+        inputs,
+        packed.as_deref(),
+        &folder.path().join(WEIGHTS),
+        progress,
+    )?;
     record(WEIGHTS)?;
     if let Some(predictors) = inputs.predictors {
         write_predictors(
@@ -192,9 +201,10 @@ fn write_all(
 const CHUNK: usize = 1 << 20;
 
 /// Writes all weights: matrices with permuted rows one at a time, others, such as large embeddings, in
-/// chunks of rows.
+/// chunks of rows. If the file `packed` has the same weights, it is linked or copied instead.
 fn write_weights(
     inputs: &PackInputs<'_>,
+    packed: Option<&Path>,
     path: &Path,
     progress: &dyn Progress,
 ) -> Result<(), BundleError> {
@@ -213,6 +223,10 @@ fn write_weights(
     for (layer, order) in inputs.orders.iter().enumerate() {
         shapes.insert(order_name(layer), (Dtype::U32, vec![order.len()]));
     }
+    if let Some(packed) = packed.filter(|packed| has_layout(packed, &shapes, inputs.orders)) {
+        let linked = fs::hard_link(packed, path).or_else(|_| fs::copy(packed, path).map(drop));
+        return Ok(linked.map_err(ArtifactError::write(path))?);
+    }
     progress.begin("packing", total as u64, "weights");
     fill_tensors(path, None, &shapes, |writer| {
         for weight in weights {
@@ -229,6 +243,25 @@ fn write_weights(
     })?;
     progress.end();
     Ok(())
+}
+
+/// Whether the tensors of `file` have these shapes and neuron orders. If it was packed from the same checkpoint, its weights are then the
+/// same, too.
+fn has_layout(file: &Path, shapes: &TensorShapes, orders: &[Vec<u32>]) -> bool {
+    let Ok(file) = TensorFile::open(file) else {
+        return false;
+    };
+    let is_there = |(name, (dtype, shape)): (&String, &(Dtype, Vec<usize>))| {
+        file.expect(name, *dtype, shape).is_ok()
+    };
+    let is_ordered = |(layer, order): (usize, &Vec<u32>)| {
+        let expected = order.iter().flat_map(|neuron| neuron.to_le_bytes());
+        let found = file.find(&order_name(layer));
+        found.is_some_and(|found| found.bytes.iter().copied().eq(expected))
+    };
+    file.names().len() == shapes.len()
+        && shapes.iter().all(is_there)
+        && orders.iter().enumerate().all(is_ordered)
 }
 
 /// Reads a range of a weight's rows as the bundle stores them, row-major.
@@ -480,6 +513,50 @@ fn columns_as_rows(values: &[f32], rows: usize, order: &[u32]) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn weights_are_packed_again_only_if_they_differ() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models");
+        let checkpoint = Checkpoint::open(&golden.join("llama-relu-gqa")).unwrap();
+        let config = checkpoint.config();
+        let folder = tempfile::tempdir().unwrap();
+        let ascending: Vec<u32> = (0..config.ffn_size as u32).collect();
+        let descending: Vec<u32> = ascending.iter().rev().copied().collect();
+        let plan = || Plan::unplaced(config.layer_count, config.ffn_size, Policy::Dense, 16);
+        let ascending = vec![ascending; config.layer_count];
+        let descending = vec![descending; config.layer_count];
+        let inputs = |orders, quant| PackInputs {
+            checkpoint: &checkpoint,
+            orders,
+            predictors: None,
+            plan: plan(),
+            placement_inputs: None,
+            quant,
+            companions: &[],
+            inputs: BTreeMap::new(),
+            request: serde_json::Value::Null,
+            seed: 0,
+        };
+        let first = folder.path().join("first");
+        drop(pack(&inputs(&ascending, Format::F16), &first, &Silent).unwrap());
+        for (orders, quant, is_same) in [
+            (&ascending[..], Format::F16, true),
+            (&descending, Format::F16, false),
+            (&ascending, Format::Q8_0, false),
+        ] {
+            let inputs = inputs(orders, quant);
+            let [alone, after] = ["alone", "after"].map(|name| folder.path().join(name));
+            drop(pack(&inputs, &alone, &Silent).unwrap());
+            let accept = |_| Ok::<_, BundleError>(());
+            drop(pack_with(&inputs, Some(&first), &after, &Silent, accept).unwrap());
+            let read = |folder: &Path| fs::read(folder.join(WEIGHTS)).unwrap();
+            assert_eq!(read(&after), read(&alone), "{quant}");
+            assert_eq!(read(&after) == read(&first), is_same, "{quant}");
+            // A folder without a bundle is ignored.
+            drop(pack_with(&inputs, Some(folder.path()), &after, &Silent, accept).unwrap());
+            assert_eq!(read(&after), read(&alone), "{quant}");
+        }
+    }
 
     #[test]
     fn rows_and_columns_follow_the_order() {

@@ -22,6 +22,7 @@ pub(crate) fn training_work(method: Method, steps: usize) -> (bool, u64) {
 pub(crate) fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 90.0 => format!("{s:.0} s"),
+        s if s < 600.0 => format!("{:.1} min", s / 60.0),
         s if s < 5400.0 => format!("{:.0} min", s / 60.0),
         s => format!("{:.1} h", s / 3600.0),
     }

@@ -69,7 +69,7 @@ impl TraceArguments {
         Ok(card)
     }
 
-    /// Tokens per layer to keep samples of for predictors by `method`.
+    /// Number of tokens per layer to keep samples of, for predictors made by `method`.
     pub(crate) fn trace_tokens(&self, method: Method) -> usize {
         self.trace_tokens.unwrap_or(method.samples())
     }

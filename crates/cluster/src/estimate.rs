@@ -3,8 +3,8 @@
 //! Time is work over rate. The work follows from the model's shape. The rates are those of GEMMs of prompts, which `doctor`
 //! measures: `profile` and training multiply floats, bundles are quantised. The GEMMs of `profile` reach the rate; the efficiency
 //! of the other stages is fitted to runs of `llama-1b` with 3 layers and `llama-7b` and `llama-13b` with one, on two cores of an
-//! AMD EPYC (Zen 5) and of an Intel Xeon; see the guide. The efficiency of calculating predictors is fitted to `demo` and one
-//! layer of `llama-7b` on the Xeon.
+//! AMD EPYC (Zen 5) and of an Intel Xeon; see the guide. The efficiency of calculating predictors, packing and certifying is
+//! fitted to the whole `llama-1b` and one layer of `llama-7b` on the Xeon.
 
 use powerinfer_artifact::hardware::Hardware;
 use powerinfer_model::{ModelConfig, Weight};
@@ -32,18 +32,20 @@ const SEARCH_STEPS: f64 = 900.0;
 const FURTHER_STEPS: f64 = 280.0;
 /// Largest number of tokens from which a predictor is calculated.
 const CALCULATED_TOKENS: u64 = 4096;
-/// Operations per direction of a calculated predictor, hidden element, and neuron or token: 3.5 iterations.
-const DIRECTION: f64 = 31.0;
+/// Operations per direction of a calculated predictor, hidden element, and neuron or token.
+const DIRECTION: f64 = 110.0;
 /// Operations to fit and evaluate a calculated predictor, per neuron and token.
-const FIT: f64 = 3500.0;
+const FIT: f64 = 3300.0;
 /// Number of ranks calculated per layer.
-const RANKS: f64 = 3.0;
+const RANKS: f64 = 4.0;
+/// Share of the rate that is reached by passes that compute the logits of all tokens.
+const SCORING: f64 = 0.6;
 /// Passes over the certificate's text as passes of `dense`: that, and the plan with its verification, which computes less.
-const CERTIFY: f64 = 2.0;
+const CERTIFY: f64 = 1.8;
 /// The same for the search of policies within the perplexity budget.
-const DECIDE: f64 = 1.9;
+const DECIDE: f64 = 3.0;
 /// Weights per second and core that `place` quantises and writes.
-const PACK: f64 = 50e6;
+const PACK: f64 = 30e6;
 /// Bytes per second that shared storage is read at.
 const READ: f64 = 1e9;
 
@@ -198,7 +200,7 @@ impl Workload {
         let rate = of_cores(self.rates.operations_per_second);
         let float_rate = of_cores(self.rates.float_operations_per_second);
         let read = |bytes: u64| bytes as f64 / READ;
-        let scored = 2.0 * self.parameters as f64 * self.certify_tokens as f64;
+        let scored = 2.0 * self.parameters as f64 * self.certify_tokens as f64 / SCORING;
         let in_layers = (self.layers * self.layer_parameters) as f64;
         let samples = self.layers * self.sample_bytes();
         let (seconds, memory, written_bytes, read_bytes) = match kind {

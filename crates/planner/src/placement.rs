@@ -33,6 +33,8 @@ const TRIED_TOKENS: usize = 16;
 pub struct Placement {
     plan: Plan,
     report: SolveReport,
+    /// Folder of a temporary bundle of the same model, whose weights can be reused.
+    packed: Option<ScratchFolder>,
     orders: Vec<Vec<u32>>,
     placing: Vec<LayerInputs>,
     predictors: Option<PredictorFile>,
@@ -110,6 +112,7 @@ pub fn plan(
         perplexity_budget: options.perplexity_budget(),
         inputs: None,
         scratch,
+        packed: None,
         progress,
     };
     if let Some(share) = subject.inputs_left_out {
@@ -120,6 +123,7 @@ pub fn plan(
     Ok(Placement {
         plan: solved.plan,
         report: solved.report,
+        packed: solver.packed,
         orders: solved.orders,
         placing: solved.placing,
         predictors,
@@ -314,7 +318,8 @@ impl Placement {
             seed: self.seed,
         };
         let replaces = Bundle::open(out, IntegrityCheck::Quick).is_ok();
-        pack_with(&inputs, out, progress, |bundle| {
+        let packed = self.packed.as_ref().map(ScratchFolder::path);
+        pack_with(&inputs, packed.as_deref(), out, progress, |bundle| {
             if !replaces {
                 return Ok(());
             }

@@ -56,6 +56,8 @@ pub(crate) struct Solver<'a> {
     /// Input thresholds per layer; `None` without input sparsity.
     pub(crate) inputs: Option<Vec<InputThresholds>>,
     pub(crate) scratch: Scratch<'a>,
+    /// The last temporary bundle, kept because its weights can be reused.
+    pub(crate) packed: Option<ScratchFolder>,
     pub(crate) progress: &'a dyn Progress,
 }
 
@@ -225,7 +227,8 @@ impl Solver<'_> {
             ));
             Ok(rise.value + CAUTION * (rise.high - rise.value) <= self.perplexity_budget)
         })?;
-        drop((judge, folder));
+        drop(judge);
+        self.packed = Some(folder);
         if found == 0 {
             let line = format!(
                 "no policy that skips more keeps the rise of perplexity within {}",

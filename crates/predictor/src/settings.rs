@@ -55,10 +55,10 @@ impl Method {
         }
     }
 
-    /// Number of training samples per layer from which it makes predictors. A profile need not keep more.
+    /// Number of training samples per layer that this method uses. A profile need not keep more.
     pub fn samples(self) -> usize {
         match self {
-            // Half of them are calculated with; the more are held out, the better is the calibration.
+            // Half of them are used for the calculation. The more samples are held out, the better the calibration.
             Self::ClosedForm => 8192,
             Self::Trained | Self::Auto => 16_384,
         }

@@ -24,7 +24,7 @@ thread_local! {
     static MERGED: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
-/// Bytes of cache that can be read in the time that a row takes whatever the number of positions.
+/// Fixed cost of a row, regardless of the number of positions, as the bytes of cache that can be read in that time.
 const ROW_BYTES: usize = 8 << 10;
 
 /// Number and size of a layer's heads.

@@ -105,7 +105,7 @@ impl ActiveUnits {
             for token in 0..tokens {
                 let (quants, scale) = rounded.vector(token).block(block);
                 for sign in signs {
-                    // Without branches: every unit is written, and overwritten if it is inactive.
+                    // Without branches: every unit is written, and an inactive one is overwritten by the next.
                     let mut end = self.units.len();
                     self.units.resize(end + BLOCK, 0);
                     self.rounded.resize(end + BLOCK, 0);

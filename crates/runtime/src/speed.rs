@@ -354,7 +354,7 @@ impl SpeedTest {
     }
 }
 
-/// Time per element of the hidden state that one thread needs in a layer before its jobs, for two norms and for rounding three inputs.
+/// Time per layer and element of the hidden state that one thread spends before jobs: two norms, and rounding three inputs.
 fn hidden_seconds(isa: Isa) -> f64 {
     const SIZE: usize = 4096;
     let norm = StoredNorm {
@@ -381,7 +381,7 @@ fn hidden_seconds(isa: Isa) -> f64 {
     seconds / SIZE as f64
 }
 
-/// Time per neuron that one thread needs between gate-up and down, for listing the computed neurons, a tenth of all, and dividing the list.
+/// Time per neuron that one thread spends between gate-up and down: listing the computed neurons (10% of all), and dividing the list.
 fn neuron_seconds() -> f64 {
     const NEURONS: u32 = 8192;
     let computed: Vec<_> = (0..NEURONS).step_by(10).map(|row| (row, 0.5)).collect();

@@ -13,7 +13,7 @@ pub(crate) struct Quantise<'a> {
 }
 
 impl<'a> Quantise<'a> {
-    /// The spans of all vectors, and the values of each, of which the last ones of a vector may be missing.
+    /// The spans of all vectors, each with its values; the last span of a vector may have fewer values.
     #[inline(always)]
     fn spans(self) -> impl Iterator<Item = (&'a [f32], &'a mut ActivationSpan)> {
         let Self { x, columns, out } = self;
@@ -54,7 +54,7 @@ impl Operation for Quantise<'_> {
     }
 }
 
-/// Sets `span` to `x`, quantised.
+/// Quantises `x` into `span`.
 #[inline(always)]
 fn quantise_span<S: Simd>(simd: S, x: &[f32; SPAN_COLUMNS], span: &mut ActivationSpan) {
     let halves = x.as_chunks::<SPAN>().0;
@@ -121,7 +121,7 @@ mod tests {
                 let x: Vec<f32> = (0..3 * columns).map(value).collect();
                 let bits = |isa: Isa| {
                     let mut out = QuantisedActivations::default();
-                    // What was there before does not matter.
+                    // The earlier contents do not matter.
                     isa.quantise(&[f32::NAN; 5000], 1000, &mut out);
                     isa.quantise(&x, columns, &mut out);
                     let span = |span: &ActivationSpan| {

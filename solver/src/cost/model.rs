@@ -19,7 +19,7 @@ use crate::{LayerMode, ReadCost};
 
 /// Kernels of attention, of prediction, and of the FFN: fused on the GPU.
 pub const GPU_KERNELS: [f64; 3] = [3.0, 2.0, 2.0];
-/// Kernels of attention, of prediction, and of the FFN: jobs that threads share on the CPU.
+/// Kernels of attention, of prediction, and of the FFN: on the CPU, the jobs that threads share.
 pub const CPU_KERNELS: [f64; 3] = [3.0, 1.0, 2.0];
 
 /// Time of a part of a pass, in seconds.

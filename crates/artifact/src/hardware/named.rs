@@ -125,9 +125,9 @@ const SUSTAINED_OPERATIONS_NOTE: &str = "50% of it sustained, assumed";
 const ROW_SECONDS: f64 = 40e-9;
 /// Fixed time per kernel.
 const KERNEL_SECONDS: f64 = 5e-6;
-/// Times outside matrices, on one thread.
-const HIDDEN_SECONDS: f64 = 3e-9;
-const NEURON_SECONDS: f64 = 0.8e-9;
+/// Times between kernels, on one thread.
+const HIDDEN_SECONDS: f64 = 1.5e-9;
+const NEURON_SECONDS: f64 = 0.15e-9;
 const VOCABULARY_SECONDS: f64 = 1.2e-9;
 
 const RTX_5090: Card = Card {

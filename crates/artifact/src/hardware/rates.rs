@@ -33,7 +33,8 @@ pub struct ModelShape {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EngineRates {
     /// Pairs `(n, share)`, ascending in n: a pass on n threads reaches `share` of n times the kernels' speed on one
-    /// thread, as threads share memory and processors, and the slowest one has more to do than the mean. The last entry also applies to more threads; if there are no entries, the kernels' measured rates apply.
+    /// thread. The share falls because threads share memory and processors, and because the slowest one has more work than the mean.
+    /// The last entry also applies to more threads; if there are no entries, the kernels' measured rates apply.
     pub threads: &'static [(usize, f64)],
     /// Minimum time of a GPU kernel in a captured graph, on top of the time to read its bytes.
     pub gpu_kernel_seconds: f64,
@@ -57,8 +58,8 @@ impl EngineRates {
     };
 
     /// This engine, fitted to measurements on an NVIDIA H200 and 16 virtual cores of an Intel Xeon; see
-    /// `docs/reports/simulator.md`. Shares of threads are those measured on 26 November 2026 times what `bench --parts` says was gained
-    /// since then.
+    /// `docs/reports/simulator.md`. The shares of threads were measured on 26 November 2026 and multiplied by the speedup since then, as
+    /// estimated by `bench --parts`.
     pub const CURRENT: Self = Self {
         threads: &[(1, 0.97), (2, 0.81), (4, 0.73), (8, 0.67), (16, 0.60)],
         gpu_kernel_seconds: 6e-6,
@@ -182,8 +183,8 @@ impl Cpu {
 }
 
 impl Hardware {
-    /// Returns this machine with the rates of one engine for one model: bandwidth and row costs of that model's rows. It keeps
-    /// only the sequential reads of the tables of measurements.
+    /// Returns this machine with the rates of one engine for one model: bandwidth and row costs of that model's rows. From the
+    /// tables of measurements, it keeps only the sequential reads.
     #[must_use]
     pub fn for_model(&self, shape: ModelShape, engine: &EngineRates) -> Self {
         let mut machine = self.clone();

@@ -32,7 +32,7 @@ const RECORDED: EngineRates = EngineRates {
     link: 1.0,
 };
 
-/// Kernels of a layer on the CPU on that day, as [`CPU_KERNELS`](powerinfer_solver::cost::CPU_KERNELS).
+/// Kernels of a layer on the CPU on that day, in the order of [`CPU_KERNELS`](powerinfer_solver::cost::CPU_KERNELS).
 const RECORDED_KERNELS: [f64; 3] = [4.0, 2.0, 3.0];
 
 /// A measurement.
@@ -231,17 +231,21 @@ fn machine(threads: usize) -> Hardware {
 }
 
 impl Measured {
-    /// Predicted tokens per second.
-    fn predicted(&self) -> f64 {
-        let config = Shape::find(self.setup.model).unwrap().describe().unwrap();
-        let engine = match self.engine {
+    /// The engine on the day of the measurement.
+    fn engine(&self) -> Engine {
+        match self.engine {
             "ours" => Engine {
                 rates: RECORDED,
                 kernels: [GPU_KERNELS, RECORDED_KERNELS],
                 ..OURS
             },
             _ => LLAMA_CPP,
-        };
+        }
+    }
+
+    /// Predicted tokens per second of `engine`.
+    fn predicted(&self, engine: &Engine) -> f64 {
+        let config = Shape::find(self.setup.model).unwrap().describe().unwrap();
         let shape = ModelShape {
             format: QUANT,
             hidden: config.hidden_size,
@@ -250,7 +254,7 @@ impl Measured {
         };
         let hardware = machine(self.setup.threads).for_model(shape, &engine.rates);
         let estimator = Estimator {
-            engine: &engine,
+            engine,
             hardware: &hardware,
         };
         let frequencies = match self.engine {
@@ -276,11 +280,11 @@ impl Measured {
 /// The rows of the comparison, and the error of each.
 pub(super) fn rows() -> (String, Vec<f64>) {
     let mut text = String::from(
-        "| placement | engine | policy | measured | predicted | error |\n|---|---|---|--:|--:|--:|\n",
+        "| placement | engine | policy | measured | predicted | error | today |\n|---|---|---|--:|--:|--:|--:|\n",
     );
     let mut errors = Vec::new();
     for measured in &MEASURED {
-        let found = measured.predicted();
+        let found = measured.predicted(&measured.engine());
         let error = found / measured.speed - 1.0;
         errors.push(error);
         let Measured {
@@ -294,8 +298,12 @@ pub(super) fn rows() -> (String, Vec<f64>) {
             s if s < 100.0 => format!("{s:.1}"),
             s => format!("{s:.0}"),
         };
+        let today = match *engine {
+            "ours" => number(measured.predicted(&OURS)),
+            _ => String::new(),
+        };
         text += &format!(
-            "| {what} | {engine} | {policy} | {} | {} | {:+.0}% |\n",
+            "| {what} | {engine} | {policy} | {} | {} | {:+.0}% | {today} |\n",
             number(*speed),
             number(found),
             100.0 * error

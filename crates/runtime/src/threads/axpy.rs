@@ -347,7 +347,7 @@ impl Parts {
                     end += chunk.len();
                     continue;
                 }
-                // The part ends with the group of this row.
+                // The part ends with the group of the last row that is counted.
                 let mut last = (0..chunk.len()).filter(|index| chunk[*index] != 0.0);
                 let last = end + last.nth(wanted - 1).expect("enough were found");
                 let next = &rows[last..rows.len().min(last + AXPY_GROUP_ROWS)];

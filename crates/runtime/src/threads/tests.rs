@@ -153,7 +153,7 @@ proptest! {
             let own = &listed[range.clone()];
             if part + 1 < parts.count {
                 let before = own.partition_point(|row| group(row) < group(&own[own.len() - 1]));
-                prop_assert!(before < least, "the part has a group too many");
+                prop_assert!(before < least, "the part is at least one group too long");
             }
             if let (Some(last), Some(next)) = (listed[range].last(), listed.get(end)) {
                 prop_assert!(group(last) < group(next));
