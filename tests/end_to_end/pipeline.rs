@@ -140,12 +140,21 @@ fn the_same_inputs_give_the_same_bytes() {
 fn placement_does_not_change_the_text() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
+    let machine = sandbox.slow_host();
     let mut texts = Vec::new();
     let mut hot_counts = Vec::new();
     // No neurons, some, and all on the GPU, whose context alone takes 512 MiB.
     for vram in ["0G", "71M", "24G"] {
         let place = sandbox
-            .run(&["place", "demo", "--vram", vram, "--json"])
+            .run(&[
+                "place",
+                "demo",
+                "--vram",
+                vram,
+                "--hardware",
+                machine,
+                "--json",
+            ])
             .good();
         hot_counts.push(
             place.json()["plan"]["totals"]["hot_count"]

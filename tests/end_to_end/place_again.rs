@@ -69,6 +69,11 @@ fn reseal(bundle: &Path, edit: impl FnOnce(&mut Document<Manifest>)) {
 #[test]
 fn placing_again_changes_only_the_plan_and_keeps_the_text() {
     let (sandbox, bundle) = demo();
+    place(
+        &sandbox,
+        &["--vram", "24G", "--hardware", sandbox.slow_host()],
+    )
+    .good();
     let run = || {
         let arguments = ["run", "demo", "--prompt", "def f(xs):", "--json"];
         sandbox.run(&arguments).good().json()["completion"].clone()

@@ -141,7 +141,7 @@ impl Sandbox {
     /// faster. Returns the file's name.
     pub(crate) fn slow_host(&self) -> &'static str {
         let mut machine = hardware::named("rtx4090").unwrap();
-        machine.cpu.kernel_seconds = 1e-4;
+        machine.cpu.kernel_seconds = 2e-5;
         let text = serde_json::to_string(&machine).unwrap();
         fs::write(self.path("slow-host.json"), text).unwrap();
         "slow-host.json"
