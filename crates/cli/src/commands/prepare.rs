@@ -99,14 +99,6 @@ fn prepare_model(
     let model = &arguments.model;
     let recipe = training.recipe_or_kept(model, checkpoint, quant, seed, folder, output)?;
     let card = arguments.tracing.card(checkpoint, output)?;
-    let mut how = Prepare {
-        text: arguments.calibration.text(),
-        trace_tokens: 0,
-        recipe,
-        options: arguments.budget.options()?,
-        device: card.as_ref(),
-        seed,
-    };
     let samples = |recipe: &Recipe| {
         let method = match recipe {
             Recipe::Train(settings) => settings.method,
@@ -114,7 +106,14 @@ fn prepare_model(
         };
         arguments.tracing.trace_tokens(method)
     };
-    how.trace_tokens = samples(&how.recipe);
+    let mut how = Prepare {
+        text: arguments.calibration.text(),
+        trace_tokens: samples(&recipe),
+        recipe,
+        options: arguments.budget.options()?,
+        device: card.as_ref(),
+        seed,
+    };
     let mut full = None;
     if arguments.quick {
         full = Some(workload(
