@@ -547,17 +547,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("bundle");
         let plan = Plan::unplaced(config.layer_count, config.ffn_size, Policy::Dense, 16);
+        let orders = vec![(0..config.ffn_size as u32).collect(); config.layer_count];
         let inputs = PackInputs {
-            checkpoint: &checkpoint,
-            orders: &vec![(0..config.ffn_size as u32).collect(); config.layer_count],
-            predictors: None,
-            plan,
-            placement_inputs: None,
-            quant: Format::F16,
             companions: &["tokenizer.json"],
-            inputs: BTreeMap::new(),
-            request: serde_json::Value::Null,
-            seed: 0,
+            ..PackInputs::new(&checkpoint, &orders, plan, Format::F16)
         };
         drop(pack(&inputs, &out, &Silent).unwrap());
         let [weights, tokenizer] = [WEIGHTS, "tokenizer.json"].map(|name| out.join(name));

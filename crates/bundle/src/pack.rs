@@ -47,6 +47,29 @@ pub struct PackInputs<'a> {
     pub seed: u64,
 }
 
+impl<'a> PackInputs<'a> {
+    /// A bundle of this model, with nothing that is optional.
+    pub fn new(
+        checkpoint: &'a Checkpoint,
+        orders: &'a [Vec<u32>],
+        plan: Plan,
+        quant: Format,
+    ) -> Self {
+        Self {
+            checkpoint,
+            orders,
+            predictors: None,
+            plan,
+            placement_inputs: None,
+            quant,
+            companions: &[],
+            inputs: BTreeMap::new(),
+            request: serde_json::Value::Null,
+            seed: 0,
+        }
+    }
+}
+
 /// Header setting with the request; an equal request gives an equal bundle.
 pub const REQUEST: &str = "request";
 
@@ -80,17 +103,13 @@ pub fn pack_plain(
     let (layers, neurons) = (config.layer_count, config.ffn_size);
     let context = context.min(config.context_length);
     let order: Vec<u32> = (0..neurons as u32).collect();
+    let (orders, plan) = (
+        vec![order; layers],
+        Plan::unplaced(layers, neurons, Policy::Dense, context),
+    );
     let inputs = PackInputs {
-        checkpoint,
-        orders: &vec![order; layers],
-        predictors: None,
-        plan: Plan::unplaced(layers, neurons, Policy::Dense, context),
-        placement_inputs: None,
-        quant: Format::F32,
         companions,
-        inputs: BTreeMap::new(),
-        request: serde_json::Value::Null,
-        seed: 0,
+        ..PackInputs::new(checkpoint, &orders, plan, Format::F32)
     };
     pack(&inputs, out, &Silent)
 }
@@ -525,18 +544,7 @@ mod tests {
         let plan = || Plan::unplaced(config.layer_count, config.ffn_size, Policy::Dense, 16);
         let ascending = vec![ascending; config.layer_count];
         let descending = vec![descending; config.layer_count];
-        let inputs = |orders, quant| PackInputs {
-            checkpoint: &checkpoint,
-            orders,
-            predictors: None,
-            plan: plan(),
-            placement_inputs: None,
-            quant,
-            companions: &[],
-            inputs: BTreeMap::new(),
-            request: serde_json::Value::Null,
-            seed: 0,
-        };
+        let inputs = |orders, quant| PackInputs::new(&checkpoint, orders, plan(), quant);
         let first = folder.path().join("first");
         drop(pack(&inputs(&ascending, Format::F16), &first, &Silent).unwrap());
         for (orders, quant, is_same) in [

@@ -167,17 +167,11 @@ fn bundle(
     plan.layers[0].hot_count = hot;
     plan.totals.hot_count = hot as u64;
     let orders = (0..config.layer_count).map(|layer| order(layer, config.ffn_size));
+    let orders: Vec<_> = orders.collect();
     let inputs = PackInputs {
-        checkpoint,
-        orders: &orders.collect::<Vec<_>>(),
         predictors,
-        plan,
-        placement_inputs: None,
-        quant,
         companions: &Tokenizer::FILES,
-        inputs: BTreeMap::new(),
-        request: Json::Null,
-        seed: 0,
+        ..PackInputs::new(checkpoint, &orders, plan, quant)
     };
     pack(&inputs, out, &Silent).unwrap()
 }

@@ -298,16 +298,9 @@ impl Solver<'_> {
             }
         }
         let inputs = PackInputs {
-            checkpoint: self.checkpoint,
-            orders: &solved.orders,
             predictors: self.subject.predictors,
-            plan,
-            placement_inputs: None,
-            quant: self.subject.quant,
-            companions: &[],
             inputs: self.request.inputs.clone(),
-            request: serde_json::Value::Null,
-            seed: 0,
+            ..PackInputs::new(self.checkpoint, &solved.orders, plan, self.subject.quant)
         };
         Ok(pack(&inputs, out, self.progress)?)
     }

@@ -126,7 +126,6 @@ impl LayerExecutor for CpuExecutor {
                 let rotations = rotations_of(model, layer, &pass.buffers.rotations);
                 let size = model.config.head_size;
                 let (isa, writers) = (threads.isa(), position.writers);
-                let work = position.heads.len() * position.head_bytes;
                 let bytes = Linear::products_then(
                     &linears,
                     threads,
@@ -138,7 +137,7 @@ impl LayerExecutor for CpuExecutor {
                         let numbers = &projections[keys..];
                         numbers.split_at(numbers.len() / 2)
                     },
-                    (&mut position.heads, work),
+                    (&mut position.heads, position.bytes),
                     |all, heads, (keys, values)| {
                         let own = all.start * size..all.end * size;
                         let numbers = [&keys[own.clone()], &values[own]];

@@ -218,8 +218,8 @@ pub(crate) fn emptied<'b>(mut heads: Vec<HeadTiles<'_>>) -> Vec<HeadTiles<'b>> {
 pub(crate) struct NewPosition<'a> {
     pub(crate) heads: Vec<HeadTiles<'a>>,
     pub(crate) writers: [HeadWriter; 2],
-    /// Bytes that can be read in the time that writing one head takes.
-    pub(crate) head_bytes: usize,
+    /// Bytes that can be read in the time that writing the position takes.
+    pub(crate) bytes: usize,
 }
 
 /// Writes the key, after rotating it by `rotations [pairs]`, and the value to some `heads` of a [`NewPosition`]. `numbers` holds both,
@@ -305,12 +305,12 @@ impl LayerCache {
     ) {
         let size = self.keys.head_size();
         if let Some(mut position) = self.append(Vec::new()) {
-            let writers = position.writers;
+            let (writers, heads) = (position.writers, position.heads.len());
             return threads.by_row_groups(
                 &mut position.heads,
                 1,
                 1,
-                position.head_bytes,
+                position.bytes / heads,
                 |all, heads| {
                     let own = all.start * size..all.end * size;
                     let numbers = [&key[own.clone()], &value[own]];
@@ -328,7 +328,7 @@ impl LayerCache {
     /// Appends a position for [`store`] to write, reusing the memory of `heads`. `None` if the format is quantised:
     /// use [`Self::push`] then.
     pub(crate) fn append(&mut self, heads: Vec<HeadTiles<'_>>) -> Option<NewPosition<'_>> {
-        let head_bytes = self.keys.head_size() * KEY_WRITE_BYTES;
+        let bytes = self.keys.heads() * self.keys.head_size() * KEY_WRITE_BYTES;
         let (keys, key_writer) = self.keys.append()?;
         let (values, value_writer) = self.values.append()?;
         let keys = keys.chunks_exact_mut(key_writer.head_bytes);
@@ -338,7 +338,7 @@ impl LayerCache {
         Some(NewPosition {
             heads,
             writers: [key_writer, value_writer],
-            head_bytes,
+            bytes,
         })
     }
 

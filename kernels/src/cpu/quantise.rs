@@ -110,15 +110,18 @@ mod tests {
         ];
         for columns in [1, 15, 32, 33, 511, 512, 513, 1100] {
             for with_special in [false, true] {
-                let value = |index: usize| match index % 7 {
-                    3 if with_special => special[index / 7 % special.len()],
-                    // From 1e-6 to 1, so that halves are rounded too.
-                    _ => {
-                        ((index * 37) % 255) as f32 / 254.0 * 10f32.powi(-((index / 64 % 7) as i32))
-                            - 0.25
-                    }
+                // Magnitudes from 1e-6 to 1, so that halves are rounded too.
+                let value = |index: usize| {
+                    let magnitude = 0.1f32.powi((index / 64) as i32 % 7);
+                    ((index * 37 % 255) as f32 / 254.0 - 0.25) * magnitude
                 };
-                let x: Vec<f32> = (0..3 * columns).map(value).collect();
+                let mut x: Vec<f32> = (0..3 * columns).map(value).collect();
+                if with_special {
+                    let every_seventh = x.iter_mut().step_by(7);
+                    every_seventh
+                        .zip(special.iter().cycle())
+                        .for_each(|(x, special)| *x = *special);
+                }
                 let bits = |isa: Isa| {
                     let mut out = QuantisedActivations::default();
                     // The earlier contents do not matter.

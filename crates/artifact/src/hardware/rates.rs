@@ -240,7 +240,7 @@ impl Hardware {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::named;
+    use super::super::{ReadSpeed, named};
     use super::*;
 
     fn speed(row_bytes: u64, threads: usize, speeds: [f64; 4]) -> KernelSpeed {
@@ -345,6 +345,34 @@ mod tests {
         machine.cpu.kernels[1] = speed(1088, 4, [2e9, 2e9, 2e9, 2e9]);
         let limited = machine.for_model(shape, &engine);
         assert_eq!(limited.cpu.read_bandwidth_bytes_per_second, 2e9);
+    }
+
+    #[test]
+    fn plans_keep_the_streams_of_every_number_of_threads() {
+        let mut machine = named("cpu-only").unwrap();
+        let shape = ModelShape {
+            format: Format::Q8_0,
+            hidden: 1024,
+            neurons: 4096,
+            vocabulary: 1000,
+        };
+        let assumed = machine.cpu.read_bandwidth_bytes_per_second;
+        assert_eq!(machine.cpu.stream_bytes_per_second(3), assumed);
+        let read = |threads, row_bytes, bytes_per_second| ReadSpeed {
+            threads,
+            row_bytes,
+            bytes_per_second,
+        };
+        machine.cpu.reads = vec![
+            read(2, 4096, 9e9),
+            read(2, 1 << 22, 2e10),
+            read(8, 4096, 3e10),
+            read(8, 1 << 22, 7e10),
+        ];
+        let cpu = machine.for_model(shape, &EngineRates::CURRENT).cpu;
+        assert_eq!(cpu.reads.len(), 2);
+        let found = [1, 2, 7, 8, 16].map(|threads| cpu.stream_bytes_per_second(threads));
+        assert_eq!(found, [2e10, 2e10, 2e10, 7e10, 7e10]);
     }
 
     proptest! {

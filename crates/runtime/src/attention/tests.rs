@@ -244,3 +244,34 @@ fn long_contexts_are_as_exact_as_short_ones() {
         }
     }
 }
+
+#[test]
+fn many_threads_share_the_heads_of_the_first_positions() {
+    let heads = Heads {
+        count: 32,
+        kv_count: 32,
+        size: 128,
+    };
+    let threads = Threads::recording(Isa::detect().unwrap(), 16);
+    let parts = || -> Vec<usize> {
+        let jobs = threads.take_jobs().into_iter();
+        jobs.map(|job| job.stages[0].len()).collect()
+    };
+    let numbers = vec![0.5; heads.count * heads.size];
+    let mut cache = LayerCache::new(heads.kv_count, heads.size, CacheFormat::F16, 8).unwrap();
+    cache.push(&threads, &[], &numbers, &numbers);
+    assert_eq!(parts(), [16], "writing");
+    // The job of the projections writes them like this.
+    let position = cache.append(Vec::new()).unwrap();
+    assert_eq!(position.bytes, 16 * (16 << 10));
+    drop(position);
+    let mask = AttentionMask {
+        window: None,
+        soft_cap: None,
+        slopes: None,
+    };
+    let mut mixed = vec![0.0; numbers.len()];
+    attend(&threads, heads, &mask, &[], &cache, &numbers, &mut mixed);
+    let found = parts();
+    assert!(found.len() == 1 && found[0] >= 16, "attention: {found:?}");
+}

@@ -1,6 +1,6 @@
 //! Bundles packed for a test.
 
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
 use powerinfer_artifact::{plan::Plan, predictor_file::PredictorFile, progress::Silent};
 use powerinfer_bundle::{Bundle, PackInputs, pack};
@@ -17,17 +17,10 @@ pub(crate) fn pack_bundle(
     out: &Path,
 ) -> Bundle {
     let order: Vec<u32> = order.collect();
+    let orders = vec![order; plan.layers.len()];
     let inputs = PackInputs {
-        checkpoint,
-        orders: &vec![order; plan.layers.len()],
         predictors,
-        plan,
-        placement_inputs: None,
-        quant,
-        companions: &[],
-        inputs: BTreeMap::new(),
-        request: serde_json::Value::Null,
-        seed: 0,
+        ..PackInputs::new(checkpoint, &orders, plan, quant)
     };
     pack(&inputs, out, &Silent).unwrap()
 }
