@@ -116,9 +116,7 @@ struct Known<'a> {
 impl FfnBuffers {
     /// The neurons of `neurons` that were predicted for `token` in the last pass.
     pub(crate) fn predicted(&self, token: usize, neurons: usize) -> Vec<u32> {
-        let mut listed = Vec::new();
-        self.prediction.masks.list(token, 0..neurons, &mut listed);
-        listed
+        self.prediction.masks.listed(token, neurons)
     }
 
     /// Appends the computed neurons to `recorded`, if that is filled.

@@ -35,6 +35,7 @@ mod sampling;
 mod scratch;
 mod selector;
 mod session;
+mod sign_bits;
 mod single;
 mod speculation;
 mod speed;

@@ -103,6 +103,13 @@ impl Masks {
         self.list_some(token, range, 0..usize::MAX, rows);
     }
 
+    /// The neurons of `neurons` whose bit is set for `token`, in ascending order.
+    pub(crate) fn listed(&self, token: usize, neurons: usize) -> Vec<u32> {
+        let mut rows = Vec::new();
+        self.list(token, 0..neurons, &mut rows);
+        rows
+    }
+
     /// Appends only the entries `part` of the list that [`Self::list`] appends.
     pub(crate) fn list_some(
         &self,

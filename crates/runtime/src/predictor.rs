@@ -1,10 +1,9 @@
-//! Prediction of the active neurons of all tokens of a batch: by a trained predictor, or by the signs of the gate
-//! (SparseInfer, arXiv 2411.12692).
+//! Prediction of the active neurons of all tokens of a batch by a trained or calculated predictor.
 
 use std::{cell::Cell, ops::Range};
 
 use powerinfer_kernels::{Arithmetic, Isa, QuantisedActivations, relative_axpy_cost};
-use powerinfer_tensor::{BLOCK, Matrix, SignMatrix, f16, pack_signs};
+use powerinfer_tensor::{BLOCK, Matrix, f16};
 
 use crate::{
     ActivationFormat, Statistics, Threads,
@@ -44,13 +43,6 @@ pub(crate) struct Predictor<'a> {
     pub(crate) is_linear: bool,
 }
 
-/// The signs of a layer's gate, and how many must agree with those of the input.
-#[derive(Clone, Copy)]
-pub(crate) struct SignBits<'a> {
-    pub(crate) signs: SignMatrix<'a>,
-    pub(crate) agreements: u32,
-}
-
 /// The predicted neurons of some tokens, and buffers that are reused from layer to layer.
 #[derive(Debug, Default)]
 pub(crate) struct PredictionBuffers {
@@ -61,7 +53,7 @@ pub(crate) struct PredictionBuffers {
     rounded: QuantisedActivations,
     active_units: ActiveUnits,
     /// Signs of the inputs, token by token.
-    signs: Vec<u64>,
+    pub(crate) signs: Vec<u64>,
     pub(crate) masks: Masks,
 }
 
@@ -413,39 +405,6 @@ impl Predictor<'_> {
     }
 }
 
-impl SignBits<'_> {
-    /// Sets the masks of all tokens of `x [tokens, hidden]`: neurons of whose gate enough signs agree with the input's.
-    pub(crate) fn predict(
-        &self,
-        threads: &Threads,
-        x: &[f32],
-        buffers: &mut PredictionBuffers,
-        statistics: &mut Statistics,
-    ) {
-        let size = self.signs.columns();
-        let (rows, tokens) = (self.signs.rows(), x.len() / size);
-        let PredictionBuffers { signs, masks, .. } = buffers;
-        signs.clear();
-        signs.extend(x.chunks_exact(size).flat_map(pack_signs));
-        let signs = signs.chunks_exact(size.div_ceil(WORD));
-        let words = masks.reset(rows, tokens);
-        let bytes = WORD * SignMatrix::row_bytes(size) * tokens;
-        threads.by_row_groups(words, tokens, 1, bytes, |part, words| {
-            let mut agreements = [0; WORD];
-            for (index, words) in part.zip(words.chunks_exact_mut(tokens)) {
-                let rows = index * WORD..rows.min((index + 1) * WORD);
-                let agreements = &mut agreements[..rows.len()];
-                let group = self.signs.rows_range(rows);
-                for (x, word) in signs.clone().zip(words) {
-                    threads.isa().sign_agreements(&group, x, agreements);
-                    *word = pack_decisions(agreements, |count| count >= self.agreements);
-                }
-            }
-        });
-        statistics.bytes_read += self.signs.bytes() as u64;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use powerinfer_artifact::random::Random;
@@ -453,16 +412,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    /// The predicted neurons of every token.
-    fn listed(buffers: &PredictionBuffers, neurons: usize, tokens: usize) -> Vec<Vec<u32>> {
-        let list = |token| {
-            let mut rows = Vec::new();
-            buffers.masks.list(token, 0..neurons, &mut rows);
-            rows
-        };
-        (0..tokens).map(list).collect()
-    }
 
     /// The neurons that a predictor predicts from the hidden units of one token, block by block, by definition.
     fn defined(threads: &Threads, predictor: &Predictor<'_>, hidden_units: &[f32]) -> Vec<u32> {
@@ -598,7 +547,9 @@ mod tests {
                 let mut prepared = InputBuffers::default();
                 let prepared = Input::new(&threads, x, hidden, &predictor.units, &mut prepared);
                 predictor.predict(&threads, &prepared, &mut buffers, &mut statistics);
-                (listed(&buffers, neurons, x.len() / hidden), statistics.bytes_read)
+                let tokens = 0..x.len() / hidden;
+                let listed = tokens.map(|token| buffers.masks.listed(token, neurons));
+                (listed.collect::<Vec<_>>(), statistics.bytes_read)
             };
             // Bytes that do not depend on the active units.
             let fixed = rank * predictor.a.row_bytes() + 4 * (bias.len() + scales.len());
@@ -623,43 +574,6 @@ mod tests {
                 prop_assert_eq!(&alone[0], &together);
                 prop_assert_eq!(together, defined(&threads, &predictor, hidden_units));
                 prop_assert_eq!(bytes_read, read(hidden_units));
-            }
-        }
-
-        #[test]
-        fn signs_are_counted_for_a_batch_as_for_its_tokens_alone(
-            hidden in 1usize..200, neurons in 1usize..900, tokens in 1usize..20,
-            threads in 1usize..4, seed: u64,
-        ) {
-            let mut random = Random::new(seed);
-            let mut normal = |count: usize| -> Vec<f32> {
-                (0..count).map(|_| random.normal() as f32).collect()
-            };
-            let (gate, x) = (normal(neurons * hidden), normal(tokens * hidden));
-            let words = gate.chunks(hidden).flat_map(pack_signs);
-            let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-            let agreements = hidden as u32 / 2 + 1;
-            let signs = SignMatrix::new(&bytes, neurons, hidden).unwrap();
-            let signs = SignBits { signs, agreements };
-            let threads = Threads::new(Isa::detect().unwrap(), threads).unwrap();
-            let mut buffers = PredictionBuffers::default();
-            let mut predict = |x: &[f32]| {
-                let mut statistics = Statistics::default();
-                signs.predict(&threads, x, &mut buffers, &mut statistics);
-                assert_eq!(statistics.bytes_read, bytes.len() as u64);
-                listed(&buffers, neurons, x.len() / hidden)
-            };
-            let together = predict(&x);
-            for (x, found) in x.chunks_exact(hidden).zip(together) {
-                let agree = |gate: &[f32]| {
-                    let pairs = gate.iter().zip(x);
-                    let agree = pairs.filter(|(w, x)| w.is_sign_negative() == x.is_sign_negative());
-                    agree.count() as u32 >= agreements
-                };
-                let rows = (0..neurons as u32).zip(gate.chunks_exact(hidden));
-                let want: Vec<u32> = rows.filter(|row| agree(row.1)).map(|row| row.0).collect();
-                prop_assert_eq!(&found, &want);
-                prop_assert_eq!(&predict(x)[0], &want);
             }
         }
     }

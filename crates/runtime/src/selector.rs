@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use crate::{
     RuntimeError, Statistics, Threads,
     input::Input,
-    predictor::{PredictionBuffers, Predictor, SignBits},
+    predictor::{PredictionBuffers, Predictor},
+    sign_bits::SignBits,
 };
 
 /// The policy of a layer with the data it needs, borrowed for a forward pass.
