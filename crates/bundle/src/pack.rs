@@ -560,6 +560,12 @@ mod tests {
             let read = |folder: &Path| fs::read(folder.join(WEIGHTS)).unwrap();
             assert_eq!(read(&after), read(&alone), "{quant}");
             assert_eq!(read(&after) == read(&first), is_same, "{quant}");
+            // Another file system has no hard links to these files.
+            if let Ok(elsewhere) = tempfile::tempdir_in("/dev/shm") {
+                let copy = elsewhere.path().join("copy");
+                drop(pack_with(&inputs, Some(&first), &copy, &Silent, accept).unwrap());
+                assert_eq!(read(&copy), read(&alone), "{quant}");
+            }
             // A folder without a bundle is ignored.
             drop(pack_with(&inputs, Some(folder.path()), &after, &Silent, accept).unwrap());
             assert_eq!(read(&after), read(&alone), "{quant}");

@@ -4,7 +4,7 @@
 //! measures: `profile` and training multiply floats, bundles are quantised. The GEMMs of `profile` reach the rate; the efficiency
 //! of the other stages is fitted to runs of `llama-1b` with 3 layers and `llama-7b` and `llama-13b` with one, on two cores of an
 //! AMD EPYC (Zen 5) and of an Intel Xeon; see the guide. The efficiency of calculating predictors, packing and certifying is
-//! fitted to the whole `llama-1b` and one layer of `llama-7b` on the Xeon.
+//! fitted to the whole `llama-1b` and one layer of `llama-7b` on the Xeon, that of counting activations also to `demo`.
 
 use powerinfer_artifact::hardware::Hardware;
 use powerinfer_model::{ModelConfig, Weight};
@@ -14,8 +14,8 @@ use crate::StageKind;
 
 /// Memory of the program itself, with its libraries and buffers.
 const PROGRAM: u64 = 256 << 20;
-/// Additional cost of attention and softmax in `profile`, per head and token in sequences of [`SEQUENCE`], as operations.
-const ATTENTION: f64 = 2.5e6;
+/// Seconds in which `profile` counts a neuron's activation for a token. One thread counts.
+const COUNT: f64 = 70e-9;
 /// Tokens of a full sequence of a profile.
 const SEQUENCE: f64 = 512.0;
 /// Parameters per second that `profile` reads and converts to f32, on one core.
@@ -83,7 +83,6 @@ impl Rates {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Workload {
     layers: u64,
-    heads: u64,
     hidden: u64,
     neurons: u64,
     parameters: u64,
@@ -157,7 +156,6 @@ impl Workload {
         };
         Self {
             layers: config.layer_count as u64,
-            heads: config.head_count as u64,
             hidden: config.hidden_size as u64,
             neurons: config.ffn_size as u64,
             parameters,
@@ -206,10 +204,11 @@ impl Workload {
         let (seconds, memory, written_bytes, read_bytes) = match kind {
             StageKind::Profile => {
                 let tokens = self.tokens.div_ceil(tasks);
-                let share = self.sequence_tokens / SEQUENCE;
-                let attention = share * ATTENTION * (self.layers * self.heads) as f64;
+                // Each token attends to half of its sequence: scores, and sums of values.
+                let attention = 2.0 * self.sequence_tokens * (self.layers * self.hidden) as f64;
                 let operations = (2.0 * in_layers + attention) * tokens as f64;
-                let time = operations / float_rate + in_layers / LOAD;
+                let counting = COUNT * (self.layers * self.neurons * tokens) as f64;
+                let time = operations / float_rate + counting + in_layers / LOAD;
                 // A layer in f32, and the hidden states of all tokens before and after it.
                 let memory = 4 * self.layer_parameters + 2 * 4 * tokens * self.hidden;
                 let bytes = self.checkpoint_bytes;

@@ -35,6 +35,9 @@ struct Fingerprint {
     visible_gpus: BTreeMap<String, String>,
 }
 
+/// Version of the measurements. Must be raised if a figure is measured differently, so that figures in the cache folder are not used.
+const FIGURES: u32 = 2;
+
 /// Variables that choose the GPU, or the order in which GPUs are counted.
 const GPU_VARIABLES: [&str; 3] = [
     "CUDA_VISIBLE_DEVICES",
@@ -52,7 +55,7 @@ struct CachedHardware {
 impl Fingerprint {
     fn of_this_machine() -> Result<Self, PlannerError> {
         Ok(Self {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: format!("{}, figures {FIGURES}", env!("CARGO_PKG_VERSION")),
             processor: system::processor(),
             threads: usable_cores(),
             ram_bytes: system::memory().map_or(0, |(total, _)| total),
