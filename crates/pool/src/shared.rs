@@ -12,7 +12,7 @@
 //! thread lowers `remaining` below 0 at most once per job, so it cannot wrap around.
 //!
 //! **A second stage follows without another start.** Its parts are `closed` at first: threads do not take them until the thread that ends
-//! the first stage [opens](Shared::open) them.
+//! the first stage [opens](Shared::open) them. If there are more threads than processors, some threads leave the job after the first stage.
 //!
 //! **Waiting costs the others nothing.** A waiting worker reads only `epoch`, whose cache line is written once per job, and announces
 //! nothing until it sleeps. Threads that write to one cache line take turns, at a tenth of a microsecond each.
@@ -64,6 +64,15 @@ struct Unfinished {
     min_nanos: [AtomicU64; 2],
 }
 
+/// What a thread does if the parts that are left are closed.
+#[derive(Clone, Copy)]
+enum IfClosed {
+    /// Waits until they are open.
+    Wait,
+    /// Waits for the next job.
+    Leave,
+}
+
 /// Type-erased closure that is called with part numbers.
 #[derive(Clone, Copy)]
 struct Job {
@@ -87,8 +96,8 @@ pub(crate) struct Shared {
     /// Whether a caller uses the pool.
     in_use: AtomicBool,
     credit: Credit,
-    /// Workers with a lower number spin while waiting for a job. Spinning threads delay each other if there are more of
-    /// them than processors.
+    /// Workers with a lower number spin while waiting for a job, and wait for a second stage. Spinning threads delay each other if
+    /// there are more of them than processors.
     max_spinning: usize,
     /// One bit per worker, set while it sleeps or is about to.
     asleep: Box<[AtomicU64]>,
@@ -206,7 +215,7 @@ impl Shared {
         // Workers that are awake take parts without being woken.
         let awake = self.handles.len() - asleep as usize;
         self.wake((parts - 1).saturating_sub(awake));
-        let (mut own, taken) = self.take_parts(self.max_spinning > 0);
+        let (mut own, taken) = self.take_parts(IfClosed::Wait);
         self.finish(&own, taken);
         let slowest_stage = own[0].min_time.max(own[1].min_time);
         self.wait(slowest_stage.clamp(CALLER_SPIN[0], CALLER_SPIN[1]));
@@ -222,8 +231,14 @@ impl Shared {
     pub(crate) fn serve(&self, worker: usize) {
         self.handles[worker].get_or_init(thread::current);
         let mut epoch = 0;
+        // More waiting threads than processors would delay the ones that are waited for.
+        let if_closed = if worker < self.max_spinning {
+            IfClosed::Wait
+        } else {
+            IfClosed::Leave
+        };
         while self.wait_for_job(worker, &mut epoch) {
-            let (own, taken) = self.take_parts(worker < self.max_spinning);
+            let (own, taken) = self.take_parts(if_closed);
             if taken > 0 {
                 self.finish(&own, taken);
             }
@@ -235,12 +250,11 @@ impl Shared {
         self.epoch.0.store(STOPPED, SeqCst);
     }
 
-    /// Takes and runs parts until none are left; returns the work in both stages, and the number of parts. A thread that must not spin lets
-    /// others run while it waits for the second stage.
-    fn take_parts(&self, may_spin: bool) -> ([ThreadWork; 2], usize) {
+    /// Takes and runs parts until none are left; returns the work in both stages, and the number of parts.
+    fn take_parts(&self, if_closed: IfClosed) -> ([ThreadWork; 2], usize) {
         let (mut own, mut taken) = <([ThreadWork; 2], usize)>::default();
         let mut before = Instant::now();
-        while let Some((left, has_waited)) = self.take_part(may_spin) {
+        while let Some((left, has_waited)) = self.take_part(if_closed) {
             if has_waited {
                 before = Instant::now();
             }
@@ -272,30 +286,34 @@ impl Shared {
         (own, taken)
     }
 
-    /// Takes a part; returns how many were left, including it, and whether the thread had to wait for it. `None` if all are taken.
+    /// Takes a part; returns how many were left, including it, and whether the thread had to wait for it. `None` if all are taken, or if
+    /// the thread leaves.
     ///
     /// A thread that waits for a part has not taken it, so another thread can take the part if the waiting one is preempted. If two threads
     /// find the same last open part, one of them may still take a closed part.
-    fn take_part(&self, may_spin: bool) -> Option<(usize, bool)> {
+    fn take_part(&self, if_closed: IfClosed) -> Option<(usize, bool)> {
         let remaining = &self.remaining.0;
         let is_closed = |left: isize| left > 0 && left <= self.closed.0.load(Acquire);
         // Reads first, so that threads do not write to the cache line of a job whose parts are all taken.
         let has_waited = is_closed(remaining.load(Relaxed));
-        if has_waited {
-            self.wait_until_open(may_spin, || !is_closed(remaining.load(Relaxed)));
+        match if_closed {
+            IfClosed::Leave if has_waited => return None,
+            IfClosed::Wait if has_waited => {
+                self.wait_until_open(|| !is_closed(remaining.load(Relaxed)));
+            }
+            _ => {}
         }
         let left = (remaining.load(Relaxed) > 0).then(|| remaining.fetch_sub(1, Acquire))?;
         let left = usize::try_from(left).ok().filter(|left| *left > 0)?;
         Some((left, has_waited))
     }
 
-    /// Waits until `is_open`. Lets other threads run, because one of them may need this thread's processor; with
-    /// `may_spin`, only now and then.
-    pub(crate) fn wait_until_open(&self, may_spin: bool, is_open: impl Fn() -> bool) {
-        while !is_open() {
-            if !(may_spin && spin_until(OPEN_SPIN, &is_open)) {
-                thread::yield_now();
-            }
+    /// Spins until `is_open`. Lets other threads run now and then, because one of them may need this thread's processor.
+    pub(crate) fn wait_until_open(&self, is_open: impl Fn() -> bool) {
+        // On a single processor, spinning only delays the other threads.
+        let spin_time = OPEN_SPIN * u32::from(self.max_spinning > 0);
+        while !spin_until(spin_time, &is_open) {
+            thread::yield_now();
         }
     }
 

@@ -58,7 +58,7 @@ impl Pool {
         // SAFETY, for all parts below: each is taken once, or `alone` has all of them, and `run_or` returns after all calls.
         let part = |part: usize| {
             if let Some(part) = part.checked_sub(first_stage) {
-                self.shared.wait_until_open(true, || is_open.load(Acquire));
+                self.shared.wait_until_open(|| is_open.load(Acquire));
                 if let Some(link) = linked.get() {
                     // SAFETY: see above.
                     let (start, values) = unsafe { next_chunks.part(part) };
