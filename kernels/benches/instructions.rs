@@ -24,8 +24,8 @@ fn main() {
 mod linux {
     use std::hint::black_box;
 
-    use powerinfer_kernels::{Isa, QuantisedActivations};
-    use powerinfer_tensor::{Format, OwnedMatrix, pack};
+    use powerinfer_kernels::{Isa, Norm, QuantisedActivations};
+    use powerinfer_tensor::{Format, NormKind, OwnedMatrix, pack};
 
     const COLUMNS: usize = 4096;
     /// Rows per panel of a batched kernel.
@@ -50,14 +50,17 @@ mod linux {
         IntegerBatch,
         /// Rounding a vector of float32 to int8, which one thread does for all threads.
         Rounding,
+        /// RMSNorm of a vector of float32, which one thread does for all threads.
+        RmsNorm,
     }
 
-    use Kernel::{Arithmetic, IntegerAxpy, IntegerBatch, IntegerProduct, Rounding, Sum};
+    use Kernel::{Arithmetic, IntegerAxpy, IntegerBatch, IntegerProduct, RmsNorm, Rounding, Sum};
 
     /// Limits in instructions per row of 4096 weights, about 10% above the measured counts. A quarter of those of the integer
     /// axpy prefetch lines, which makes it 17% faster from memory and 20% slower from caches.
-    const MOST: [(&str, Format, Kernel, u64); 20] = [
+    const MOST: [(&str, Format, Kernel, u64); 21] = [
         ("avx2", Format::F32, Rounding, 11800),
+        ("avx2", Format::F32, RmsNorm, 6600),
         ("avx2", Format::F16, Arithmetic, 1830),
         ("avx2", Format::Q8_0, IntegerProduct, 1270),
         ("avx2", Format::Q8_0, IntegerBatch, 1040),
@@ -102,11 +105,12 @@ mod linux {
                     IntegerAxpy,
                     IntegerBatch,
                     Rounding,
+                    RmsNorm,
                 ] {
                     let is_integer = matches!(kernel, IntegerProduct | IntegerAxpy | IntegerBatch);
                     if is_integer && !format.is_quantised()
                         || kernel == IntegerAxpy && !format.has_nibbles()
-                        || kernel == Rounding && format != Format::F32
+                        || matches!(kernel, Rounding | RmsNorm) && format != Format::F32
                     {
                         continue;
                     }
@@ -159,12 +163,13 @@ mod linux {
         rows: usize,
         run: &mut dyn FnMut(&mut dyn FnMut()),
     ) {
-        let values: Vec<f32> = (0..rows * COLUMNS)
+        let mut values: Vec<f32> = (0..rows * COLUMNS)
             .map(|i| ((i * 7919) % 211) as f32 / 100.0 - 1.0)
             .collect();
         let matrix: OwnedMatrix = pack(format, rows, COLUMNS, &values);
         let matrix = matrix.as_view();
-        let x = &values[..COLUMNS];
+        let vector = values[..COLUMNS].to_vec();
+        let x = &vector[..];
         let mut rounded = QuantisedActivations::default();
         let batch: Vec<f32> = x
             .iter()
@@ -200,6 +205,15 @@ mod linux {
                 )
             }),
             Rounding => run(&mut || isa.quantise(&values, COLUMNS, &mut rounded)),
+            RmsNorm => {
+                let norm = Norm {
+                    kind: NormKind::RootMeanSquare,
+                    epsilon: 1e-5,
+                    weight: x,
+                    bias: None,
+                };
+                run(&mut || isa.normalise(norm, &mut values));
+            }
             IntegerBatch => {
                 isa.quantise(&batch, COLUMNS, &mut rounded);
                 run(&mut || isa.gemm_integer(&matrix, &rounded, &mut out[..rows * BATCH_TOKENS]));

@@ -22,4 +22,4 @@ pub use activations::{PackedActivations, QuantisedActivations, QuantisedVector};
 pub use cpu::{exp2, kernel_scratch_bytes};
 pub use error::KernelError;
 pub use isa::Isa;
-pub use operations::{AXPY_GROUP_ROWS, Arithmetic, relative_axpy_cost, relative_gemm_cost};
+pub use operations::{AXPY_GROUP_ROWS, Arithmetic, Norm, relative_axpy_cost, relative_gemm_cost};

@@ -4,11 +4,23 @@ use std::ops::Range;
 
 use crate::cpu::{
     Axpy, AxpyRows, AxpyRowsBatch, Dot, Gemm, Gemv, IntegerAxpy, IntegerAxpyBatch, IntegerGemm,
-    IntegerGemv, Pack, Quantise, SignAgreements, SumRows, SumWords, UnitSums,
+    IntegerGemv, Normalise, Pack, Quantise, SignAgreements, SumRows, SumWords, UnitSums,
 };
 use crate::{Isa, PackedActivations, QuantisedActivations, QuantisedVector};
-use powerinfer_tensor::{BLOCK, Format};
-use powerinfer_tensor::{Matrix, SignMatrix};
+use powerinfer_tensor::{BLOCK, Format, Matrix, NormKind, SignMatrix};
+
+/// A norm of vectors of as many values as its weight has.
+#[derive(Debug, Clone, Copy)]
+pub struct Norm<'a> {
+    /// Whether the mean is subtracted.
+    pub kind: NormKind,
+    /// Added to the mean square or variance.
+    pub epsilon: f32,
+    /// Factor of each value.
+    pub weight: &'a [f32],
+    /// Added at the end.
+    pub bias: Option<&'a [f32]>,
+}
 
 /// Rows are computed independently, so that threads may share them in any way. Results have the same bits on every
 /// instruction set.
@@ -60,6 +72,19 @@ impl Isa {
     pub fn quantise(&self, x: &[f32], columns: usize, out: &mut QuantisedActivations) {
         assert_eq!(x.len() % columns.max(1), 0, "whole vectors of {columns}");
         self.run(Quantise { x, columns, out });
+    }
+
+    /// Normalises each vector of `x`, `[vectors, size]`, in place. The weight of `norm` has `size` values.
+    ///
+    /// # Panics
+    ///
+    /// A length does not match.
+    pub fn normalise(&self, norm: Norm<'_>, x: &mut [f32]) {
+        let size = norm.weight.len();
+        assert_eq!(x.len() % size.max(1), 0, "whole vectors of {size}");
+        let bias = norm.bias.map_or(size, <[f32]>::len);
+        assert_eq!(bias, size, "one bias per weight");
+        self.run(Normalise { norm, x });
     }
 
     /// [`Isa::gemv`] of a quantised matrix with an int8 vector.

@@ -64,7 +64,7 @@ struct Unfinished {
     min_nanos: [AtomicU64; 2],
 }
 
-/// What a thread does if the parts that are left are closed.
+/// Choice of a thread that finds only closed parts.
 #[derive(Clone, Copy)]
 enum IfClosed {
     /// Waits until they are open.

@@ -24,7 +24,6 @@ mod masks;
 pub mod memory;
 mod memory_use;
 mod model;
-mod norm;
 mod observer;
 mod open;
 mod pass;

@@ -2,6 +2,7 @@
 
 use powerinfer_artifact::plan::{InputThresholds, Policy};
 use powerinfer_bundle::{Bundle, StoredLinear, StoredNorm, StoredWeights};
+use powerinfer_kernels::Norm;
 use powerinfer_model::{Block, ModelConfig};
 
 use crate::{
@@ -9,7 +10,6 @@ use crate::{
     ffn::Ffn,
     input::InputBuffers,
     linear::Linear,
-    norm::{norm_all, norm_of},
     selector::{LayerSelectors, Selector},
 };
 
@@ -95,12 +95,19 @@ impl Model {
 
     /// Normalises each vector of `x` in place.
     pub(crate) fn norm(&self, norm: &StoredNorm, x: &mut [f32]) {
-        norm_all(self.config.norm, self.config.norm_epsilon, norm, x);
+        let norm = Norm {
+            kind: self.config.norm,
+            epsilon: self.config.norm_epsilon,
+            weight: &norm.weight,
+            bias: norm.bias.as_deref(),
+        };
+        self.threads.isa().normalise(norm, x);
     }
 
     /// Sets `out` to the normalised vectors of `x`.
     pub(crate) fn norm_of(&self, norm: &StoredNorm, x: &[f32], out: &mut Vec<f32>) {
-        norm_of(self.config.norm, self.config.norm_epsilon, norm, x, out);
+        x.clone_into(out);
+        self.norm(norm, out);
     }
 
     /// Sets `input` to the FFN's input in `layer`, which reads the hidden states `x`.

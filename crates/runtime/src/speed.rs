@@ -11,8 +11,7 @@ use std::{
 use powerinfer_artifact::{
     ArtifactError, hardware::KernelSpeed, mapped_file::FileBytes, random::Random,
 };
-use powerinfer_bundle::StoredNorm;
-use powerinfer_kernels::{Isa, QuantisedActivations};
+use powerinfer_kernels::{Isa, Norm, QuantisedActivations};
 use powerinfer_model::NormKind;
 use powerinfer_tensor::{BLOCK, Format, Matrix, MatrixData, SUPER_BLOCK, pack};
 
@@ -21,7 +20,6 @@ use crate::{
     bandwidth::{read_rows, read_stream},
     ffn::Active,
     input::{Input, InputBuffers},
-    norm::norm_of,
     threads::Parts,
 };
 
@@ -357,8 +355,11 @@ impl SpeedTest {
 /// Time per layer and element of the hidden state that one thread spends before jobs: two norms, and rounding three inputs.
 fn hidden_seconds(isa: Isa) -> f64 {
     const SIZE: usize = 4096;
-    let norm = StoredNorm {
-        weight: vec![1.0; SIZE],
+    let weight = [1.0; SIZE];
+    let norm = Norm {
+        kind: NormKind::RootMeanSquare,
+        epsilon: 1e-5,
+        weight: &weight,
         bias: None,
     };
     let hidden: Vec<f32> = (0..SIZE).map(|index| (index as f32).sin()).collect();
@@ -366,13 +367,8 @@ fn hidden_seconds(isa: Isa) -> f64 {
     let seconds = usual_seconds(101, || {
         for is_norm in [true, false, true] {
             if is_norm {
-                norm_of(
-                    NormKind::RootMeanSquare,
-                    1e-5,
-                    &norm,
-                    black_box(&hidden),
-                    &mut x,
-                );
+                black_box(&hidden).clone_into(&mut x);
+                isa.normalise(norm, &mut x);
             }
             isa.quantise(black_box(&x), SIZE, &mut rounded);
             black_box(&rounded);

@@ -23,6 +23,7 @@ mod integer_dot;
 mod integer_gemm;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
+mod norm;
 mod quantise;
 mod reader;
 mod rows;
@@ -41,6 +42,7 @@ pub(crate) use gemm::{Gemm, Pack};
 pub(crate) use integer_axpy::{IntegerAxpy, IntegerAxpyBatch};
 pub(crate) use integer_dot::IntegerGemv;
 pub(crate) use integer_gemm::IntegerGemm;
+pub(crate) use norm::Normalise;
 pub(crate) use quantise::Quantise;
 pub(crate) use simd::Simd;
 pub(crate) use sum::{SumRows, SumWords};
