@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Compares scores by which an FFN with SiLU skips weights, for docs/reports/predictors.md.
+"""Compares the scores that decide which weights a SiLU FFN skips, for docs/reports/predictors.md.
 
-usage: scripts/compare_scores.py FOLDER …     small Llama checkpoints in float32 (needs numpy; takes some minutes)
+usage: scripts/compare_scores.py FOLDER …     small Llama checkpoints in float32 (needs numpy; takes a few minutes)
 
-Each model writes two texts of its own. Thresholds are quantiles of the scores on the first text, the same share in every layer;
-perplexity is measured on the second. Prints the share of the FFN's bytes that must be read for a rise of perplexity by 1% and 5%.
+Each model generates two texts. Thresholds are quantiles of the scores on the first text, at the same share in every layer. Perplexity is
+measured on the second text. Prints the share of the FFN's bytes that must be read if perplexity may rise by 1% and by 5%.
 """
 
 import json

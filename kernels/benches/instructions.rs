@@ -48,16 +48,16 @@ mod linux {
         IntegerAxpy,
         /// GEMM with 32 tokens, integer, per token.
         IntegerBatch,
-        /// Rounding a vector of float32 to int8, which one thread does for all threads.
+        /// Rounding of a float32 vector to int8, which one thread does for all threads.
         Rounding,
-        /// RMSNorm of a vector of float32, which one thread does for all threads.
+        /// RMSNorm of a float32 vector, which one thread computes for all threads.
         RmsNorm,
     }
 
     use Kernel::{Arithmetic, IntegerAxpy, IntegerBatch, IntegerProduct, RmsNorm, Rounding, Sum};
 
-    /// Limits in instructions per row of 4096 weights, about 10% above the measured counts. A quarter of those of the integer
-    /// axpy prefetch lines, which makes it 17% faster from memory and 20% slower from caches.
+    /// Limits in instructions per row of 4096 weights, about 10% above the measured counts. A quarter of the integer axpy's
+    /// instructions prefetch lines, which makes it 17% faster from memory and 20% slower from caches.
     const MOST: [(&str, Format, Kernel, u64); 21] = [
         ("avx2", Format::F32, Rounding, 11800),
         ("avx2", Format::F32, RmsNorm, 6600),

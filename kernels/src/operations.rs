@@ -9,16 +9,16 @@ use crate::cpu::{
 use crate::{Isa, PackedActivations, QuantisedActivations, QuantisedVector};
 use powerinfer_tensor::{BLOCK, Format, Matrix, NormKind, SignMatrix};
 
-/// A norm of vectors of as many values as its weight has.
+/// LayerNorm or RMSNorm of vectors that are as long as `weight`.
 #[derive(Debug, Clone, Copy)]
 pub struct Norm<'a> {
-    /// Whether the mean is subtracted.
+    /// LayerNorm, which subtracts the mean, or RMSNorm, which does not.
     pub kind: NormKind,
-    /// Added to the mean square or variance.
+    /// Value added to the variance (LayerNorm) or the mean square (RMSNorm).
     pub epsilon: f32,
-    /// Factor of each value.
+    /// One factor per value.
     pub weight: &'a [f32],
-    /// Added at the end.
+    /// One summand per value, added at the end.
     pub bias: Option<&'a [f32]>,
 }
 

@@ -48,7 +48,8 @@ pub struct PackInputs<'a> {
 }
 
 impl<'a> PackInputs<'a> {
-    /// A bundle of this model, with nothing that is optional.
+    /// Inputs of a bundle without optional content: no predictors, placement inputs, companions, input digests or request, and
+    /// seed 0.
     pub fn new(
         checkpoint: &'a Checkpoint,
         orders: &'a [Vec<u32>],

@@ -1,10 +1,11 @@
-//! Cost of the stages of a preparation: time, memory, disk and traffic.
+//! Estimates the cost of each stage of a preparation: time, memory, disk and traffic.
 //!
-//! Time is work over rate. The work follows from the model's shape. The rates are those of GEMMs of prompts, which `doctor`
-//! measures: `profile` and training multiply floats, bundles are quantised. The GEMMs of `profile` reach the rate; the efficiency
-//! of the other stages is fitted to runs of `llama-1b` with 3 layers and `llama-7b` and `llama-13b` with one, on two cores of an
-//! AMD EPYC (Zen 5) and of an Intel Xeon; see the guide. The efficiency of calculating predictors, packing and certifying is
-//! fitted to the whole `llama-1b` and one layer of `llama-7b` on the Xeon, that of counting activations also to `demo`.
+//! Time is work divided by rate. The work follows from the model's shape. The rates are those of prompt GEMMs, which `doctor`
+//! measures: `profile` and training multiply floats, and bundles are quantised. The GEMMs of `profile` reach the full rate. The
+//! efficiency of the other stages is fitted to runs of `llama-1b` with 3 layers, and of `llama-7b` and `llama-13b` with one, on two
+//! cores of an AMD EPYC (Zen 5) and of an Intel Xeon; see the guide. The efficiency of calculating predictors, packing and
+//! certifying is fitted to the whole `llama-1b` and to one layer of `llama-7b` on the Xeon. The efficiency of counting activations
+//! is also fitted to `demo`.
 
 use powerinfer_artifact::hardware::Hardware;
 use powerinfer_model::{ModelConfig, Weight};
@@ -14,57 +15,58 @@ use crate::StageKind;
 
 /// Memory of the program itself, with its libraries and buffers.
 const PROGRAM: u64 = 256 << 20;
-/// Seconds in which `profile` counts a neuron's activation for a token. One thread counts.
+/// Seconds that `profile` takes to count one neuron's activation for one token. One thread counts.
 const COUNT: f64 = 70e-9;
-/// Tokens of a full sequence of a profile.
+/// Tokens of a full sequence in a profile.
 const SEQUENCE: f64 = 512.0;
 /// Parameters per second that `profile` reads and converts to f32, on one core.
 const LOAD: f64 = 90e6;
-/// Cost of labels, losses and their gradients in training, per neuron and token, as operations.
+/// Operations per neuron and token in training for labels, losses and their gradients.
 const LOSS: f64 = 2400.0;
-/// Seconds of a step of training in addition to its operations.
+/// Seconds per training step in addition to its operations.
 const STEP: f64 = 1e-3;
-/// Tokens of a batch of training.
+/// Tokens of a training batch.
 const BATCH: f64 = 256.0;
-/// Steps that the search for a layer's rank takes in all, as steps at the first rank: early stopping ends each training.
+/// Total steps of the search for a layer's rank, counted as steps at the first rank. Early stopping ends each training.
 const SEARCH_STEPS: f64 = 900.0;
 /// Optimiser steps if training starts from a calculated predictor.
 const FURTHER_STEPS: f64 = 280.0;
 /// Largest number of tokens from which a predictor is calculated.
 const CALCULATED_TOKENS: u64 = 4096;
-/// Operations per direction of a calculated predictor, hidden element, and neuron or token.
+/// Operations to calculate a predictor, per direction, per hidden element, and per neuron or token.
 const DIRECTION: f64 = 110.0;
 /// Operations to fit and evaluate a calculated predictor, per neuron and token.
 const FIT: f64 = 3300.0;
 /// Number of ranks calculated per layer.
 const RANKS: f64 = 4.0;
-/// Share of the rate that is reached by passes that compute the logits of all tokens.
+/// Share of the rate reached by passes that compute the logits of all tokens.
 const SCORING: f64 = 0.6;
-/// Passes over the certificate's text as passes of `dense`: that, and the plan with its verification, which computes less.
+/// Cost of certifying, in `dense` passes over the certificate's text: one pass of `dense`, and one of the plan with its
+/// verification, which computes less.
 const CERTIFY: f64 = 1.8;
-/// The same for the search of policies within the perplexity budget.
+/// Cost of the search for policies within the perplexity budget, in `dense` passes over the certificate's text.
 const DECIDE: f64 = 3.0;
 /// Weights per second and core that `place` quantises and writes.
 const PACK: f64 = 30e6;
-/// Bytes per second that shared storage is read at.
+/// Read bandwidth of the shared storage, in bytes per second.
 const READ: f64 = 1e9;
 
-/// Rate of GEMMs of prompts.
+/// Rates of prompt GEMMs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
-    /// Cores that it was measured on.
+    /// Number of cores on which the rates were measured.
     pub cores: usize,
     /// Operations per second of these cores together, with quantised weights.
     pub operations_per_second: f64,
-    /// The same with weights in float formats, as `profile` and training have them.
+    /// Operations per second of these cores together, with float weights, as in `profile` and training.
     pub float_operations_per_second: f64,
 }
 
-/// Operations per second of a core if they were not measured.
+/// Operations per second of one core if the rates were not measured.
 const USUAL_OPERATIONS: f64 = 40e9;
 
 impl Rates {
-    /// Rates of `hardware`, or usual ones if its file has none.
+    /// Rates of `hardware`, or typical rates if its file has none.
     pub fn new(hardware: &Hardware) -> Self {
         let cores = hardware.cpu.threads;
         let rate = |format| {
@@ -79,7 +81,7 @@ impl Rates {
     }
 }
 
-/// The work of a preparation.
+/// Work of a preparation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Workload {
     layers: u64,
@@ -92,11 +94,11 @@ pub struct Workload {
     checkpoint_bytes: u64,
     /// Tokens to profile.
     pub tokens: u64,
-    /// Mean number of tokens of a sequence.
+    /// Mean number of tokens per sequence.
     pub sequence_tokens: f64,
-    /// Tokens per layer to keep samples of.
+    /// Tokens per layer of which samples are kept.
     pub trace_tokens: u64,
-    /// Whether predictors are calculated, before any training.
+    /// Whether predictors are calculated before any training.
     pub calculates: bool,
     /// Optimiser steps per network; 0 if none is trained.
     pub steps: u64,
@@ -108,42 +110,42 @@ pub struct Workload {
     pub searches: bool,
     /// Format of the bundle's weights.
     pub quant: Format,
-    /// Cores of a task.
+    /// Cores per task.
     pub cores: usize,
     /// Rates of the machine.
     pub rates: Rates,
 }
 
-/// Cost of a task of a stage.
+/// Cost of one task of a stage.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Needs {
     /// Cores.
     pub cores: usize,
-    /// Wall-clock time.
+    /// Wall-clock time in seconds.
     pub seconds: f64,
     /// Memory.
     pub memory_bytes: u64,
-    /// Bytes that it writes to the shared storage.
+    /// Bytes that the task writes to the shared storage.
     pub written_bytes: u64,
-    /// Bytes that it reads from the shared storage.
+    /// Bytes that the task reads from the shared storage.
     pub read_bytes: u64,
 }
 
 impl Needs {
-    /// Memory to ask for: half as much again, in whole GiB.
+    /// Memory to request, in bytes: 1.5 times the estimate, rounded up to whole GiB.
     pub fn memory_limit(&self) -> u64 {
         (self.memory_bytes + self.memory_bytes / 2).next_multiple_of(1 << 30)
     }
 
-    /// Time to ask for, in minutes: three times as much and ten minutes, since a task that is stopped for it has to be
-    /// submitted again.
+    /// Time to request, in minutes: three times the estimate plus ten minutes. A task that exceeds its limit is stopped and has to
+    /// be submitted again.
     pub fn minutes_limit(&self) -> u64 {
         10 + (3.0 * self.seconds / 60.0).ceil() as u64
     }
 }
 
 impl Workload {
-    /// The work for a model with `config`, with the defaults of all stages, and a checkpoint in 16 bits.
+    /// Work for a model with `config` and a 16-bit checkpoint, with the defaults of all stages.
     pub fn new(config: &ModelConfig, quant: Format, cores: usize, rates: Rates) -> Self {
         let size = |weight: &Weight| config.shape(*weight).iter().product::<usize>() as u64;
         let parameters = config.parameters();
@@ -190,7 +192,7 @@ impl Workload {
         (self.density * self.hidden as f64).max(16.0)
     }
 
-    /// Cost of one of the `tasks` of a stage.
+    /// Cost of each task if the stage is divided into `tasks` tasks.
     pub fn needs(&self, kind: StageKind, tasks: usize) -> Needs {
         let tasks = tasks.max(1) as u64;
         let cores = self.cores as f64;
@@ -204,7 +206,7 @@ impl Workload {
         let (seconds, memory, written_bytes, read_bytes) = match kind {
             StageKind::Profile => {
                 let tokens = self.tokens.div_ceil(tasks);
-                // Each token attends to half of its sequence: scores, and sums of values.
+                // On average, a token attends to half of its sequence: scores, and sums of values.
                 let attention = 2.0 * self.sequence_tokens * (self.layers * self.hidden) as f64;
                 let operations = (2.0 * in_layers + attention) * tokens as f64;
                 let counting = COUNT * (self.layers * self.neurons * tokens) as f64;
@@ -227,12 +229,12 @@ impl Workload {
                 let directions = DIRECTION * self.rank() * hidden * (neurons + used);
                 let calculated = directions + RANKS * FIT * used * neurons;
                 let (calculated, rank, steps) = match self.calculates {
-                    // A linear unit replaces two with ReLU. Upper limit: all layers are trained further.
+                    // One linear unit replaces two ReLU units. Upper limit: all layers are trained further.
                     true => {
                         let steps = FURTHER_STEPS.min(self.steps as f64 / 2.0);
                         (calculated, self.rank() / 2.0, steps)
                     }
-                    // The first training, and a larger and a smaller rank of half the steps.
+                    // The first training, then a larger and a smaller rank with half the steps each.
                     false => {
                         let steps = SEARCH_STEPS.min(2.0 * self.steps as f64);
                         (0.0, self.rank(), steps)

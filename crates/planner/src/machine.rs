@@ -1,5 +1,5 @@
 //! Measures this machine: memory bandwidth, kernels, the rest of a decode step, the GPU and its link. The measurements are kept in the
-//! user's cache folder as long as the machine, and the part of it that this process may use, stay the same.
+//! user's cache folder. They are valid as long as the machine, and the part of it that this process may use, stay the same.
 
 use std::{collections::BTreeMap, fs, io::Write, path::PathBuf, thread};
 
@@ -29,23 +29,23 @@ struct Fingerprint {
     /// Processors and memory nodes that this process may use.
     allowed: Vec<String>,
     gpus: Vec<String>,
-    /// Instances that GPUs are divided into.
+    /// Instances into which GPUs are divided.
     gpu_instances: Vec<String>,
-    /// Variables that choose the GPU.
+    /// Values of the environment variables in [`GPU_VARIABLES`], by name.
     visible_gpus: BTreeMap<String, String>,
 }
 
-/// Version of the measurements. Must be raised if a figure is measured differently, so that figures in the cache folder are not used.
+/// Version of the measurements. Raise it if a figure is measured differently, so that older figures in the cache folder are not used.
 const FIGURES: u32 = 2;
 
-/// Variables that choose the GPU, or the order in which GPUs are counted.
+/// Environment variables that choose the GPU or the order in which GPUs are numbered.
 const GPU_VARIABLES: [&str; 3] = [
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
     "NVIDIA_VISIBLE_DEVICES",
 ];
 
-/// The file in the cache folder.
+/// Content of the file in the cache folder.
 #[derive(Debug, Serialize, Deserialize)]
 struct CachedHardware {
     fingerprint: Fingerprint,
@@ -75,7 +75,7 @@ impl Fingerprint {
         })
     }
 
-    /// Whether `hardware` lacks a GPU that this process should see: its measurement failed, perhaps temporarily.
+    /// Whether `hardware` lacks a GPU that this process should see, because its measurement failed, perhaps temporarily.
     fn misses_gpu(&self, hardware: &Hardware) -> bool {
         hardware.gpu.is_none() && !self.gpus.is_empty() && self.visible_gpus.is_empty()
     }
@@ -95,19 +95,19 @@ fn kept() -> Result<Option<Hardware>, PlannerError> {
     Ok(hardware.filter(|hardware| hardware.validate().is_ok()))
 }
 
-/// Number of threads to compute with by default: the number that decoded fastest when this machine was measured, or one
-/// per core if it was not measured.
+/// Default number of threads: the number that decoded fastest when this machine was measured, or one per core if it was not
+/// measured.
 pub fn usual_threads() -> usize {
     let hardware = kept().ok().flatten();
     hardware.map_or_else(usable_cores, |hardware| hardware.cpu.threads)
 }
 
-/// This machine's hardware with its fastest number of threads, from the cache folder. If it is missing or the machine
-/// has changed, measures it, which takes seconds, and keeps it there.
+/// Returns this machine's hardware, with its fastest number of threads, from the cache folder. If the file is missing or the
+/// machine has changed, measures the machine, which takes seconds, and keeps the result there.
 ///
 /// # Errors
 ///
-/// As [`measure`].
+/// Fails like [`measure`].
 pub fn this_machine(progress: &dyn Progress) -> Result<Hardware, PlannerError> {
     if let Some(hardware) = kept()? {
         return Ok(hardware);
@@ -121,16 +121,15 @@ pub fn this_machine(progress: &dyn Progress) -> Result<Hardware, PlannerError> {
         None => progress.note("the measurements cannot be kept, so the next plan measures again"),
         Some(file) => progress.detail(&format!("kept in `{}`", file.display())),
     }
-    // As the next plan will read it: numbers in text may differ in the last bit.
+    // Returns the hardware as the next plan will read it: numbers in text may differ in the last bit.
     let text = serde_json::to_string(&hardware);
     Ok(text
         .and_then(|text| serde_json::from_str(&text))
         .unwrap_or(hardware))
 }
 
-/// Keeps the hardware of `measured` in the cache folder as this machine's, and returns the file; `None` if there is no
-/// cache folder, the file cannot be written, the number of threads was prescribed, or an installed GPU could not be
-/// measured.
+/// Keeps the hardware of `measured` in the cache folder as this machine's hardware, and returns the file. Returns `None` if there is
+/// no cache folder, the file cannot be written, the number of threads was prescribed, or an installed GPU could not be measured.
 ///
 /// # Errors
 ///
@@ -155,7 +154,7 @@ pub fn keep(measured: &MeasuredMachine) -> Result<Option<PathBuf>, PlannerError>
 pub enum Thoroughness {
     /// All sizes.
     Full,
-    /// A few seconds: fewer sizes and bytes.
+    /// Fewer sizes and bytes, which takes a few seconds.
     Quick,
 }
 
@@ -168,7 +167,7 @@ impl Thoroughness {
         }
     }
 
-    /// Bytes of the largest file to read from. With [`Self::Quick`], the caches of a server's processor may hold all of it.
+    /// Maximum size of the file to read from, in bytes. With [`Self::Quick`], the caches of a server's processor may hold all of it.
     fn most_bytes(self) -> u64 {
         match self {
             Self::Full => 1 << 30,
@@ -176,7 +175,7 @@ impl Thoroughness {
         }
     }
 
-    /// Row lengths in weights: usual hidden sizes.
+    /// Row lengths in weights: common hidden sizes.
     fn columns(self) -> &'static [usize] {
         match self {
             Self::Full => &[512, 1024, 2048, 4096, 8192, 14336],
@@ -201,15 +200,15 @@ const PASSES: usize = 2;
 pub struct MeasuredMachine {
     /// The machine.
     pub hardware: Hardware,
-    /// The GPU's driver, or the reason why there is none.
+    /// The GPU's driver, or the reason why no GPU was measured.
     pub gpu_status: String,
-    /// Whether the number of threads was given, not measured.
+    /// Whether the number of threads was prescribed instead of measured.
     pub has_prescribed_threads: bool,
-    /// Whether other programs were using so much of the CPU that the values may be low.
+    /// Whether other programs were using so much of the CPU that the values may be too low.
     pub is_disturbed: bool,
 }
 
-/// Measures this machine with one thread and with `threads` threads, or with the number of threads that decodes fastest.
+/// Measures this machine with one thread and with `threads` threads. If `threads` is `None`, uses the number that decodes fastest.
 ///
 /// # Errors
 ///
@@ -227,7 +226,7 @@ pub fn measure(
         Some(threads) => threads,
         None => fastest_count(&test, isa)?,
     };
-    // Plans use all threads, and their speedup over one thread.
+    // Plans use the speed of all threads, and their speedup over one thread.
     let mut counts = vec![1, threads];
     counts.dedup();
     let (sizes, lengths) = (thoroughness.row_bytes(), thoroughness.columns());
@@ -294,7 +293,7 @@ pub fn measure(
         gpu: None,
         sources: BTreeMap::new(),
     };
-    // The figures without a format are those of q8_0, the most common one.
+    // Figures without a format are those of q8_0, the most common format.
     let typical = Format::Q8_0.row_bytes(4096) as f64;
     let rates = hardware.cpu.rates(Format::Q8_0, threads, typical);
     hardware.cpu.row_seconds = rates.row_seconds;
@@ -362,7 +361,7 @@ pub fn measure(
     })
 }
 
-/// The number of threads that decodes fastest; one per core if other programs run, which would make fewer threads look faster.
+/// Number of threads that decodes fastest. One per core if other programs are busy, because they make fewer threads look faster.
 fn fastest_count(test: &SpeedTest, isa: Isa) -> Result<usize, PlannerError> {
     let (cores, before) = (usable_cores(), CpuTimes::now());
     let fastest = test.fastest(isa, &thread_counts())?;
@@ -386,7 +385,7 @@ fn thread_counts() -> Vec<usize> {
     counts
 }
 
-/// The warning for measurements under `contention`; `None` if it was low.
+/// Warning for measurements under `contention`; `None` if contention was low.
 fn disturbance(contention: Contention) -> Option<String> {
     let shares = [contention.waited, contention.stolen];
     let largest = shares.into_iter().flatten().fold(0.0, f64::max);

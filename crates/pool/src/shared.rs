@@ -11,8 +11,9 @@
 //! part of that one, since it reads the job after taking the part. Lowering is one atomic subtraction without retries; each
 //! thread lowers `remaining` below 0 at most once per job, so it cannot wrap around.
 //!
-//! **A second stage follows without another start.** Its parts are `closed` at first: threads do not take them until the thread that ends
-//! the first stage [opens](Shared::open) them. If there are more threads than processors, some threads leave the job after the first stage.
+//! **A second stage follows without another start.** Its parts are `closed` at first: threads do not take them until the thread that
+//! completes the first stage [opens](Shared::open) them. If there are more threads than processors, some threads leave the job after the
+//! first stage.
 //!
 //! **Waiting costs the others nothing.** A waiting worker reads only `epoch`, whose cache line is written once per job, and announces
 //! nothing until it sleeps. Threads that write to one cache line take turns, at a tenth of a microsecond each.
@@ -64,12 +65,12 @@ struct Unfinished {
     min_nanos: [AtomicU64; 2],
 }
 
-/// Choice of a thread that finds only closed parts.
+/// How a thread reacts if all remaining parts are closed.
 #[derive(Clone, Copy)]
 enum IfClosed {
-    /// Waits until they are open.
+    /// Waits until the parts are open.
     Wait,
-    /// Waits for the next job.
+    /// Leaves the job and waits for the next one.
     Leave,
 }
 
@@ -96,8 +97,8 @@ pub(crate) struct Shared {
     /// Whether a caller uses the pool.
     in_use: AtomicBool,
     credit: Credit,
-    /// Workers with a lower number spin while waiting for a job, and wait for a second stage. Spinning threads delay each other if
-    /// there are more of them than processors.
+    /// Workers with a lower number spin while they wait for a job, and wait for its second stage instead of leaving. Spinning threads
+    /// delay each other if there are more of them than processors.
     max_spinning: usize,
     /// One bit per worker, set while it sleeps or is about to.
     asleep: Box<[AtomicU64]>,
@@ -231,7 +232,7 @@ impl Shared {
     pub(crate) fn serve(&self, worker: usize) {
         self.handles[worker].get_or_init(thread::current);
         let mut epoch = 0;
-        // More waiting threads than processors would delay the ones that are waited for.
+        // If more threads waited than there are processors, they would delay the threads they wait for.
         let if_closed = if worker < self.max_spinning {
             IfClosed::Wait
         } else {
@@ -286,8 +287,8 @@ impl Shared {
         (own, taken)
     }
 
-    /// Takes a part; returns how many were left, including it, and whether the thread had to wait for it. `None` if all are taken, or if
-    /// the thread leaves.
+    /// Takes a part; returns how many were left, including it, and whether the thread had to wait for it. Returns `None` if all are
+    /// taken or the thread leaves the job.
     ///
     /// A thread that waits for a part has not taken it, so another thread can take the part if the waiting one is preempted. If two threads
     /// find the same last open part, one of them may still take a closed part.
@@ -308,7 +309,7 @@ impl Shared {
         Some((left, has_waited))
     }
 
-    /// Spins until `is_open`. Lets other threads run now and then, because one of them may need this thread's processor.
+    /// Spins until `is_open` returns true. Lets other threads run now and then, because one of them may need this thread's processor.
     pub(crate) fn wait_until_open(&self, is_open: impl Fn() -> bool) {
         // On a single processor, spinning only delays the other threads.
         let spin_time = OPEN_SPIN * u32::from(self.max_spinning > 0);

@@ -1,4 +1,4 @@
-//! Prediction of the active neurons of all tokens of a batch by the signs of the gate (SparseInfer, arXiv 2411.12692).
+//! Predicts the active neurons of each token of a batch from the signs of the gate (SparseInfer, arXiv 2411.12692).
 
 use powerinfer_tensor::{SignMatrix, pack_signs};
 
@@ -8,7 +8,7 @@ use crate::{
     predictor::PredictionBuffers,
 };
 
-/// The signs of a layer's gate, and how many must agree with those of the input.
+/// Signs of a layer's gate, and the number of a row's signs that must agree with the input's signs.
 #[derive(Clone, Copy)]
 pub(crate) struct SignBits<'a> {
     pub(crate) signs: SignMatrix<'a>,
@@ -16,7 +16,8 @@ pub(crate) struct SignBits<'a> {
 }
 
 impl SignBits<'_> {
-    /// Sets the masks of all tokens of `x [tokens, hidden]`: neurons of whose gate enough signs agree with the input's.
+    /// Sets the masks of all tokens of `x [tokens, hidden]`. A neuron is predicted if enough signs of its gate row agree with the
+    /// input's signs.
     pub(crate) fn predict(
         &self,
         threads: &Threads,

@@ -352,7 +352,7 @@ impl SpeedTest {
     }
 }
 
-/// Time per layer and element of the hidden state that one thread spends before jobs: two norms, and rounding three inputs.
+/// Time per layer and element of the hidden state that one thread spends before jobs: computing two norms and rounding three inputs.
 fn hidden_seconds(isa: Isa) -> f64 {
     const SIZE: usize = 4096;
     let weight = [1.0; SIZE];

@@ -1,5 +1,5 @@
-//! LayerNorm and RMSNorm. Sums are taken in a fixed order, in [`LANES`] partial sums, which the compiler keeps in vector registers: the
-//! scalar code is compiled for every instruction set.
+//! LayerNorm and RMSNorm. Values are added in a fixed order, in [`LANES`] partial sums. The scalar code is compiled for every instruction
+//! set, and the compiler keeps the partial sums in vector registers.
 
 use super::{Operation, Simd};
 use crate::Norm;
@@ -54,8 +54,8 @@ impl Normalise<'_> {
     }
 }
 
-/// Sum of `term(x)` over all values. Lane `i` sums values `i + k · LANES` in order; then the upper half of the lanes is added to the
-/// lower half until one is left.
+/// Sum of `term(x)` over all values. Lane `i` sums the values `i + k · LANES` in order. Then the upper half of the lanes is added to the
+/// lower half, until one lane is left.
 #[inline(always)]
 fn sum(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     let (blocks, rest) = x.as_chunks::<LANES>();
