@@ -16,6 +16,6 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 venv=${CARGO_TARGET_DIR:-$root/target}/ptx-venv
 missing() { echo "skipped: $1" >&2; exit 75; }
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv" || missing "no Python with venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check nvidia-cuda-nvcc-cu12==12.8.93 nvidia-cuda-nvdisasm==13.2.51 ||
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check nvidia-cuda-nvcc-cu12==12.8.93 nvidia-cuda-nvdisasm==13.2.51 zstandard==0.25.0 ||
   missing "the assembler and the disassembler cannot be installed"
 exec "$venv/bin/python" "$root/scripts/check_sass.py" "$@"

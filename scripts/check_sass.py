@@ -1,6 +1,5 @@
 """Assembles the PTX, and compares the machine code (SASS) with `sass_limits.json`. Run by `check-ptx.sh`."""
 
-import gzip
 import json
 import pathlib
 import re
@@ -8,6 +7,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+
+import zstandard
 
 import gpu_estimate
 import sass
@@ -21,7 +22,7 @@ READ = ["sm_90", "sm_89"]
 # Weights in 16 bytes of a format, and bytes of the loads that are scales.
 FORMATS = {"f32": (4, []), "f16": (8, []), "bf16": (8, []), "q8_0": (16, [2]), "q4_k": (32, [2, 4]), "q4_0": (32, [2]), "signs": (128, [])}
 # Kernels that stream weights, and opcodes of the loads: in a GEMM, asynchronous copies bring tokens.
-WEIGHTS = {"project": ".", "gate_up": ".", "down": ".", "predict": ".", "predict_by": ".", "gemm": r"LDG\.", "gemm_down": r"LDG\."}
+WEIGHTS = {"project": ".", "gate_up": ".", "down": ".", "predict": ".", "predict_by": ".", "gemm": r"LDG\.", "gemm_down": r"LDG\.", "gemm_wide": r"LDG\.", "gemm_down_wide": r"LDG\."}
 # Figures of a kernel: title, whether more is better, what to do when it worsens.
 FIGURES = {
     "registers": ("registers", False, "fewer thread blocks run at once; let variables live shorter or unroll less"),
@@ -60,9 +61,9 @@ def figures(kernel, registers, code):
 def assemble(folder):
     """Figures by chip and kernel, and what spills."""
     by_chip, faults = {chip: {} for chip in READ}, []
-    for compressed in sorted((ROOT / "kernels/ptx").glob("*.ptx.gz")):
+    for compressed in sorted((ROOT / "kernels/ptx").glob("*.ptx.zst")):
         file, most = folder / compressed.stem, []
-        file.write_bytes(gzip.decompress(compressed.read_bytes()))
+        file.write_bytes(zstandard.decompress(compressed.read_bytes()))
         for chip in CHIPS:
             binary = folder / f"{file.stem}.cubin"
             said = run(TOOLS / "cuda_nvcc/bin/ptxas", "-v", f"-arch={chip}", file, "-o", binary)[1]

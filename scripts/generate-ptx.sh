@@ -11,6 +11,6 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 venv=${CARGO_TARGET_DIR:-$root/target}/ptx-venv
 missing() { echo "skipped: $1" >&2; exit 75; }
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv" || missing "no Python with venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check nvidia-cuda-nvrtc-cu12==12.4.127 ||
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check nvidia-cuda-nvrtc-cu12==12.4.127 zstandard==0.25.0 ||
   missing "the compiler cannot be installed"
 "$venv/bin/python" -B "$root/scripts/generate_ptx.py" "$@"

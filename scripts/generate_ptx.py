@@ -1,11 +1,12 @@
 """Compiles the CUDA kernels to PTX with NVRTC's C API. Run by `generate-ptx.sh`."""
 
 import ctypes
-import gzip
 import hashlib
 import pathlib
 import sys
 import sysconfig
+
+import zstandard
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent / "kernels"
 # Compute capability 8.0 runs on all GPUs since 2020; the driver compiles the PTX for the actual GPU.
@@ -61,13 +62,12 @@ def main():
         ptx = ptx.replace("$L__BB", "$")
         lines = [" ".join(line.split()).replace(", ", ",") for line in ptx.splitlines() if line and not line.startswith("//")]
         written = f"// source-sha256 {digest(source, headers)}\n" + "\n".join(lines) + "\n"
-        place = ROOT / "ptx" / f"{source.stem}.ptx.gz"
-        # Versions of zlib compress differently.
-        is_stale = not place.exists() or gzip.decompress(place.read_bytes()).decode() != written
+        place = ROOT / "ptx" / f"{source.stem}.ptx.zst"
+        is_stale = not place.exists() or zstandard.decompress(place.read_bytes()).decode() != written
         if is_stale:
             stale.append(place.name)
         if is_stale and not is_check:
-            place.write_bytes(gzip.compress(written.encode(), mtime=0))
+            place.write_bytes(zstandard.compress(written.encode(), 22))
         print(f"{place.name}: {len(written)} bytes")
     if is_check and stale:
         sys.exit(f"error: out of date: {', '.join(stale)}; run scripts/generate-ptx.sh")

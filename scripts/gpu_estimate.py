@@ -238,35 +238,40 @@ def products(model, tokens=64):
                       start=START if norm else START / 2)
 
     def gemm(label, kernel, outputs, columns, start=START):
-        # Tiles of 64 by 64 are split along the columns until a multiprocessor has four blocks, of which two run at once.
-        tiles, stages = ceil(outputs / 64), ceil(columns / 64)
-        splits = max(1, min(4 * MULTIPROCESSORS // tiles, stages // 4))
+        # More tokens run in tiles of 128 by 128, one block at once; fewer in tiles of 64 by 64, two. Tiles are split along the columns
+        # until a multiprocessor has one block, or four.
+        size, share = (128, 1) if tokens > 64 else (64, 4)
+        kernel += "_wide_q4_0" if tokens > 64 else "_q4_0"
+        tiles, stages = ceil(outputs / size) * ceil(tokens / size), ceil(columns / 64)
+        splits = max(1, min(share * MULTIPROCESSORS // tiles, stages // 4))
         blocks, rounds = tiles * splits, ceil(stages / splits)
-        # Of a warp in a stage of 64 columns: 170 instructions; half of the warps also unpack 32 weights a lane, in 153, or, transposed,
-        # 198. Waits: four times operands from shared memory and the tensor cores; weights to shared memory; a barrier.
-        loop = {"instructions": 170 + (198 if kernel.startswith("gemm_down") else 153) / 2, "bytes": 64 * 64 * Q4_0 / 256}
+        # Of a warp in a stage of 64 columns, in tiles of 64: 170 instructions; half of the warps also unpack 32 weights a lane, in 153,
+        # or, transposed, 198. In the wide ones, all warps unpack as many, and multiply four times as much: a third of the loop of three
+        # stages. Waits: four times operands from shared memory and the tensor cores; weights to shared memory; a barrier.
+        instructions = 170 + (198 if "down" in kernel else 153) / 2 if size == 64 else 1230 / 3
+        loop = {"instructions": instructions, "bytes": size * 64 * Q4_0 / 256}
         # Sums through shared memory; with splits, to the last block of a tile and back, eight at once, a fourth of a tile at a time.
-        merge = LAST_BLOCK + max(4 * ceil(splits / 8) * L2, splits * 64 * 64 * 4 / L2_PORT)
-        after = 64 * STEP + BARRIER + 4 * 60 * STEP + (splits > 1) * merge
+        merge = LAST_BLOCK + max(4 * ceil(splits / 8) * L2, splits * size * size * 4 / L2_PORT)
+        after = size * STEP + BARRIER + 4 * 60 * STEP * (size / 64) ** 2 + (splits > 1) * merge
         # The multiprocessor with the most blocks finishes last.
         uneven = ceil(blocks / MULTIPROCESSORS) * MULTIPROCESSORS / blocks if blocks > MULTIPROCESSORS else 1
-        done = blocks * rounds * 64 * 64 * uneven
-        return Launch(label, kernel, blocks, 256, 2 * 72 * (2 * 64 + 3 * 64) + 16, outputs * columns * Q4_0, rounds, loop["bytes"],
+        done = blocks * rounds * size * 64 * uneven
+        return Launch(label, kernel, blocks, 256, 2 * 72 * 5 * size + 16, outputs * columns * Q4_0, rounds, loop["bytes"],
                       4 * (SHARED_LOAD + 35) + 2 * SHARED_LOAD + BARRIER, (MEMORY, 240, 0), after, done * Q4_0, trips=0, l2=done * 2,
-                      products=done * tokens, stated={**loop, "in_flight_bytes": 3 * loop["bytes"]}, start=start)
+                      products=done * min(tokens, size), stated={**loop, "in_flight_bytes": 3 * loop["bytes"]}, start=start)
 
     return [
         to_f16("input of attention", hidden, True),
-        gemm("query", "gemm_q4_0", width, hidden),
-        gemm("key", "gemm_q4_0", keys, hidden),
-        gemm("value", "gemm_q4_0", keys, hidden),
+        gemm("query", "gemm", width, hidden),
+        gemm("key", "gemm", keys, hidden),
+        gemm("value", "gemm", keys, hidden),
         to_f16("input of output", width, False),
         # It adds to the hidden state.
-        gemm("output", "gemm_q4_0", hidden, width, 1.5 * START),
+        gemm("output", "gemm", hidden, width, 1.5 * START),
         to_f16("input of FFN", hidden, True),
-        gemm("gate", "gemm_q4_0", ffn, hidden),
-        gemm("up", "gemm_q4_0", ffn, hidden),
-        gemm("down", "gemm_down_q4_0", hidden, ffn),
+        gemm("gate", "gemm", ffn, hidden),
+        gemm("up", "gemm", ffn, hidden),
+        gemm("down", "gemm_down", hidden, ffn),
     ]
 
 
@@ -330,9 +335,10 @@ def print_estimates(figures, print_table):
             rows += found
             token = [value + times * added for value, added in zip(token, total)]
         print_table([*rows, sum_row(f"token, with {HOST:.0f} of the host", token, 0)])
-        print(f"\nEstimate in microseconds: products of 64 tokens of a prompt, {model.name} in q4_0 on an H100")
-        rows, total = rows_of("sum of a layer", products(model))
-        print_table([columns, *rows, sum_row("all layers", [value * model.layers for value in total], 0)])
+        for tokens in [64, 512]:
+            print(f"\nEstimate in microseconds: products of {tokens} tokens of a prompt, {model.name} in q4_0 on an H100")
+            rows, total = rows_of("sum of a layer", products(model, tokens))
+            print_table([columns, *rows, sum_row("all layers", [value * model.layers for value in total], 0)])
     print_calibration(figures, print_table)
 
 

@@ -406,11 +406,13 @@ struct Q4KScales {
 using Q4_0 = Nibbles<Q4_0Scales>;
 using Q4K = Nibbles<Q4KScales>;
 
-// Instantiates a kernel for every format.
-#define FOR_ALL_FORMATS(define) \
-  define(f32, Plain<F32>)       \
-  define(f16, Plain<F16>)       \
-  define(bf16, Plain<Bf16>)     \
-  define(q8_0, Q8_0)            \
-  define(q4_k, Q4K)             \
+// Instantiates a kernel for every format of at most 16 bits.
+#define FOR_SHORT_FORMATS(define) \
+  define(f16, Plain<F16>)         \
+  define(bf16, Plain<Bf16>)       \
+  define(q8_0, Q8_0)              \
+  define(q4_k, Q4K)               \
   define(q4_0, Q4_0)
+
+// Instantiates a kernel for every format.
+#define FOR_ALL_FORMATS(define) define(f32, Plain<F32>) FOR_SHORT_FORMATS(define)

@@ -62,6 +62,17 @@ __device__ __forceinline__ uint16_t float_to_f16(float value) {
 #endif
 }
 
+// Rounds two floats to f16; the first is in the low half.
+__device__ __forceinline__ unsigned floats_to_f16(float low, float high) {
+#ifdef CUDA_EMULATOR
+  return float_to_f16(low) | unsigned(float_to_f16(high)) << 16;
+#else
+  unsigned bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+#endif
+}
+
 // Converts bf16 bits, the upper 16 bits of a float.
 __device__ __forceinline__ float bf16_to_float(unsigned bits) { return __uint_as_float(bits << 16); }
 
@@ -174,6 +185,26 @@ __device__ __forceinline__ void load_matrices(const uint16_t* row, unsigned (&re
 #else
   const unsigned address = unsigned(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
+               : "r"(address)
+               : "memory");
+#endif
+}
+
+// Like `load_matrices`, with each matrix transposed: register i of lane 4 j + k is column j of rows 2 k and 2 k + 1.
+__device__ __forceinline__ void load_matrices_transposed(const uint16_t* row, unsigned (&registers)[4]) {
+#ifdef CUDA_EMULATOR
+  const int lane = threadIdx.x % WARP, offset = int(reinterpret_cast<const char*>(row) - shared_memory());
+  for (int index = 0; index < 4; index++) {
+    registers[index] = 0;
+    for (int half = 0; half < 2; half++) {
+      const int of_row = __shfl_sync(ALL_LANES, offset, 8 * index + lane % 4 * 2 + half);
+      registers[index] |= unsigned(*reinterpret_cast<const uint16_t*>(shared_memory() + of_row + lane / 4 * 2)) << 16 * half;
+    }
+  }
+#else
+  const unsigned address = unsigned(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
                : "r"(address)
                : "memory");

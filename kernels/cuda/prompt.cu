@@ -4,27 +4,41 @@
 #include "matrix.cuh"
 #include "neurons.cuh"
 
-// Weight rows, tokens and columns of a tile.
-constexpr int TILE_ROWS = 64;
-constexpr int TILE_TOKENS = 64;
+// Columns of a tile.
 constexpr int TILE_COLUMNS = 64;
-// Row stride of a tile in f16, padded against shared memory bank conflicts.
-constexpr int PITCH = TILE_COLUMNS + 8;
-constexpr int WEIGHT_TILE = TILE_ROWS * PITCH, TOKEN_TILE = TILE_TOKENS * PITCH;
+// f16 after each row of a tile against shared memory bank conflicts.
+constexpr int PADDING = 8;
+// Row stride of tokens in shared memory, in f16.
+constexpr int PITCH = TILE_COLUMNS + PADDING;
 // f16 per asynchronous copy of 16 bytes.
 constexpr int COPY_ELEMENTS = 8;
 // Rows and tokens of one mma instruction.
 constexpr int MMA_ROWS = 16;
 constexpr int MMA_TOKENS = 8;
 // Warps along the rows and along the tokens of a tile.
-constexpr int ROW_WARPS = TILE_ROWS / MMA_ROWS;
+constexpr int ROW_WARPS = 4;
 constexpr int TOKEN_WARPS = 2;
 constexpr int GEMM_THREADS = ROW_WARPS * TOKEN_WARPS * WARP;
-constexpr int WARP_TOKENS = TILE_TOKENS / TOKEN_WARPS;
-// Blocks per multiprocessor that registers leave room for.
-constexpr int GEMM_BLOCKS = 2;
 // Stages of columns whose tokens have memory: two are in flight while one is computed.
 constexpr int STAGES = 3;
+
+// Few tokens: more blocks, each of which unpacks fewer weights.
+struct Narrow {
+  static constexpr int ROWS = 64;
+  static constexpr int TOKENS = 64;
+  // Blocks per multiprocessor that registers leave room for.
+  static constexpr int BLOCKS = 2;
+  // Whether inputs may have residuals.
+  static constexpr bool HAS_RESIDUALS = true;
+};
+
+// Many tokens: a weight is unpacked once for 128 of them, and fewer bytes of shared memory are read per product.
+struct Wide {
+  static constexpr int ROWS = 128;
+  static constexpr int TOKENS = 128;
+  static constexpr int BLOCKS = 1;
+  static constexpr bool HAS_RESIDUALS = false;
+};
 
 // Vectors of several tokens in f16.
 struct F16Buffer {
@@ -54,6 +68,21 @@ __device__ __forceinline__ void write_f16(const F16Buffer& to, int token, int co
   const uint16_t high = float_to_f16(value);
   to.values[index] = high;
   if (to.terms > 1) to.values[size_t(to.tokens) * to.stride + index] = float_to_f16(value - f16_to_float(high));
+}
+
+// Stores unpacked weights side by side, 16 bytes at once if there are so many.
+template <int WIDTH>
+__device__ __forceinline__ void store_f16(const float (&values)[WIDTH], uint16_t* to) {
+  unsigned words[WIDTH / 2];
+#pragma unroll
+  for (int word = 0; word < WIDTH / 2; word++) words[word] = floats_to_f16(values[2 * word], values[2 * word + 1]);
+  if (WIDTH == 4) {
+    *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
+    return;
+  }
+#pragma unroll
+  for (int word = 0; word + 4 <= WIDTH / 2; word += 4)
+    *reinterpret_cast<uint4*>(to + 2 * word) = {words[word], words[word + 1], words[word + 2], words[word + 3]};
 }
 
 // Maximum over the threads of a block. `scratch` holds one element per warp.
@@ -170,60 +199,91 @@ struct Gemm {
   unsigned* counters;
 };
 
-// Adds a warp's products of one stage of columns. `rows` and `columns` are the addresses that this lane passes to `load_matrices`
-// for the weights and the tokens; a tile of residuals follows each tile if there are two terms. `tokens` of the tile are left from the
-// warp's first on, none if it is not positive.
-template <int TERMS>
-__device__ __forceinline__ void multiply(const uint16_t* rows, const uint16_t* columns, int tokens, float (&sums)[WARP_TOKENS / MMA_TOKENS][4]) {
+// A tile of weights in shared memory, in f16: row after row of the stored matrix, so that unpacked weights are stored as they come.
+template <class Tile, bool BY_NEURON>
+struct WeightTile {
+  // Matrix rows of the tile, and its weights per matrix row.
+  static constexpr int ROWS = BY_NEURON ? TILE_COLUMNS : Tile::ROWS, WEIGHTS = BY_NEURON ? Tile::ROWS : TILE_COLUMNS;
+  static constexpr int STRIDE = WEIGHTS + PADDING, SIZE = ROWS * STRIDE;
+
+  // Address in `tile` that this lane passes to `load` for the 16 rows from `row` on.
+  __device__ static __forceinline__ const uint16_t* own(const uint16_t* tile, int row) {
+    const int lane = lane_index(), low = lane % 8, middle = lane / 8 % 2 * 8, high = lane / 16 * 8;
+    return BY_NEURON ? tile + (high + low) * STRIDE + row + middle : tile + (row + middle + low) * STRIDE + high;
+  }
+
+  // Loads the weights of 16 rows and of 16 columns from `column` on; `at` is the lane's address.
+  __device__ static __forceinline__ void load(const uint16_t* at, int column, unsigned (&weights)[4]) {
+    if (BY_NEURON) {
+      load_matrices_transposed(at + column * STRIDE, weights);
+    } else {
+      load_matrices(at + column, weights);
+    }
+  }
+};
+
+// Adds a warp's products of one stage of columns. `rows` and `columns` are this lane's addresses of weights and tokens; a tile of
+// residuals follows each tile if there are two terms. `tokens` of the tile are left from the warp's first on, none if it is not positive.
+template <class Tile, bool BY_NEURON, int TERMS, int ROW_TILES, int TOKEN_TILES>
+__device__ __forceinline__ void multiply(const uint16_t* rows, const uint16_t* columns, int tokens, float (&sums)[ROW_TILES][TOKEN_TILES][4]) {
+  typedef WeightTile<Tile, BY_NEURON> Weights;
+  constexpr int MORE_ROWS = MMA_ROWS * (BY_NEURON ? 1 : Weights::STRIDE), TOKEN_TILE = Tile::TOKENS * PITCH;
 #pragma unroll(TERMS == 1 ? TILE_COLUMNS / 16 : 1)
   for (int step = 0; step < TILE_COLUMNS; step += 16) {
-    unsigned weights[TERMS][4];
-    for (int term = 0; term < TERMS; term++) load_matrices(rows + step + term * WEIGHT_TILE, weights[term]);
+    unsigned weights[ROW_TILES][TERMS][4];
 #pragma unroll
-    for (int pair = 0; pair < WARP_TOKENS / MMA_TOKENS; pair += 2) {
+    for (int row = 0; row < ROW_TILES; row++)
+      for (int term = 0; term < TERMS; term++) Weights::load(rows + row * MORE_ROWS + term * Weights::SIZE, step, weights[row][term]);
+#pragma unroll
+    for (int pair = 0; pair < TOKEN_TILES; pair += 2) {
       if (pair * MMA_TOKENS >= tokens) break;
       unsigned fragments[TERMS][4];
       for (int term = 0; term < TERMS; term++)
         load_matrices(columns + pair * MMA_TOKENS * PITCH + step + term * TOKEN_TILE, fragments[term]);
 #pragma unroll
       for (int second = 0; second < 2; second++) {
-        float(&tile_sums)[4] = sums[pair + second];
         const unsigned values[2] = {fragments[0][2 * second], fragments[0][2 * second + 1]};
-        if (TERMS == 1) {
-          mma_m16n8k16(tile_sums, weights[0], values);
-          continue;
-        }
-        // Tensor cores truncate: over thousands of columns, sums of one sign would lose a part in ten thousand. The product of
-        // both residuals is below f32 precision.
         const unsigned residuals[2] = {fragments[TERMS - 1][2 * second], fragments[TERMS - 1][2 * second + 1]};
-        float step_sums[4] = {};
-        mma_m16n8k16(step_sums, weights[TERMS - 1], values);
-        mma_m16n8k16(step_sums, weights[0], residuals);
-        mma_m16n8k16(step_sums, weights[0], values);
 #pragma unroll
-        for (int index = 0; index < 4; index++) tile_sums[index] += step_sums[index];
+        for (int row = 0; row < ROW_TILES; row++) {
+          float(&tile_sums)[4] = sums[row][pair + second];
+          if (TERMS == 1) {
+            mma_m16n8k16(tile_sums, weights[row][0], values);
+            continue;
+          }
+          // Tensor cores truncate: over thousands of columns, sums of one sign would lose a part in ten thousand. The product of
+          // both residuals is below f32 precision.
+          float step_sums[4] = {};
+          mma_m16n8k16(step_sums, weights[row][TERMS - 1], values);
+          mma_m16n8k16(step_sums, weights[row][0], residuals);
+          mma_m16n8k16(step_sums, weights[row][0], values);
+#pragma unroll
+          for (int index = 0; index < 4; index++) tile_sums[index] += step_sums[index];
+        }
       }
     }
   }
 }
 
 // out = x . matrix^T + bias + offset + cold. Grid: (tiles of outputs, tiles of tokens, splits of the columns). While the tensor
-// cores compute one stage of columns, the weights of the next three (f32: two) are on their way to registers in their stored
-// format, the tokens of the next two to shared memory. The last block of a tile adds up the splits in order.
-template <class Format, bool BY_NEURON>
+// cores compute one stage of columns, the weights of the next are unpacked, those of the next three (f32: two) after that are on their
+// way to registers in their stored format, and the tokens of the next two to shared memory. The last block of a tile adds up the
+// splits in order.
+template <class Format, bool BY_NEURON, class Tile>
 __device__ __forceinline__ void gemm(const Gemm& a) {
+  typedef WeightTile<Tile, BY_NEURON> Weights;
   constexpr int WIDTH = Format::WIDTH;
-  // Matrix rows that a tile covers, its weights per row, and loads of WIDTH weights.
-  constexpr int MATRIX_ROWS = BY_NEURON ? TILE_COLUMNS : TILE_ROWS, ROW_WEIGHTS = BY_NEURON ? TILE_ROWS : TILE_COLUMNS;
-  constexpr int LOADS = MATRIX_ROWS * ROW_WEIGHTS / WIDTH, LOADS_PER_THREAD = (LOADS + GEMM_THREADS - 1) / GEMM_THREADS;
+  // Loads of WIDTH weights.
+  constexpr int LOADS = Weights::ROWS * Weights::WEIGHTS / WIDTH, LOADS_PER_THREAD = (LOADS + GEMM_THREADS - 1) / GEMM_THREADS;
+  constexpr int TOKEN_TILE = Tile::TOKENS * PITCH;
   const Matrix& matrix = a.matrix;
   const int inputs = BY_NEURON ? matrix.rows : matrix.columns, outputs = BY_NEURON ? matrix.columns : matrix.rows;
-  const int first_row = blockIdx.x * TILE_ROWS, first_token = blockIdx.y * TILE_TOKENS;
-  const int tokens = min(TILE_TOKENS, a.x.tokens - first_token), terms = a.x.terms;
+  const int first_row = blockIdx.x * Tile::ROWS, first_token = blockIdx.y * Tile::TOKENS;
+  const int tokens = min(Tile::TOKENS, a.x.tokens - first_token), terms = Tile::HAS_RESIDUALS ? a.x.terms : 1;
   SharedMemory shared;
-  // [buffer, term, row, column], and [stage, term, token, column].
-  uint16_t* weights = shared.allocate<uint16_t>(2 * terms * TILE_ROWS * PITCH);
-  uint16_t* inputs_f16 = shared.allocate<uint16_t>(STAGES * terms * TILE_TOKENS * PITCH);
+  // [buffer, term, matrix row, weight], and [stage, term, token, column].
+  uint16_t* weights = shared.allocate<uint16_t>(2 * terms * Weights::SIZE);
+  uint16_t* inputs_f16 = shared.allocate<uint16_t>(STAGES * terms * TOKEN_TILE);
   unsigned* is_last = shared.allocate<unsigned>(1);
 
   // Stages whose weights are in flight: f32 has registers for two.
@@ -234,7 +294,7 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
 #pragma unroll
     for (int index = 0; index < LOADS_PER_THREAD; index++) {
       const int load = threadIdx.x + index * GEMM_THREADS;
-      if (load < LOADS) use(index, load / (ROW_WEIGHTS / WIDTH), load % (ROW_WEIGHTS / WIDTH) * WIDTH);
+      if (load < LOADS) use(index, load / (Weights::WEIGHTS / WIDTH), load % (Weights::WEIGHTS / WIDTH) * WIDTH);
     }
   };
   const auto load_weights = [&](int stage, auto& units) {
@@ -250,24 +310,12 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
     for_each_load([&](int index, int matrix_row, int start) {
       float values[WIDTH];
       Format::unpack(units[index], values);
-      const auto store = [&](uint16_t* tile) {
-#pragma unroll
-        for (int offset = 0; offset < WIDTH; offset += 2) {
-          const uint16_t value = float_to_f16(values[offset]), next = float_to_f16(values[offset + 1]);
-          if (BY_NEURON) {
-            tile[(start + offset) * PITCH + matrix_row] = value;
-            tile[(start + offset + 1) * PITCH + matrix_row] = next;
-          } else {
-            *reinterpret_cast<unsigned*>(tile + matrix_row * PITCH + start + offset) = value | unsigned(next) << 16;
-          }
-        }
-      };
-      uint16_t* tile = weights + buffer * terms * WEIGHT_TILE;
-      store(tile);
+      uint16_t* to = weights + buffer * terms * Weights::SIZE + matrix_row * Weights::STRIDE + start;
+      store_f16(values, to);
       if (terms == 1) return;
 #pragma unroll
       for (int offset = 0; offset < WIDTH; offset++) values[offset] -= f16_to_float(float_to_f16(values[offset]));
-      store(tile + WEIGHT_TILE);
+      store_f16(values, to + Weights::SIZE);
     });
   };
   // Tokens past the last are not copied: their sums are not stored.
@@ -279,26 +327,26 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
 #pragma unroll 1
     for (int term = 0; term < terms; term++) {
 #pragma unroll
-      for (int token = 0; token < TILE_TOKENS; token += AT_ONCE)
+      for (int token = 0; token < Tile::TOKENS; token += AT_ONCE)
         if (own + token < tokens) copy_to_shared(to + token * PITCH, from + token * a.x.stride);
       from += size_t(a.x.tokens) * a.x.stride;
       to += TOKEN_TILE;
     }
   };
 
+  constexpr int WARP_ROWS = Tile::ROWS / ROW_WARPS, WARP_TOKENS = Tile::TOKENS / TOKEN_WARPS;
   const int lane = lane_index(), fragment_row = lane / 4, fragment_column = lane % 4;
-  const int warp_row = warp_index() / TOKEN_WARPS * MMA_ROWS, warp_token = warp_index() % TOKEN_WARPS * WARP_TOKENS;
-  float sums[WARP_TOKENS / MMA_TOKENS][4] = {};
-  // Addresses that this lane passes to `load_matrices`: rows and columns of the weights, then columns of two tiles of tokens.
-  const int matrix_row = lane % 8, low = lane / 8 % 2 * 8, high = lane / 16 * 8;
-  const uint16_t* own_weights = weights + (warp_row + low + matrix_row) * PITCH + high;
-  const uint16_t* own_tokens = inputs_f16 + (warp_token + high + matrix_row) * PITCH + low;
+  const int warp_row = warp_index() / TOKEN_WARPS * WARP_ROWS, warp_token = warp_index() % TOKEN_WARPS * WARP_TOKENS;
+  float sums[WARP_ROWS / MMA_ROWS][WARP_TOKENS / MMA_TOKENS][4] = {};
+  // Addresses that this lane passes to load rows and columns of the weights, then columns of two tiles of tokens.
+  const uint16_t* own_weights = Weights::own(weights, warp_row);
+  const uint16_t* own_tokens = inputs_f16 + (warp_token + lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 8;
   const auto compute_stage = [&](int buffer, int slot) {
-    const uint16_t *rows = own_weights + buffer * terms * WEIGHT_TILE, *columns = own_tokens + slot * terms * TOKEN_TILE;
+    const uint16_t *rows = own_weights + buffer * terms * Weights::SIZE, *columns = own_tokens + slot * terms * TOKEN_TILE;
     if (terms == 1) {
-      multiply<1>(rows, columns, tokens - warp_token, sums);
+      multiply<Tile, BY_NEURON, 1>(rows, columns, tokens - warp_token, sums);
     } else {
-      multiply<2>(rows, columns, tokens - warp_token, sums);
+      multiply<Tile, BY_NEURON, 2>(rows, columns, tokens - warp_token, sums);
     }
   };
 
@@ -313,6 +361,8 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
     if (first_stage + slot < end) load_tokens(first_stage + slot, slot);
     commit_copies();
   }
+  store_weights(loaded[0], first_stage % 2);
+  if (first_stage + AHEAD < end) load_weights(first_stage + AHEAD, loaded[0]);
   int slot = 0;
 #pragma unroll 1
   for (int first = first_stage; first < end; first += AHEAD) {
@@ -320,33 +370,39 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
     for (int index = 0; index < AHEAD; index++) {
       const int stage = first + index;
       if (stage >= end) break;
-      store_weights(loaded[index], stage % 2);
-      if (stage + AHEAD < end) load_weights(stage + AHEAD, loaded[index]);
       wait_for_copies_but<STAGES - 2>();
       __syncthreads();
-      // No warp needs the tokens of the stage before any more.
+      // No warp needs the tokens and the weights of the stage before any more.
       const int ahead = stage + STAGES - 1;
       if (ahead < end) load_tokens(ahead, slot == 0 ? STAGES - 1 : slot - 1);
       commit_copies();
+      constexpr int LAST = AHEAD - 1;
+      auto& next = loaded[index == LAST ? 0 : index + 1];
+      if (stage + 1 < end) store_weights(next, (stage + 1) % 2);
+      if (stage + 1 + AHEAD < end) load_weights(stage + 1 + AHEAD, next);
       compute_stage(stage % 2, slot);
       slot = slot == STAGES - 1 ? 0 : slot + 1;
     }
   }
   __syncthreads();
-  // Transposed through the weights' shared memory, which is free now, for coalesced stores.
+  // Transposed through shared memory, which is free now, for coalesced stores.
   float* tile_sums = reinterpret_cast<float*>(weights);
-  constexpr int STRIDE = TILE_ROWS + 4;
+  constexpr int STRIDE = Tile::ROWS + 4;
+  static_assert(Tile::TOKENS * STRIDE * sizeof(float) <= (2 * Weights::SIZE + STAGES * TOKEN_TILE) * sizeof(uint16_t));
 #pragma unroll
-  for (int tile = 0; tile < WARP_TOKENS / MMA_TOKENS; tile++) {
+  for (int row = 0; row < WARP_ROWS / MMA_ROWS; row++) {
 #pragma unroll
-    for (int index = 0; index < 4; index++) {
-      const int token = warp_token + tile * MMA_TOKENS + 2 * fragment_column + index % 2;
-      tile_sums[token * STRIDE + warp_row + fragment_row + index / 2 * 8] = sums[tile][index];
+    for (int tile = 0; tile < WARP_TOKENS / MMA_TOKENS; tile++) {
+#pragma unroll
+      for (int index = 0; index < 4; index++) {
+        const int token = warp_token + tile * MMA_TOKENS + 2 * fragment_column + index % 2;
+        tile_sums[token * STRIDE + warp_row + row * MMA_ROWS + fragment_row + index / 2 * 8] = sums[row][tile][index];
+      }
     }
   }
   __syncthreads();
   // Splits are added by four rows of a token at once.
-  constexpr int FOURS = TILE_ROWS / 4, TILE_SIZE = TILE_TOKENS * FOURS;
+  constexpr int FOURS = Tile::ROWS / 4, TILE_SIZE = Tile::TOKENS * FOURS;
   const auto tile_sum = [&](int four) { return reinterpret_cast<float4*>(tile_sums + four / FOURS * STRIDE + four % FOURS * 4); };
   float4* partial = reinterpret_cast<float4*>(a.partial) + size_t(blockIdx.y * gridDim.x + blockIdx.x) * splits * TILE_SIZE;
   if (splits > 1) {
@@ -365,11 +421,11 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
     __syncthreads();
   }
 #pragma unroll 4
-  for (int element = threadIdx.x; element < tokens * TILE_ROWS; element += GEMM_THREADS) {
-    const int tile_row = element % TILE_ROWS, row = first_row + tile_row, token = first_token + element / TILE_ROWS;
+  for (int element = threadIdx.x; element < tokens * Tile::ROWS; element += GEMM_THREADS) {
+    const int tile_row = element % Tile::ROWS, row = first_row + tile_row, token = first_token + element / Tile::ROWS;
     if (row >= outputs) continue;
     const size_t index = size_t(token) * outputs + row;
-    float sum = tile_sums[element / TILE_ROWS * STRIDE + tile_row] * a.x.scales[token];
+    float sum = tile_sums[element / Tile::ROWS * STRIDE + tile_row] * a.x.scales[token];
     if (a.bias) sum += a.bias[row];
     if (a.offset) sum += a.offset[row];
     if (a.cold) sum += load_sys_scope(a.cold + index);
@@ -377,14 +433,20 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
   }
 }
 
-#define GEMM(name, Format) \
-  KERNEL_OF_BLOCKS(GEMM_THREADS, GEMM_BLOCKS, gemm_##name, Gemm) { gemm<Format, false>(a); }
+#define GEMM_KERNEL(name, Format, BY_NEURON, Tile) \
+  KERNEL_OF_BLOCKS(GEMM_THREADS, Tile::BLOCKS, name, Gemm) { gemm<Format, BY_NEURON, Tile>(a); }
+#define GEMM(name, Format) GEMM_KERNEL(gemm_##name, Format, false, Narrow)
 FOR_ALL_FORMATS(GEMM)
 
 // Rows of the matrix are inputs (neurons), as in down.
-#define GEMM_DOWN(name, Format) \
-  KERNEL_OF_BLOCKS(GEMM_THREADS, GEMM_BLOCKS, gemm_down_##name, Gemm) { gemm<Format, true>(a); }
+#define GEMM_DOWN(name, Format) GEMM_KERNEL(gemm_down_##name, Format, true, Narrow)
 FOR_ALL_FORMATS(GEMM_DOWN)
+
+// Weights in f32 always have residuals.
+#define GEMM_WIDE(name, Format)                         \
+  GEMM_KERNEL(gemm_wide_##name, Format, false, Wide)    \
+  GEMM_KERNEL(gemm_down_wide_##name, Format, true, Wide)
+FOR_SHORT_FORMATS(GEMM_WIDE)
 
 struct SignalHost {
   unsigned* flag;

@@ -30,11 +30,12 @@ fn zeros<T: bytemuck::Pod>(device: &Arc<dyn Device>, count: usize) -> Buffer<T> 
 }
 
 /// Outputs, inputs and tokens: less than a tile, whole tiles, odd sizes.
-const SHAPES: [[usize; 3]; 6] = [
+const SHAPES: [[usize; 3]; 7] = [
     [1, 1, 2],
     [33, 70, 5],
     [64, 64, 64],
     [40, 130, 67],
+    [130, 100, 131],
     [31, 256, 17],
     // Split along the columns.
     [33, 800, 9],
@@ -197,6 +198,56 @@ fn nan_and_infinity_propagate() {
         assert_eq!(found[6..], [0.0; 3]);
         Vec::new()
     });
+}
+
+#[test]
+fn down_equals_that_of_the_cpu_for_many_tokens() {
+    for format in Format::ALL {
+        for [hot, hidden, tokens] in [[70, 40, 130], [130, 200, 70], [800, 33, 65]] {
+            let packed = pack(format, hot, hidden, &noise(50, hot * hidden));
+            let (products, before) = (noise(51, tokens * hot), noise(52, tokens * hidden));
+            let listed: Vec<u32> = (0..hot as u32).collect();
+            let mut want = before.clone();
+            for (products, want) in products.chunks(hot).zip(want.chunks_mut(hidden)) {
+                Isa::SCALAR.axpy_rows(&packed.as_view(), &listed, products, 0..hidden, want);
+            }
+            on_every_device(|device| {
+                let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
+                let view = packed.as_view();
+                let ffn = Ffn {
+                    gate: GpuLinear::upload(device, &view, None).unwrap(),
+                    up: None,
+                    down: GpuMatrix::upload(device, &view).unwrap(),
+                    bias: None,
+                    kind: FfnKind::Plain,
+                    activation: Activation::Relu,
+                };
+                let mut x_f16 = gpu.new_f16_buffer(tokens, hot).unwrap();
+                gpu.to_f16(
+                    &upload(device, &products),
+                    tokens,
+                    None,
+                    format,
+                    &mut x_f16,
+                    None,
+                )
+                .unwrap();
+                let mut out = upload(device, &before);
+                gpu.gemm_down(&x_f16, &ffn, DownAddends::default(), &mut out)
+                    .unwrap();
+                let found = out.to_vec().unwrap();
+                // f16 has 11 significant bits.
+                let tolerance = 2e-3 * (hot as f32).sqrt();
+                assert_near(
+                    &found,
+                    &want,
+                    tolerance,
+                    &format!("{format} {hot} x {hidden}"),
+                );
+                found
+            });
+        }
+    }
 }
 
 /// Compares the FFN of a batch of tokens with the kernels of one token.

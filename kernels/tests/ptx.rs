@@ -25,7 +25,7 @@ fn the_ptx_matches_the_sources() {
     let sources = of_kind("cuda", "cu");
     assert_eq!(
         sources.len(),
-        of_kind("ptx", "gz").len(),
+        of_kind("ptx", "zst").len(),
         "one PTX file per source"
     );
     for source in sources {

@@ -28,6 +28,19 @@ pub(crate) fn lines(problem: &Problem, placement: &Placement) -> Vec<BudgetLine>
     line(EMBEDDINGS, problem.embedding_bytes);
     line(SCRATCH, problem.cpu_scratch_bytes);
     line(COLD_NEURONS, cold.sum());
+    if problem.budget.vram_per_gpu().len() == 1 && placement.is_on_gpu(problem) {
+        let left = problem
+            .budget
+            .vram_bytes
+            .saturating_sub(bytes_on(Device::Gpu, &lines));
+        let more = problem.gpu_prompt_bytes.iter().find(|more| **more <= left);
+        let mut scratch = lines
+            .iter_mut()
+            .filter(|line| line.name == SCRATCH && line.device == Device::Gpu);
+        if let (Some(line), Some(more)) = (scratch.next(), more) {
+            line.bytes += more;
+        }
+    }
     lines
 }
 
@@ -116,5 +129,53 @@ pub(crate) fn too_small(
         line,
         line_bytes,
         needed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{placement::LayerPlacement, samples};
+
+    #[test]
+    fn prompts_get_the_largest_scratch_that_fits_if_the_gpu_has_all_layers() {
+        let mut problem = samples::small();
+        let hot_count = problem.layers[0].frequencies.len();
+        let on_gpu = LayerPlacement {
+            gpu: 0,
+            attention: Device::Gpu,
+            kv: Device::Gpu,
+            predictor: Device::Gpu,
+            hot_count,
+        };
+        let all = Placement {
+            layers: vec![on_gpu; problem.layers.len()],
+            head: Device::Cpu,
+            head_gpu: 0,
+        };
+        let scratch = |problem: &Problem, placement: &Placement| {
+            let lines = lines(problem, placement);
+            let mut lines = lines.iter();
+            let is_it = |line: &&BudgetLine| line.name == SCRATCH && line.device == Device::Gpu;
+            lines.find(is_it).map(|line| line.bytes)
+        };
+        let without = bytes_on(Device::Gpu, &lines(&problem, &all));
+        problem.gpu_prompt_bytes = vec![400, 200, 100];
+        for (left, more) in [(1000, 400), (400, 400), (399, 200), (100, 100), (99, 0)] {
+            problem.budget.vram_bytes = without + left;
+            assert_eq!(scratch(&problem, &all), Some(5_000 + more), "{left}");
+        }
+        problem.budget.vram_bytes = u64::MAX;
+        let mut parts = [on_gpu; 3];
+        parts[0].attention = Device::Cpu;
+        parts[1].hot_count -= 1;
+        parts[2].kv = Device::Cpu;
+        for part in parts {
+            let mut placement = all.clone();
+            placement.layers[0] = part;
+            assert_eq!(scratch(&problem, &placement), Some(5_000));
+        }
+        problem.budget.vram_split = vec![without, 1000];
+        assert_eq!(scratch(&problem, &all), Some(5_000));
     }
 }

@@ -59,6 +59,18 @@ impl Placement {
         of_layers || (self.head == Device::Gpu && self.head_gpu == gpu)
     }
 
+    /// Whether all layers are entirely on the GPU.
+    pub(crate) fn is_on_gpu(&self, problem: &Problem) -> bool {
+        let mut layers = problem.layers.iter().zip(&self.layers);
+        layers.all(|(layer, place)| {
+            let has_predictor = layer.predictor_bytes > 0;
+            place.attention == Device::Gpu
+                && place.kv == Device::Gpu
+                && (place.predictor == Device::Gpu || !has_predictor)
+                && place.hot_count == layer.frequencies.len()
+        })
+    }
+
     /// Number of hot neurons of each layer.
     pub(crate) fn hot_counts(&self) -> Vec<usize> {
         self.layers.iter().map(|layer| layer.hot_count).collect()

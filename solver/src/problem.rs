@@ -23,6 +23,9 @@ pub struct Problem {
     pub tied_head: bool,
     /// Bytes of activations and scratch on a GPU that is used.
     pub gpu_scratch_bytes: u64,
+    /// Additional bytes of scratch that larger batches of prompts need on the only GPU of the budget, largest first. If it has all
+    /// layers, it gets the first that fits.
+    pub gpu_prompt_bytes: Vec<u64>,
     /// Bytes of activations and scratch on the CPU.
     pub cpu_scratch_bytes: u64,
     /// Bytes of one hidden state, as it is copied between the devices.
@@ -104,6 +107,7 @@ impl Problem {
             layers: Vec::new(),
             budget: self.budget.clone(),
             hardware: self.hardware.clone(),
+            gpu_prompt_bytes: self.gpu_prompt_bytes.clone(),
             ..*self
         }
     }

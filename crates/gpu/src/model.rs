@@ -288,6 +288,14 @@ impl DeviceModel {
         fits.fold(Gpu::BATCH, usize::min)
     }
 
+    /// Whether the device computes everything between the embedding and the head.
+    pub fn computes_all_layers(&self) -> bool {
+        self.layers.iter().all(|layer| {
+            let has_ffn = layer.hot_count() == layer.neurons && !layer.is_predicted_on_host();
+            layer.attention.is_some() && layer.has_cache && has_ffn
+        })
+    }
+
     /// Tokens of a prompt that run at a time.
     pub fn prompt_tokens(&self) -> usize {
         let prompt = self.other.as_ref().map_or(1, State::capacity);

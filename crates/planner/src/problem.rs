@@ -61,6 +61,9 @@ pub(crate) fn problem(
         head_bytes: memory::head_bytes(config, quant),
         tied_head: config.tied_embeddings,
         gpu_scratch_bytes: memory::device_scratch_bytes(config, quant, context, rank),
+        gpu_prompt_bytes: memory::DEVICE_PREFILL_BATCHES
+            .map(|tokens| memory::device_prompt_bytes(config, context, rank, tokens))
+            .to_vec(),
         cpu_scratch_bytes: memory::cpu_scratch_bytes(config, context, rank),
         hidden_bytes: config.hidden_size as u64 * 4,
         group_size: GROUP_SIZE,

@@ -7,12 +7,18 @@
 use powerinfer_artifact::predictor_file::PredictorSummary;
 use powerinfer_bundle::{neuron_bytes, weight_bytes, weight_bytes_by_input};
 use powerinfer_gpu::COPIED_NEURONS;
-use powerinfer_kernels::{PackedActivations, QuantisedActivations, kernel_scratch_bytes};
+use powerinfer_kernels::{
+    PackedActivations, QuantisedActivations, cuda::CachePlace, kernel_scratch_bytes,
+};
 use powerinfer_model::{LayerWeight, ModelConfig, Weight};
 use powerinfer_tensor::{BLOCK, CacheFormat, Format, SignMatrix};
 
 /// Tokens of a prompt that are processed together (prefill batch).
 pub const PREFILL_BATCH: usize = 64;
+
+/// Numbers of tokens of a prompt that a device may process together instead of [`PREFILL_BATCH`], if all layers are on it and its memory
+/// allows.
+pub const DEVICE_PREFILL_BATCHES: [usize; 3] = [512, 256, 128];
 
 /// Maximum number of threads in a GEMM; each needs memory to unpack rows of weights.
 pub const BATCH_THREADS: usize = 64;
@@ -209,6 +215,23 @@ pub fn device_scratch_bytes(config: &ModelConfig, quant: Format, context: u64, r
 /// Upper bound of the temporary memory on the CPU: [`scratch_bytes`] and the buffers of each thread.
 pub fn cpu_scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     scratch_bytes(config, context, rank) + (BATCH_THREADS * thread_bytes(config)) as u64
+}
+
+/// Upper bound of the temporary memory on a device that prompts of `tokens` tokens at a time need in addition to those of
+/// [`PREFILL_BATCH`].
+pub fn device_prompt_bytes(config: &ModelConfig, context: u64, rank: usize, tokens: usize) -> u64 {
+    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+    let queries = config.head_count * config.head_size;
+    let keys = config.kv_head_count * config.head_size;
+    // Hidden state, FFN input and its 8-bit copy; queries and attention output, keys and values, angles, counters; predictor units and mask;
+    // products of gate and up. Inputs of GEMMs have two terms in 16 bits, padded to tiles of 64 columns.
+    let attention = 3 * hidden + 2 * queries + 2 * keys + config.head_size + config.head_count;
+    let ffn = rank + neurons.div_ceil(32) + 2 * neurons;
+    let padded = hidden.max(queries) + neurons + 2 * 64;
+    let places = config.layer_count * size_of::<CachePlace>();
+    let per_token = (attention + ffn + padded) * size_of::<f32>() + places;
+    let of_context = |tokens: usize| (tokens as u64).min(context);
+    (of_context(tokens) - of_context(PREFILL_BATCH)) * per_token as u64
 }
 
 /// Upper bound of the buffers of one thread in GEMMs and attention.

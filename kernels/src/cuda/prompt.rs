@@ -15,11 +15,12 @@ use super::{
 use crate::Arithmetic;
 use powerinfer_tensor::Format;
 
-/// Rows, tokens and columns of a tile, and its row stride in f16.
-const TILE_ROWS: usize = 64;
-const TILE_TOKENS: usize = 64;
+/// Columns of a tile, and f16 after each of its rows.
 const TILE_COLUMNS: usize = 64;
-const PITCH: usize = TILE_COLUMNS + 8;
+const PADDING: usize = 8;
+/// Rows of a tile, and as many tokens: for few tokens, and for inputs with residuals; and for many tokens.
+const NARROW: usize = 64;
+const WIDE: usize = 128;
 /// Threads per block of the GEMM.
 const GEMM_THREADS: usize = 256;
 /// Stages of columns whose tokens have shared memory.
@@ -135,7 +136,7 @@ impl Gpu {
             tokens,
             columns,
             terms: 1,
-            partial: Buffer::new(self.device(), blocks * TILE_TOKENS * TILE_ROWS)?,
+            partial: Buffer::new(self.device(), blocks * NARROW * NARROW)?,
             counters: Buffer::new(self.device(), blocks)?,
         })
     }
@@ -320,13 +321,22 @@ impl Gpu {
         if outputs == 0 || x.tokens == 0 {
             return Ok(());
         }
-        let tiles = [outputs.div_ceil(TILE_ROWS), x.tokens.div_ceil(TILE_TOKENS)];
+        let is_wide = x.tokens > NARROW && x.terms == 1;
+        let (size, name) = if is_wide {
+            (WIDE, format!("{name}_wide"))
+        } else {
+            (NARROW, name.to_owned())
+        };
+        let tiles = [outputs.div_ceil(size), x.tokens.div_ceil(size)];
         let most = (x.columns.div_ceil(TILE_COLUMNS) / SPLIT_STAGES).max(1);
-        let splits = (x.counters.len() / (tiles[0] * tiles[1])).clamp(1, most);
+        // All splits have as much memory as those of narrow tiles.
+        let blocks = x.counters.len() * NARROW * NARROW / (size * size);
+        let splits = (blocks / (tiles[0] * tiles[1])).clamp(1, most);
         let grid = [tiles[0] as u32, tiles[1] as u32, splits as u32];
-        let rows = 2 * TILE_ROWS + STAGES * TILE_TOKENS;
-        let shared = x.terms * rows * PITCH * size_of::<u16>() + 16;
-        let name = kernel(name, matrix.format());
+        // Two buffers of weights and `STAGES` of tokens.
+        let tile = size * (TILE_COLUMNS + PADDING);
+        let shared = x.terms * (2 + STAGES) * tile * size_of::<u16>() + 16;
+        let name = kernel(&name, matrix.format());
         let what = "a tile of the GEMM";
         self.launch(&name, grid, GEMM_THREADS, shared, what, arguments)
     }

@@ -1,19 +1,15 @@
 //! The kernels as PTX, which `scripts/generate-ptx.sh` makes and the driver compiles.
 
-use std::io::Read as _;
-
-use flate2::read::GzDecoder;
-
 /// Names of the modules, and their compressed text.
 const MODULES: [(&str, &[u8]); 5] = [
-    ("attention", include_bytes!("../../ptx/attention.ptx.gz")),
+    ("attention", include_bytes!("../../ptx/attention.ptx.zst")),
     (
         "feed_forward",
-        include_bytes!("../../ptx/feed_forward.ptx.gz"),
+        include_bytes!("../../ptx/feed_forward.ptx.zst"),
     ),
-    ("observe", include_bytes!("../../ptx/observe.ptx.gz")),
-    ("projection", include_bytes!("../../ptx/projection.ptx.gz")),
-    ("prompt", include_bytes!("../../ptx/prompt.ptx.gz")),
+    ("observe", include_bytes!("../../ptx/observe.ptx.zst")),
+    ("projection", include_bytes!("../../ptx/projection.ptx.zst")),
+    ("prompt", include_bytes!("../../ptx/prompt.ptx.zst")),
 ];
 
 /// Names and PTX of the modules.
@@ -23,9 +19,8 @@ const MODULES: [(&str, &[u8]); 5] = [
 /// Panics if the text is damaged, as a test would have shown.
 pub fn ptx_modules() -> impl Iterator<Item = (&'static str, String)> {
     MODULES.into_iter().map(|(name, compressed)| {
-        let mut ptx = String::new();
-        let read = GzDecoder::new(compressed).read_to_string(&mut ptx);
-        read.expect("the text was compressed when it was generated");
+        let ptx = zstd::decode_all(compressed).expect("compressed when it was generated");
+        let ptx = String::from_utf8(ptx).expect("PTX is ASCII");
         (name, ptx)
     })
 }

@@ -76,6 +76,7 @@ impl Subject<'_> {
         let context = self.budget.context_tokens;
         Problem {
             gpu_scratch_bytes: scratch_bytes(self.config, context, self.rank),
+            gpu_prompt_bytes: Vec::new(),
             ..self.problem()
         }
     }

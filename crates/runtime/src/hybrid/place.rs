@@ -20,7 +20,10 @@ use powerinfer_kernels::{
 
 use super::stored_layer::{StoredLayerSource, upload_stored};
 use crate::{
-    ActivationFormat, RuntimeError, memory::PREFILL_BATCH, model::Model, selector::Selector,
+    ActivationFormat, RuntimeError,
+    memory::{DEVICE_PREFILL_BATCHES, PREFILL_BATCH},
+    model::Model,
+    selector::Selector,
 };
 
 /// Uploads what a selector of `hot` neurons needs on the device; `is_here` if the plan has the predictor there.
@@ -221,9 +224,13 @@ pub(crate) fn allocate_prompt_buffers(
 ) -> Result<(), DeviceError> {
     let held = device.bytes() + caches;
     let (budget, is_placed) = (bundle.plan().budget.vram_bytes, bundle.plan().is_placed());
-    device.allocate_prompt_buffers(PREFILL_BATCH, |bytes| {
-        !is_placed || (held + bytes) as u64 <= budget
-    })
+    // The host computes its parts for at most `PREFILL_BATCH` tokens at a time.
+    let most = if device.computes_all_layers() {
+        DEVICE_PREFILL_BATCHES[0]
+    } else {
+        PREFILL_BATCH
+    };
+    device.allocate_prompt_buffers(most, |bytes| !is_placed || (held + bytes) as u64 <= budget)
 }
 
 /// Checks that the parts on the device fit the plan's budget, `caches` bytes of a session included.

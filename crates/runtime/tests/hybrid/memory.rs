@@ -52,7 +52,8 @@ fn the_device_holds_what_a_plan_says() {
                     held[line]
                 );
             }
-            let planned = memory::device_scratch_bytes(config, quant, context, 0);
+            let planned = memory::device_scratch_bytes(config, quant, context, 0)
+                + memory::device_prompt_bytes(config, context, 0, 512);
             let spare = planned.checked_sub(held[SCRATCH]);
             assert!(
                 spare.is_some_and(|spare| spare < 64 << 20),

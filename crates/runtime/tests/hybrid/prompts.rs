@@ -7,10 +7,10 @@ use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_emulator::{Order, test_device, test_emulator};
 use powerinfer_model::{LanguageModel, greedy_token};
 use powerinfer_runtime::{
-    Engine, Generation, Passes, Sampler, SamplingSettings, SingleSession, StopConditions, Text,
-    Wanted, run_pass,
+    ActivationFormat, Engine, Generation, Passes, Sampler, SamplingSettings, SingleSession,
+    StopConditions, Text, Wanted, memory::PREFILL_BATCH, run_pass,
 };
-use powerinfer_tensor::CacheFormat;
+use powerinfer_tensor::{CacheFormat, Format};
 
 use crate::{
     assert_near,
@@ -50,6 +50,38 @@ fn prefill_gives_the_logits_of_its_tokens_one_by_one() {
             );
         }
     }
+}
+
+#[test]
+fn long_prompts_run_at_once_if_the_device_has_all_layers() {
+    let mut case = Case::open("llama-rope3");
+    let prompt: Vec<u32> = case.prompt.iter().copied().cycle().take(300).collect();
+    for (quant, tolerance) in [
+        (Format::F32, 1e-4),
+        (Format::F16, 1e-2),
+        (Format::Q4_0, 5e-2),
+    ] {
+        case.quant = quant;
+        case.activations = ActivationFormat::Int8;
+        let Some(mut model) = case.on_device(Order::Shuffled(5), &[ALL]) else {
+            return;
+        };
+        assert!(model.prompt_batch() >= 300, "{quant}");
+        let want = case.on_host(&[ALL]).forward(&prompt).unwrap();
+        let found = model.forward(&prompt).unwrap();
+        assert_near(&found, &want, tolerance, &format!("{quant}"));
+        // The next token reads the cache that the prompt has left.
+        let want = {
+            let mut host = case.on_host(&[ALL]);
+            host.forward(&prompt).unwrap();
+            host.forward(&prompt[..1]).unwrap()
+        };
+        let next = model.forward(&prompt[..1]).unwrap();
+        assert_near(&next, &want, tolerance, &format!("{quant}, next"));
+    }
+    // The host computes its parts for fewer tokens at a time.
+    let model = case.on_device(Order::Forward, &[HALF]).unwrap();
+    assert_eq!(model.prompt_batch(), PREFILL_BATCH);
 }
 
 #[test]
