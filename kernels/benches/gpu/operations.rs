@@ -160,7 +160,7 @@ impl Bench {
                 matrix: tiled.upload(&self.device)?,
                 bias: None,
             };
-            for tokens in [64, 256] {
+            for tokens in [64, 512] {
                 let x = noise(7, tokens * columns);
                 let last = (tokens - 1) * columns;
                 let (want, want_last) = (tiled.products(&x[..columns]), tiled.products(&x[last..]));
