@@ -2,7 +2,10 @@
 
 use crate::{
     RuntimeError,
-    memory::{cpu_scratch_bytes, scratch_bytes},
+    memory::{
+        DEVICE_PREFILL_BATCHES, PREFILL_BATCH, cpu_scratch_bytes, device_prompt_bytes,
+        device_scratch_bytes, scratch_bytes,
+    },
     model::Model,
     selector::LayerSelectors,
 };
@@ -138,10 +141,11 @@ pub(crate) fn check(bundle: &Bundle, held: &[MemoryUse]) -> Result<(), RuntimeEr
     };
     // The scratch line of a GPU covers that of the CPU without its threads.
     if let Some(planned) = scratch_line(plan, Device::Gpu) {
-        let config = bundle.config();
-        let layers = bundle.predictors().map_or(&[][..], PredictorFile::layers);
-        let rank = layers.iter().map(|layer| layer.rank).max().unwrap_or(0);
-        let taken = scratch_bytes(config, plan.budget.context_tokens, rank);
+        let taken = scratch_bytes(
+            bundle.config(),
+            plan.budget.context_tokens,
+            largest_rank(bundle),
+        );
         if planned < taken {
             return wrong(SCRATCH, planned, taken);
         }
@@ -162,6 +166,28 @@ pub(crate) fn check(bundle: &Bundle, held: &[MemoryUse]) -> Result<(), RuntimeEr
         }
     }
     Ok(())
+}
+
+/// Tokens of a prompt that a GPU with all layers processes together: as many as the plan of `bundle` has scratch for.
+pub(crate) fn planned_prompt_tokens(bundle: &Bundle) -> usize {
+    let (plan, config) = (bundle.plan(), bundle.config());
+    if !plan.is_placed() {
+        return DEVICE_PREFILL_BATCHES[0];
+    }
+    let planned = scratch_line(plan, Device::Gpu).unwrap_or(0);
+    let (context, rank) = (plan.budget.context_tokens, largest_rank(bundle));
+    let few = device_scratch_bytes(config, bundle.quant(), context, rank);
+    let more = |tokens: &usize| device_prompt_bytes(config, context, rank, *tokens);
+    let mut batches = DEVICE_PREFILL_BATCHES.into_iter();
+    batches
+        .find(|tokens| planned >= few + more(tokens))
+        .unwrap_or(PREFILL_BATCH)
+}
+
+/// Largest rank of a predictor of `bundle`; 0 without predictors.
+fn largest_rank(bundle: &Bundle) -> usize {
+    let layers = bundle.predictors().map_or(&[][..], PredictorFile::layers);
+    layers.iter().map(|layer| layer.rank).max().unwrap_or(0)
 }
 
 /// Bytes that `plan` has for `line`.

@@ -20,10 +20,8 @@ use powerinfer_kernels::{
 
 use super::stored_layer::{StoredLayerSource, upload_stored};
 use crate::{
-    ActivationFormat, RuntimeError,
-    memory::{DEVICE_PREFILL_BATCHES, PREFILL_BATCH},
-    model::Model,
-    selector::Selector,
+    ActivationFormat, RuntimeError, memory::PREFILL_BATCH, memory_use::planned_prompt_tokens,
+    model::Model, selector::Selector,
 };
 
 /// Uploads what a selector of `hot` neurons needs on the device; `is_here` if the plan has the predictor there.
@@ -226,7 +224,7 @@ pub(crate) fn allocate_prompt_buffers(
     let (budget, is_placed) = (bundle.plan().budget.vram_bytes, bundle.plan().is_placed());
     // The host computes its parts for at most `PREFILL_BATCH` tokens at a time.
     let most = if device.computes_all_layers() {
-        DEVICE_PREFILL_BATCHES[0]
+        planned_prompt_tokens(bundle)
     } else {
         PREFILL_BATCH
     };
