@@ -238,16 +238,16 @@ def products(model, tokens=64):
                       start=START if norm else START / 2)
 
     def gemm(label, kernel, outputs, columns, start=START):
-        # More tokens run in tiles of 128 by 128, one block at once; fewer in tiles of 64 by 64, two. Tiles are split along the columns
-        # until a multiprocessor has one block, or four.
+        # More than 64 tokens run in tiles of 128 by 128, one block at once per multiprocessor; others run in tiles of 64 by 64, two blocks
+        # at once. Tiles are split along the columns until a multiprocessor has one block (wide) or four (narrow).
         size, share = (128, 1) if tokens > 64 else (64, 4)
         kernel += "_wide_q4_0" if tokens > 64 else "_q4_0"
         tiles, stages = ceil(outputs / size) * ceil(tokens / size), ceil(columns / 64)
         splits = max(1, min(share * MULTIPROCESSORS // tiles, stages // 4))
         blocks, rounds = tiles * splits, ceil(stages / splits)
-        # Of a warp in a stage of 64 columns, in tiles of 64: 170 instructions; half of the warps also unpack 32 weights a lane, in 153,
-        # or, transposed, 198. In the wide ones, all warps unpack as many, and multiply four times as much: a third of the loop of three
-        # stages. Waits: four times operands from shared memory and the tensor cores; weights to shared memory; a barrier.
+        # Instructions of a warp in a stage of 64 columns. Tiles of 64, as they were measured: 170; half of the warps also unpack 32 weights per lane, in 153, or
+        # 198 if transposed. Wide tiles: all warps unpack that many and multiply four times as much. The loop covers three stages, so a
+        # stage takes a third. Waits: four times operands from shared memory and the tensor cores; weights to shared memory; a barrier.
         instructions = 170 + (198 if "down" in kernel else 153) / 2 if size == 64 else 1230 / 3
         loop = {"instructions": instructions, "bytes": size * 64 * Q4_0 / 256}
         # Sums through shared memory; with splits, to the last block of a tile and back, eight at once, a fourth of a tile at a time.

@@ -406,7 +406,7 @@ struct Q4KScales {
 using Q4_0 = Nibbles<Q4_0Scales>;
 using Q4K = Nibbles<Q4KScales>;
 
-// Instantiates a kernel for every format of at most 16 bits.
+// Instantiates a kernel for every format of at most 16 bits per weight.
 #define FOR_SHORT_FORMATS(define) \
   define(f16, Plain<F16>)         \
   define(bf16, Plain<Bf16>)       \

@@ -62,7 +62,7 @@ __device__ __forceinline__ uint16_t float_to_f16(float value) {
 #endif
 }
 
-// Rounds two floats to f16; the first is in the low half.
+// Rounds two floats to f16 and packs them, with `low` in the low 16 bits.
 __device__ __forceinline__ unsigned floats_to_f16(float low, float high) {
 #ifdef CUDA_EMULATOR
   return float_to_f16(low) | unsigned(float_to_f16(high)) << 16;
@@ -191,7 +191,7 @@ __device__ __forceinline__ void load_matrices(const uint16_t* row, unsigned (&re
 #endif
 }
 
-// Like `load_matrices`, with each matrix transposed: register i of lane 4 j + k is column j of rows 2 k and 2 k + 1.
+// Like `load_matrices`, but transposes each matrix: register i of lane 4 j + k holds column j of rows 2 k and 2 k + 1.
 __device__ __forceinline__ void load_matrices_transposed(const uint16_t* row, unsigned (&registers)[4]) {
 #ifdef CUDA_EMULATOR
   const int lane = threadIdx.x % WARP, offset = int(reinterpret_cast<const char*>(row) - shared_memory());

@@ -6,7 +6,7 @@
 
 // Columns of a tile.
 constexpr int TILE_COLUMNS = 64;
-// f16 after each row of a tile against shared memory bank conflicts.
+// Padding after each row of a tile, in f16: avoids shared memory bank conflicts.
 constexpr int PADDING = 8;
 // Row stride of tokens in shared memory, in f16.
 constexpr int PITCH = TILE_COLUMNS + PADDING;
@@ -22,17 +22,17 @@ constexpr int GEMM_THREADS = ROW_WARPS * TOKEN_WARPS * WARP;
 // Stages of columns whose tokens have memory: two are in flight while one is computed.
 constexpr int STAGES = 3;
 
-// Few tokens: more blocks, each of which unpacks fewer weights.
+// For few tokens: more blocks, each of which unpacks fewer weights.
 struct Narrow {
   static constexpr int ROWS = 64;
   static constexpr int TOKENS = 64;
-  // Blocks per multiprocessor that registers leave room for.
+  // Blocks per multiprocessor for which there are enough registers.
   static constexpr int BLOCKS = 2;
   // Whether inputs may have residuals.
   static constexpr bool HAS_RESIDUALS = true;
 };
 
-// Many tokens: a weight is unpacked once for 128 of them, and fewer bytes of shared memory are read per product.
+// For many tokens: each weight is unpacked once per 128 tokens, and each product reads fewer bytes of shared memory.
 struct Wide {
   static constexpr int ROWS = 128;
   static constexpr int TOKENS = 128;
@@ -70,7 +70,7 @@ __device__ __forceinline__ void write_f16(const F16Buffer& to, int token, int co
   if (to.terms > 1) to.values[size_t(to.tokens) * to.stride + index] = float_to_f16(value - f16_to_float(high));
 }
 
-// Stores unpacked weights side by side, 16 bytes at once if there are so many.
+// Stores consecutive unpacked weights in f16, 16 bytes at a time (8 if `WIDTH` is 4).
 template <int WIDTH>
 __device__ __forceinline__ void store_f16(const float (&values)[WIDTH], uint16_t* to) {
   unsigned words[WIDTH / 2];
@@ -199,20 +199,20 @@ struct Gemm {
   unsigned* counters;
 };
 
-// A tile of weights in shared memory, in f16: row after row of the stored matrix, so that unpacked weights are stored as they come.
+// A tile of weights in shared memory, in f16. Its rows are rows of the stored matrix, so unpacked weights keep their order.
 template <class Tile, bool BY_NEURON>
 struct WeightTile {
-  // Matrix rows of the tile, and its weights per matrix row.
+  // Matrix rows in the tile, and weights per matrix row.
   static constexpr int ROWS = BY_NEURON ? TILE_COLUMNS : Tile::ROWS, WEIGHTS = BY_NEURON ? Tile::ROWS : TILE_COLUMNS;
   static constexpr int STRIDE = WEIGHTS + PADDING, SIZE = ROWS * STRIDE;
 
-  // Address in `tile` that this lane passes to `load` for the 16 rows from `row` on.
+  // Address in `tile` that this lane passes to `load` for the 16 rows that start at `row`.
   __device__ static __forceinline__ const uint16_t* own(const uint16_t* tile, int row) {
     const int lane = lane_index(), low = lane % 8, middle = lane / 8 % 2 * 8, high = lane / 16 * 8;
     return BY_NEURON ? tile + (high + low) * STRIDE + row + middle : tile + (row + middle + low) * STRIDE + high;
   }
 
-  // Loads the weights of 16 rows and of 16 columns from `column` on; `at` is the lane's address.
+  // Loads the weights of 16 rows and of the 16 columns that start at `column`. `at` is this lane's address from `own`.
   __device__ static __forceinline__ void load(const uint16_t* at, int column, unsigned (&weights)[4]) {
     if (BY_NEURON) {
       load_matrices_transposed(at + column * STRIDE, weights);
@@ -222,8 +222,9 @@ struct WeightTile {
   }
 };
 
-// Adds a warp's products of one stage of columns. `rows` and `columns` are this lane's addresses of weights and tokens; a tile of
-// residuals follows each tile if there are two terms. `tokens` of the tile are left from the warp's first on, none if it is not positive.
+// Adds a warp's products for one stage of columns to `sums`. `rows` and `columns` are this lane's addresses of weights and tokens.
+// If there are two terms, each tile is followed by a tile of residuals. `tokens` counts the tokens of the tile from the warp's first
+// on; if it is not positive, there are none.
 template <class Tile, bool BY_NEURON, int TERMS, int ROW_TILES, int TOKEN_TILES>
 __device__ __forceinline__ void multiply(const uint16_t* rows, const uint16_t* columns, int tokens, float (&sums)[ROW_TILES][TOKEN_TILES][4]) {
   typedef WeightTile<Tile, BY_NEURON> Weights;
@@ -266,14 +267,14 @@ __device__ __forceinline__ void multiply(const uint16_t* rows, const uint16_t* c
 }
 
 // out = x . matrix^T + bias + offset + cold. Grid: (tiles of outputs, tiles of tokens, splits of the columns). While the tensor
-// cores compute one stage of columns, the weights of the next are unpacked, those of the next three (f32: two) after that are on their
-// way to registers in their stored format, and the tokens of the next two to shared memory. The last block of a tile adds up the
-// splits in order.
+// cores compute one stage of columns, the weights of the next stage are unpacked. Weights of the three stages after that (f32: two)
+// are being loaded into registers in their stored format, and tokens of the next two stages are being copied to shared memory. The
+// last block of a tile adds up the splits in order.
 template <class Format, bool BY_NEURON, class Tile>
 __device__ __forceinline__ void gemm(const Gemm& a) {
   typedef WeightTile<Tile, BY_NEURON> Weights;
   constexpr int WIDTH = Format::WIDTH;
-  // Loads of WIDTH weights.
+  // Loads of WIDTH weights for each tile, and for each thread.
   constexpr int LOADS = Weights::ROWS * Weights::WEIGHTS / WIDTH, LOADS_PER_THREAD = (LOADS + GEMM_THREADS - 1) / GEMM_THREADS;
   constexpr int TOKEN_TILE = Tile::TOKENS * PITCH;
   const Matrix& matrix = a.matrix;
@@ -338,7 +339,7 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
   const int lane = lane_index(), fragment_row = lane / 4, fragment_column = lane % 4;
   const int warp_row = warp_index() / TOKEN_WARPS * WARP_ROWS, warp_token = warp_index() % TOKEN_WARPS * WARP_TOKENS;
   float sums[WARP_ROWS / MMA_ROWS][WARP_TOKENS / MMA_TOKENS][4] = {};
-  // Addresses that this lane passes to load rows and columns of the weights, then columns of two tiles of tokens.
+  // This lane's addresses for loading rows and columns of the weights, then columns of two tiles of tokens.
   const uint16_t* own_weights = Weights::own(weights, warp_row);
   const uint16_t* own_tokens = inputs_f16 + (warp_token + lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 8;
   const auto compute_stage = [&](int buffer, int slot) {
@@ -372,7 +373,7 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
       if (stage >= end) break;
       wait_for_copies_but<STAGES - 2>();
       __syncthreads();
-      // No warp needs the tokens and the weights of the stage before any more.
+      // No warp needs the tokens or the weights of the previous stage any more.
       const int ahead = stage + STAGES - 1;
       if (ahead < end) load_tokens(ahead, slot == 0 ? STAGES - 1 : slot - 1);
       commit_copies();
@@ -385,7 +386,7 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
     }
   }
   __syncthreads();
-  // Transposed through shared memory, which is free now, for coalesced stores.
+  // Transposed through shared memory, which is now free, so that stores are coalesced.
   float* tile_sums = reinterpret_cast<float*>(weights);
   constexpr int STRIDE = Tile::ROWS + 4;
   static_assert(Tile::TOKENS * STRIDE * sizeof(float) <= (2 * Weights::SIZE + STAGES * TOKEN_TILE) * sizeof(uint16_t));
@@ -442,7 +443,7 @@ FOR_ALL_FORMATS(GEMM)
 #define GEMM_DOWN(name, Format) GEMM_KERNEL(gemm_down_##name, Format, true, Narrow)
 FOR_ALL_FORMATS(GEMM_DOWN)
 
-// Weights in f32 always have residuals.
+// Weights in f32 always have residuals, which wide tiles do not support.
 #define GEMM_WIDE(name, Format)                         \
   GEMM_KERNEL(gemm_wide_##name, Format, false, Wide)    \
   GEMM_KERNEL(gemm_down_wide_##name, Format, true, Wide)

@@ -23,8 +23,8 @@ pub struct Problem {
     pub tied_head: bool,
     /// Bytes of activations and scratch on a GPU that is used.
     pub gpu_scratch_bytes: u64,
-    /// Additional bytes of scratch that larger batches of prompts need on the only GPU of the budget, largest first. If it has all
-    /// layers, it gets the first that fits.
+    /// Additional bytes of scratch for each larger prefill batch on a GPU, largest first. If the budget has one GPU and all layers are
+    /// on it, the first that fits is added to its scratch.
     pub gpu_prompt_bytes: Vec<u64>,
     /// Bytes of activations and scratch on the CPU.
     pub cpu_scratch_bytes: u64,

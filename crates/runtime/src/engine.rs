@@ -120,6 +120,13 @@ impl Engine {
         }
     }
 
+    /// Tokens of a prompt in a pass that also decodes a token of `decoded` other sessions. On a device they run in passes of their own,
+    /// whose results depend on their number, so that it must not depend on other sessions.
+    pub fn prompt_room(&self, decoded: usize) -> usize {
+        let decoded = if self.uses_device() { 0 } else { decoded };
+        self.prompt_batch().saturating_sub(decoded).max(1)
+    }
+
     /// Tokens that fit the context of the plan.
     pub fn context_limit(&self) -> usize {
         self.model.context_limit()

@@ -16,8 +16,7 @@ use powerinfer_tensor::{BLOCK, CacheFormat, Format, SignMatrix};
 /// Tokens of a prompt that are processed together (prefill batch).
 pub const PREFILL_BATCH: usize = 64;
 
-/// Numbers of tokens of a prompt that a device may process together instead of [`PREFILL_BATCH`], if all layers are on it and its memory
-/// allows.
+/// Prefill batches, in tokens, that a device may use instead of [`PREFILL_BATCH`] if it has all layers and enough memory; largest first.
 pub const DEVICE_PREFILL_BATCHES: [usize; 3] = [512, 256, 128];
 
 /// Maximum number of threads in a GEMM; each needs memory to unpack rows of weights.
@@ -217,14 +216,14 @@ pub fn cpu_scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64
     scratch_bytes(config, context, rank) + (BATCH_THREADS * thread_bytes(config)) as u64
 }
 
-/// Upper bound of the temporary memory on a device that prompts of `tokens` tokens at a time need in addition to those of
+/// Upper bound of the temporary device memory, in bytes, that a prefill batch of `tokens` tokens needs in addition to that of
 /// [`PREFILL_BATCH`].
 pub fn device_prompt_bytes(config: &ModelConfig, context: u64, rank: usize, tokens: usize) -> u64 {
     let (hidden, neurons) = (config.hidden_size, config.ffn_size);
     let queries = config.head_count * config.head_size;
     let keys = config.kv_head_count * config.head_size;
-    // Hidden state, FFN input and its 8-bit copy; queries and attention output, keys and values, angles, counters; predictor units and mask;
-    // products of gate and up. Inputs of GEMMs have two terms in 16 bits, padded to tiles of 64 columns.
+    // Hidden state, FFN input and its 8-bit copy; queries and attention output, keys and values, angles, counters; predictor units and
+    // mask; products of gate and up. Inputs of GEMMs have two terms of 16 bits each, padded to tiles of 64 columns.
     let attention = 3 * hidden + 2 * queries + 2 * keys + config.head_size + config.head_count;
     let ffn = rank + neurons.div_ceil(32) + 2 * neurons;
     let padded = hidden.max(queries) + neurons + 2 * 64;

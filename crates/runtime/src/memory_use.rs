@@ -168,7 +168,7 @@ pub(crate) fn check(bundle: &Bundle, held: &[MemoryUse]) -> Result<(), RuntimeEr
     Ok(())
 }
 
-/// Tokens of a prompt that a GPU with all layers processes together: as many as the plan of `bundle` has scratch for.
+/// Prefill batch, in tokens, of a GPU that has all layers: the largest for which the plan of `bundle` has scratch.
 pub(crate) fn planned_prompt_tokens(bundle: &Bundle) -> usize {
     let (plan, config) = (bundle.plan(), bundle.config());
     if !plan.is_placed() {
@@ -184,7 +184,7 @@ pub(crate) fn planned_prompt_tokens(bundle: &Bundle) -> usize {
         .unwrap_or(PREFILL_BATCH)
 }
 
-/// Largest rank of a predictor of `bundle`; 0 without predictors.
+/// Largest rank of the predictors of `bundle`; 0 if there are none.
 fn largest_rank(bundle: &Bundle) -> usize {
     let layers = bundle.predictors().map_or(&[][..], PredictorFile::layers);
     layers.iter().map(|layer| layer.rank).max().unwrap_or(0)

@@ -110,7 +110,7 @@ mod tests {
         ] {
             let norm = Norm {
                 kind,
-                epsilon: 1e-30, // for the variance of equal values
+                epsilon: 1e-30, // avoids division by zero if all values are equal
                 weight: &[2.0, 2.0],
                 bias: Some(&[0.5, 0.5]),
             };

@@ -15,10 +15,10 @@ use super::{
 use crate::Arithmetic;
 use powerinfer_tensor::Format;
 
-/// Columns of a tile, and f16 after each of its rows.
+/// Columns of a tile, and padding after each of its rows, in f16.
 const TILE_COLUMNS: usize = 64;
 const PADDING: usize = 8;
-/// Rows of a tile, and as many tokens: for few tokens, and for inputs with residuals; and for many tokens.
+/// Rows of a tile, which are as many as its tokens. Narrow tiles are for few tokens or inputs with residuals, wide ones for many tokens.
 const NARROW: usize = 64;
 const WIDE: usize = 128;
 /// Threads per block of the GEMM.
@@ -329,11 +329,11 @@ impl Gpu {
         };
         let tiles = [outputs.div_ceil(size), x.tokens.div_ceil(size)];
         let most = (x.columns.div_ceil(TILE_COLUMNS) / SPLIT_STAGES).max(1);
-        // All splits have as much memory as those of narrow tiles.
+        // The memory of the splits is sized for narrow tiles; wide ones therefore get fewer blocks.
         let blocks = x.counters.len() * NARROW * NARROW / (size * size);
         let splits = (blocks / (tiles[0] * tiles[1])).clamp(1, most);
         let grid = [tiles[0] as u32, tiles[1] as u32, splits as u32];
-        // Two buffers of weights and `STAGES` of tokens.
+        // Two buffers of weights and `STAGES` buffers of tokens.
         let tile = size * (TILE_COLUMNS + PADDING);
         let shared = x.terms * (2 + STAGES) * tile * size_of::<u16>() + 16;
         let name = kernel(&name, matrix.format());

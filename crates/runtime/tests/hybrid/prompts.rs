@@ -2,7 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use powerinfer_artifact::{Hint, plan::Device, prompt_cache::PromptCacheFile};
+use powerinfer_artifact::{
+    Hint,
+    plan::{Device, Policy},
+    predictor_file::PredictorInput,
+    prompt_cache::PromptCacheFile,
+};
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_emulator::{Order, test_device, test_emulator};
 use powerinfer_model::{LanguageModel, greedy_token};
@@ -17,6 +22,7 @@ use crate::{
     case::Case,
     one_by_one,
     placement::{ALL, HALF, PLACEMENTS, Placement},
+    predictors::write_random_networks,
 };
 
 #[test]
@@ -70,7 +76,7 @@ fn long_prompts_run_at_once_if_the_device_has_all_layers() {
         let want = case.on_host(&[ALL]).forward(&prompt).unwrap();
         let found = model.forward(&prompt).unwrap();
         assert_near(&found, &want, tolerance, &format!("{quant}"));
-        // The next token reads the cache that the prompt has left.
+        // The next token reads the KV cache that the prompt has filled.
         let want = {
             let mut host = case.on_host(&[ALL]);
             host.forward(&prompt).unwrap();
@@ -79,9 +85,31 @@ fn long_prompts_run_at_once_if_the_device_has_all_layers() {
         let next = model.forward(&prompt[..1]).unwrap();
         assert_near(&next, &want, tolerance, &format!("{quant}, next"));
     }
-    // The host computes its parts for fewer tokens at a time.
+    // If the host computes some parts, fewer tokens run at a time.
     let model = case.on_device(Order::Forward, &[HALF]).unwrap();
     assert_eq!(model.prompt_batch(), PREFILL_BATCH);
+    // Only on the host are other sessions in the same pass.
+    assert_eq!(model.prompt_room(3), PREFILL_BATCH);
+    assert_eq!(case.on_host(&[ALL]).prompt_room(3), PREFILL_BATCH - 3);
+}
+
+#[test]
+fn long_prompts_are_predicted_as_on_the_host() {
+    let mut case = Case::open("llama-relu-gqa");
+    case.policy = Policy::Predicted;
+    // Only the CPU rounds the inputs of products, which would change predictions near the threshold.
+    case.activations = ActivationFormat::F32;
+    let prompt: Vec<u32> = case.prompt.iter().copied().cycle().take(200).collect();
+    let folder = case.folder.path();
+    let (input, format) = (PredictorInput::Normed, Format::F32);
+    let networks = write_random_networks(&case.checkpoint, input, format, folder);
+    case.predictors = Some(networks);
+    let Some(mut model) = case.on_device(Order::Shuffled(6), &[ALL]) else {
+        return;
+    };
+    assert!(model.prompt_batch() >= 200);
+    let want = case.on_host(&[ALL]).forward(&prompt).unwrap();
+    assert_near(&model.forward(&prompt).unwrap(), &want, 1e-4, "predicted");
 }
 
 #[test]

@@ -307,7 +307,7 @@ impl Scheduler {
             match self.start_prompt(&mut prompt) {
                 Ok(()) => {
                     let start = prompt.job.prompt.len() - prompt.tokens_left();
-                    let room = self.engine.prompt_batch().saturating_sub(decoded).max(1);
+                    let room = self.engine.prompt_room(decoded);
                     let end = prompt.job.prompt.len().min(start + room);
                     piece = Some((index, prompt, start..end));
                 }
