@@ -36,6 +36,7 @@ done
 [ "$skipped" = 0 ] || echo "$skipped of 8 checks skipped"
 step "lints"
 cargo clippy --workspace --all-targets --locked -- -D warnings
+cargo clippy -p powerinfer-cli --features emulator --locked -- -D warnings
 step "documentation"
 RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --locked
 step "done"

@@ -137,7 +137,7 @@ fn emulator() -> Result<Arc<dyn Device>> {
     use powerinfer_emulator::{Emulator, Order};
     match Emulator::new(2, Order::Forward) {
         Some(emulator) => Ok(Arc::new(emulator)),
-        None => bail!(crate::hint::Advised::new(
+        None => anyhow::bail!(crate::hint::Advised::new(
             "there was no C++ compiler when this program was built, so it has no emulator",
             "leave `--device emulated` out"
         )),

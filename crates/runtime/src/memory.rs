@@ -8,7 +8,9 @@ use powerinfer_artifact::predictor_file::PredictorSummary;
 use powerinfer_bundle::{neuron_bytes, weight_bytes, weight_bytes_by_input};
 use powerinfer_gpu::COPIED_NEURONS;
 use powerinfer_kernels::{
-    PackedActivations, QuantisedActivations, cuda::CachePlace, kernel_scratch_bytes,
+    PackedActivations, QuantisedActivations,
+    cuda::{CachePlace, F16_BUFFER_SCRATCH_BYTES},
+    kernel_scratch_bytes,
 };
 use powerinfer_model::{LayerWeight, ModelConfig, Weight};
 use powerinfer_tensor::{BLOCK, CacheFormat, Format, SignMatrix};
@@ -201,8 +203,9 @@ pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     (tokens + spans + context) * FLOAT
 }
 
-/// Memory of a device's results, counters and sums across thread blocks, which hardly depends on the model.
-const DEVICE_BUFFERS: u64 = 1 << 20;
+/// Memory of a device's results, counters and sums across thread blocks, which hardly depends on the model: two inputs of GEMMs and
+/// small ones.
+const DEVICE_BUFFERS: u64 = 2 * F16_BUFFER_SCRATCH_BYTES as u64 + (1 << 20);
 
 /// Upper bound of the temporary memory on a device: as much as on the CPU, plus two buffers for cold neurons that prompts copy,
 /// with weights in `quant`. The bound exceeds the allocated memory by less than 64 MiB.

@@ -28,6 +28,12 @@ const STAGES: usize = 3;
 /// Thread blocks per multiprocessor up to which tiles are split along the columns, in two waves; stages of a split, at least.
 const SPLIT_BLOCKS: usize = 4;
 const SPLIT_STAGES: usize = 4;
+/// Maximum number of thread blocks that split tiles: that of 192 multiprocessors, more than any GPU has.
+const MAX_BLOCKS: usize = SPLIT_BLOCKS * 192;
+
+/// Maximum size in bytes of the sums and counters of an [`F16Buffer`].
+pub const F16_BUFFER_SCRATCH_BYTES: usize =
+    MAX_BLOCKS * (NARROW * NARROW * size_of::<f32>() + size_of::<u32>());
 
 /// Vectors of several tokens in f16, the input of [`Gpu::gemm`].
 #[derive(Debug)]
@@ -129,7 +135,7 @@ impl Gpu {
     pub fn new_f16_buffer(&self, tokens: usize, columns: usize) -> Result<F16Buffer, DeviceError> {
         let padded = columns.next_multiple_of(TILE_COLUMNS);
         // Splits of tiles have at most so many blocks.
-        let blocks = SPLIT_BLOCKS * self.device().info().multiprocessors;
+        let blocks = (SPLIT_BLOCKS * self.device().info().multiprocessors).min(MAX_BLOCKS);
         Ok(F16Buffer {
             values: Buffer::new(self.device(), 2 * tokens * padded)?,
             scales: Buffer::new(self.device(), tokens)?,

@@ -1,10 +1,10 @@
 //! Memory on the device against the lines of a plan.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use powerinfer_artifact::plan::{ATTENTION, Device, HEAD, HOT_NEURONS, KV_CACHE, SCRATCH};
 use powerinfer_bundle::neuron_bytes;
-use powerinfer_emulator::Order;
+use powerinfer_emulator::{Order, test_emulator};
 use powerinfer_runtime::memory;
 use powerinfer_tensor::Format;
 
@@ -13,15 +13,17 @@ use crate::{case::Case, golden::MODELS, placement::ALL};
 #[test]
 fn the_device_holds_what_a_plan_says() {
     for name in MODELS {
-        for quant in [Format::F32, Format::Q8_0, Format::Q4_0] {
+        for (quant, multiprocessors) in [(Format::F32, 2), (Format::Q8_0, 192), (Format::Q4_0, 132)]
+        {
             let mut case = Case::open(name);
             if case.config().device_obstacle().is_some() {
                 continue;
             }
             case.quant = quant;
-            let Some(model) = case.on_device(Order::Forward, &[ALL]) else {
+            let Some(device) = test_emulator(multiprocessors, Order::Forward) else {
                 return;
             };
+            let model = case.with(Arc::new(device), &[ALL]);
             let held: BTreeMap<&str, u64> = model
                 .memory()
                 .iter()
