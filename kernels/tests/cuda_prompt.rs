@@ -61,12 +61,13 @@ fn gemm_equals_that_of_the_cpu() {
                     let gpu = Gpu::new(Arc::clone(device), arithmetic);
                     let linear = GpuLinear::upload(device, &packed.as_view(), Some(&bias)).unwrap();
                     let mut x_f16 = gpu.new_f16_buffer(tokens + 3, columns + 9).unwrap();
+                    let sums = gpu.new_split_sums(&[[columns, rows]], tokens).unwrap();
                     let x = upload(device, &x);
                     gpu.to_f16(&x, tokens, None, format, &mut x_f16, None)
                         .unwrap();
                     let mut out = zeros(device, tokens * rows);
-                    gpu.gemm(&x_f16, &linear, &mut out, false).unwrap();
-                    gpu.gemm(&x_f16, &linear, &mut out, true).unwrap();
+                    gpu.gemm(&x_f16, &linear, &sums, &mut out, false).unwrap();
+                    gpu.gemm(&x_f16, &linear, &sums, &mut out, true).unwrap();
                     let found = out.to_vec().unwrap();
                     // f16 has 11 significant bits.
                     let tolerance = if arithmetic == Arithmetic::Integer {
@@ -125,6 +126,7 @@ fn long_sums_of_one_sign_keep_f32_precision() {
             let gpu = Gpu::new(Arc::clone(device), Arithmetic::Float);
             let linear = GpuLinear::upload(device, &packed.as_view(), None).unwrap();
             let mut x_f16 = gpu.new_f16_buffer(tokens, columns).unwrap();
+            let sums = gpu.new_split_sums(&[[columns, rows]], tokens).unwrap();
             gpu.to_f16(
                 &upload(device, &x),
                 tokens,
@@ -135,7 +137,7 @@ fn long_sums_of_one_sign_keep_f32_precision() {
             )
             .unwrap();
             let mut out = zeros(device, tokens * rows);
-            gpu.gemm(&x_f16, &linear, &mut out, false).unwrap();
+            gpu.gemm(&x_f16, &linear, &sums, &mut out, false).unwrap();
             let found = out.to_vec().unwrap();
             for (index, found) in found.iter().enumerate() {
                 let (token, row) = (index / rows, index % rows);
@@ -165,10 +167,11 @@ fn small_values_keep_their_precision_through_the_scale_per_token() {
         let gpu = Gpu::new(Arc::clone(device), Arithmetic::Float);
         let linear = GpuLinear::upload(device, &packed.as_view(), None).unwrap();
         let mut x_f16 = gpu.new_f16_buffer(2, columns).unwrap();
+        let sums = gpu.new_split_sums(&[[columns, rows]], 2).unwrap();
         gpu.to_f16(&upload(device, &x), 2, None, Format::F16, &mut x_f16, None)
             .unwrap();
         let mut out = zeros(device, 2 * rows);
-        gpu.gemm(&x_f16, &linear, &mut out, false).unwrap();
+        gpu.gemm(&x_f16, &linear, &sums, &mut out, false).unwrap();
         let found = out.to_vec().unwrap();
         let scaled_up = |values: &[f32]| values.iter().map(|x| x * 1e12).collect::<Vec<_>>();
         assert_near(&scaled_up(&found[rows..]), &scaled_up(&want), 1e-5, "tiny");
@@ -188,11 +191,12 @@ fn nan_and_infinity_propagate() {
             [0.0; 4],
         ];
         let mut x_f16 = gpu.new_f16_buffer(3, 4).unwrap();
+        let sums = gpu.new_split_sums(&[[4, 3]], 3).unwrap();
         let x = upload(device, x.as_flattened());
         gpu.to_f16(&x, 3, None, Format::F16, &mut x_f16, None)
             .unwrap();
         let mut out = zeros(device, 9);
-        gpu.gemm(&x_f16, &linear, &mut out, false).unwrap();
+        gpu.gemm(&x_f16, &linear, &sums, &mut out, false).unwrap();
         let found = out.to_vec().unwrap();
         assert!(found[..6].iter().all(|x| !x.is_finite()), "{found:?}");
         assert_eq!(found[6..], [0.0; 3]);
@@ -223,6 +227,7 @@ fn down_equals_that_of_the_cpu_for_many_tokens() {
                     activation: Activation::Relu,
                 };
                 let mut x_f16 = gpu.new_f16_buffer(tokens, hot).unwrap();
+                let sums = gpu.new_split_sums(&[[hot, hidden]], tokens).unwrap();
                 gpu.to_f16(
                     &upload(device, &products),
                     tokens,
@@ -233,7 +238,7 @@ fn down_equals_that_of_the_cpu_for_many_tokens() {
                 )
                 .unwrap();
                 let mut out = upload(device, &before);
-                gpu.gemm_down(&x_f16, &ffn, DownAddends::default(), &mut out)
+                gpu.gemm_down(&x_f16, &ffn, &sums, DownAddends::default(), &mut out)
                     .unwrap();
                 let found = out.to_vec().unwrap();
                 // f16 has 11 significant bits.
@@ -311,8 +316,10 @@ fn check_ffn(
         share.write_f32(&cold);
 
         // As a batch.
-        let (mut x_f16, mut scratch) = (
+        let (mut x_f16, sums, mut scratch) = (
             gpu.new_f16_buffer(tokens, hidden.max(hot)).unwrap(),
+            gpu.new_split_sums(&[[hidden, hot], [hot, hidden]], tokens)
+                .unwrap(),
             gpu.down_scratch([].into_iter(), 1).unwrap(),
         );
         let x_on_device = upload(device, &x);
@@ -327,9 +334,10 @@ fn check_ffn(
         .unwrap();
         gpu.signal_host(host).unwrap();
         let (mut gates, mut ups) = (zeros(device, tokens * hot), zeros(device, tokens * hot));
-        gpu.gemm(&x_f16, &ffn.gate, &mut gates, false).unwrap();
+        gpu.gemm(&x_f16, &ffn.gate, &sums, &mut gates, false)
+            .unwrap();
         if let Some(up) = &ffn.up {
-            gpu.gemm(&x_f16, up, &mut ups, false).unwrap();
+            gpu.gemm(&x_f16, up, &sums, &mut ups, false).unwrap();
         }
         let mask_on_device = Buffer::from_slice(device, &mask).unwrap();
         gpu.activate_gate_up(
@@ -351,7 +359,7 @@ fn check_ffn(
             offset: Some(&offset),
             cold: Some(&share),
         };
-        gpu.gemm_down(&x_f16, &ffn, addends, &mut hidden_on_device)
+        gpu.gemm_down(&x_f16, &ffn, &sums, addends, &mut hidden_on_device)
             .unwrap();
         let found = hidden_on_device.to_vec().unwrap();
         let down_rows = scratch.counts().unwrap().down_rows;

@@ -202,13 +202,17 @@ impl DeviceModel {
                 &piece.ffn,
                 found.selector.filter(Some([&piece.scale, &piece.centre])),
                 masks,
-                &prompt.input,
+                (&prompt.input, &prompt.sums),
                 (&mut state.products, &mut prompt.up, &mut prompt.products),
                 &mut state.down,
             )?;
-            let hidden = &mut state.hidden;
-            self.gpu
-                .gemm_down(&prompt.products, &piece.ffn, DownAddends::default(), hidden)?;
+            self.gpu.gemm_down(
+                &prompt.products,
+                &piece.ffn,
+                &prompt.sums,
+                DownAddends::default(),
+                &mut state.hidden,
+            )?;
             std::mem::swap(&mut piece, &mut next);
         }
         Ok(())

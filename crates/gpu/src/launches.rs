@@ -7,7 +7,7 @@ use std::{
 
 use powerinfer_kernels::cuda::{
     Attention, Buffer, ColdSum, DeviceError, DownAddends, DownScratch, F16Buffer, Ffn, Gpu,
-    GpuLinear, GpuNorm, HostMirror, NeuronFilter, PredictedMask, TokenMasks,
+    GpuLinear, GpuNorm, HostMirror, NeuronFilter, PredictedMask, SplitSums, TokenMasks,
 };
 
 use crate::{DeviceFfn, DeviceModel, DeviceSelector, head::Embedded};
@@ -34,7 +34,7 @@ pub(crate) fn activate_batch(
     ffn: &Ffn,
     filter: NeuronFilter<'_>,
     masks: Option<TokenMasks<'_>>,
-    input: &F16Buffer,
+    (input, sums): (&F16Buffer, &SplitSums),
     (gate, up, out): (&mut Buffer<f32>, &mut Buffer<f32>, &mut F16Buffer),
     scratch: &mut DownScratch,
 ) -> Result<(), DeviceError> {
@@ -43,12 +43,12 @@ pub(crate) fn activate_batch(
     if count == 0 {
         return out.clear(input.tokens());
     }
-    gpu.gemm(input, &ffn.gate, gate, false)?;
+    gpu.gemm(input, &ffn.gate, sums, gate, false)?;
     let up = match &ffn.up {
         None => None,
         Some(linear) => {
             up.set_len(count);
-            gpu.gemm(input, linear, up, false)?;
+            gpu.gemm(input, linear, sums, up, false)?;
             Some(&*up)
         }
     };
@@ -233,7 +233,8 @@ impl DeviceModel {
             self.gpu
                 .to_f16(&state.hidden, self.tokens, norm, format, input, None)?;
             for (linear, out) in parts {
-                self.gpu.gemm(&prompt.input, linear, out, false)?;
+                self.gpu
+                    .gemm(&prompt.input, linear, &prompt.sums, out, false)?;
             }
             return Ok(());
         }
@@ -292,7 +293,7 @@ impl DeviceModel {
             self.gpu
                 .to_f16(&state.mixed, self.tokens, None, format, input, None)?;
             self.gpu
-                .gemm(&prompt.input, output, &mut state.hidden, true)?;
+                .gemm(&prompt.input, output, &prompt.sums, &mut state.hidden, true)?;
         } else {
             self.gpu
                 .project(&state.mixed, None, &mut [(output, &mut state.hidden)], true)?;
@@ -410,7 +411,7 @@ impl DeviceModel {
                 &found.ffn,
                 filter,
                 masks,
-                &prompt.input,
+                (&prompt.input, &prompt.sums),
                 products,
                 scratch,
             );
@@ -457,9 +458,10 @@ impl DeviceModel {
                 offset: found.offset.as_ref(),
                 cold: cold.then_some(&state.cold),
             };
-            self.gpu
-                .gemm_down(&prompt.products, &found.ffn, addends, &mut state.hidden)?;
-            return Ok(());
+            let (products, sums) = (&prompt.products, &prompt.sums);
+            return self
+                .gpu
+                .gemm_down(products, &found.ffn, sums, addends, &mut state.hidden);
         }
         let share = ColdSum {
             sum: &state.cold,

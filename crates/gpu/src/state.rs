@@ -2,7 +2,7 @@
 
 use powerinfer_kernels::cuda::{
     Buffer, CachePlace, DeviceError, DownScratch, F16Buffer, Gpu, GpuCache, HostBuffer, KeptInput,
-    NeuronCounts,
+    NeuronCounts, SplitSums,
 };
 
 use crate::{
@@ -75,6 +75,7 @@ pub(crate) struct Prompt {
     pub(crate) input: F16Buffer,
     /// Factors of the rows of down in 16 bits.
     pub(crate) products: F16Buffer,
+    pub(crate) sums: SplitSums,
     /// `[tokens, hot]`.
     pub(crate) up: Buffer<f32>,
     /// Cold neurons in copies that alternate.
@@ -120,6 +121,13 @@ impl State {
             Products::Gemm => Some(Prompt {
                 input: gpu.new_f16_buffer(tokens, hidden.max(queries))?,
                 products: gpu.new_f16_buffer(tokens, wide)?,
+                sums: gpu.new_split_sums(
+                    &[
+                        [hidden, queries.max(keys).max(wide)],
+                        [queries.max(wide), hidden],
+                    ],
+                    tokens,
+                )?,
                 up: floats(wide)?,
                 pieces: match streamed().find_map(|layer| layer.ffn.as_ref()) {
                     None => None,
@@ -218,8 +226,7 @@ impl State {
         self.attention_counters.clear()?;
         self.down.reset()?;
         if let Some(prompt) = &mut self.prompt {
-            prompt.input.reset()?;
-            prompt.products.reset()?;
+            prompt.sums.reset()?;
         }
         self.counts = self.down.counts()?;
         Ok(())
@@ -252,7 +259,7 @@ impl State {
         ];
         let small = self.rotations.bytes() + self.mask.bytes() + self.attention_counters.bytes();
         let prompt = self.prompt.as_ref().map_or(0, |prompt| {
-            let inputs = prompt.input.bytes() + prompt.products.bytes();
+            let inputs = prompt.input.bytes() + prompt.products.bytes() + prompt.sums.bytes();
             let pieces = prompt.pieces.iter().flatten().map(Piece::bytes);
             inputs + prompt.up.bytes() + pieces.sum::<usize>()
         });

@@ -9,7 +9,7 @@ use powerinfer_bundle::{neuron_bytes, weight_bytes, weight_bytes_by_input};
 use powerinfer_gpu::COPIED_NEURONS;
 use powerinfer_kernels::{
     PackedActivations, QuantisedActivations,
-    cuda::{CachePlace, F16_BUFFER_SCRATCH_BYTES},
+    cuda::{CachePlace, SplitSums},
     kernel_scratch_bytes,
 };
 use powerinfer_model::{LayerWeight, ModelConfig, Weight};
@@ -203,15 +203,27 @@ pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     (tokens + spans + context) * FLOAT
 }
 
-/// Memory of a device's results, counters and sums across thread blocks, which hardly depends on the model: two inputs of GEMMs and
-/// small ones.
-const DEVICE_BUFFERS: u64 = 2 * F16_BUFFER_SCRATCH_BYTES as u64 + (1 << 20);
+/// Memory of a device's results, counters and sums across thread blocks, which hardly depends on the model.
+const DEVICE_BUFFERS: u64 = 1 << 20;
 
 /// Upper bound of the temporary memory on a device: as much as on the CPU, plus two buffers for cold neurons that prompts copy,
 /// with weights in `quant`. The bound exceeds the allocated memory by less than 64 MiB.
 pub fn device_scratch_bytes(config: &ModelConfig, quant: Format, context: u64, rank: usize) -> u64 {
     let copied = COPIED_NEURONS.min(config.ffn_size) as u64 * neuron_bytes(config, quant);
-    scratch_bytes(config, context, rank) + 2 * copied + DEVICE_BUFFERS
+    let sums = split_sum_bytes(config, PREFILL_BATCH);
+    scratch_bytes(config, context, rank) + 2 * copied + sums + DEVICE_BUFFERS
+}
+
+/// Upper bound of the sums of GEMMs that thread blocks split, for `tokens` tokens.
+fn split_sum_bytes(config: &ModelConfig, tokens: usize) -> u64 {
+    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+    let queries = config.head_count * config.head_size;
+    let keys = config.kv_head_count * config.head_size;
+    let products = [
+        [hidden, queries.max(keys).max(neurons)],
+        [queries.max(neurons), hidden],
+    ];
+    SplitSums::max_bytes(&products, tokens) as u64
 }
 
 /// Upper bound of the temporary memory on the CPU: [`scratch_bytes`] and the buffers of each thread.
@@ -233,7 +245,9 @@ pub fn device_prompt_bytes(config: &ModelConfig, context: u64, rank: usize, toke
     let places = config.layer_count * size_of::<CachePlace>();
     let per_token = (attention + ffn + padded) * size_of::<f32>() + places;
     let of_context = |tokens: usize| (tokens as u64).min(context);
-    (of_context(tokens) - of_context(PREFILL_BATCH)) * per_token as u64
+    let more = (of_context(tokens) - of_context(PREFILL_BATCH)) * per_token as u64;
+    let sums = [tokens, PREFILL_BATCH].map(|tokens| split_sum_bytes(config, tokens));
+    more + sums[0].saturating_sub(sums[1])
 }
 
 /// Upper bound of the buffers of one thread in GEMMs and attention.

@@ -169,8 +169,9 @@ impl Bench {
                 self.gpu
                     .to_f16(&x, tokens, None, format, &mut x_f16, None)?;
                 let mut out = Buffer::new(&self.device, tokens * rows)?;
+                let sums = self.gpu.new_split_sums(&[[columns, rows]], tokens)?;
                 let seconds =
-                    self.seconds(|gpu| Ok(gpu.gemm(&x_f16, &linear, &mut out, false)?))?;
+                    self.seconds(|gpu| Ok(gpu.gemm(&x_f16, &linear, &sums, &mut out, false)?))?;
                 let found = out.to_vec()?;
                 let what = format!("{format} product of {tokens} tokens");
                 let of_last = &found[(tokens - 1) * rows..];

@@ -36,7 +36,7 @@ pub use memory::{Buffer, HostBuffer};
 pub use observe::{ActivityCounts, Reuse};
 pub use prediction::{PredictedMask, Predictor, SignBits};
 pub use projection::{EmbeddingTable, KeptInput};
-pub use prompt::{DownAddends, F16_BUFFER_SCRATCH_BYTES, F16Buffer, TokenMasks};
+pub use prompt::{DownAddends, F16Buffer, SplitSums, TokenMasks};
 pub use ptx::ptx_modules;
 pub use staging::StagingStream;
 pub use weights::{CachePlace, CacheShape, GpuCache, GpuLinear, GpuMatrix, GpuNorm, HostMatrix};

@@ -28,12 +28,8 @@ const STAGES: usize = 3;
 /// Thread blocks per multiprocessor up to which tiles are split along the columns, in two waves; stages of a split, at least.
 const SPLIT_BLOCKS: usize = 4;
 const SPLIT_STAGES: usize = 4;
-/// Maximum number of thread blocks that split tiles: that of 192 multiprocessors, more than any GPU has.
-const MAX_BLOCKS: usize = SPLIT_BLOCKS * 192;
-
-/// Maximum size in bytes of the sums and counters of an [`F16Buffer`].
-pub const F16_BUFFER_SCRATCH_BYTES: usize =
-    MAX_BLOCKS * (NARROW * NARROW * size_of::<f32>() + size_of::<u32>());
+/// Multiprocessors for which splits are sized at most; no GPU has more.
+const MAX_MULTIPROCESSORS: usize = 192;
 
 /// Vectors of several tokens in f16, the input of [`Gpu::gemm`].
 #[derive(Debug)]
@@ -46,9 +42,37 @@ pub struct F16Buffer {
     columns: usize,
     /// 1, or 2 with residuals.
     terms: usize,
-    /// Sums of the tiles of a product that is split along the columns, and a counter for each, all 0 between launches.
+}
+
+/// Sums of products that are split along the columns. GEMMs that run one after another share them.
+#[derive(Debug)]
+pub struct SplitSums {
+    /// Sums of each thread block.
     partial: Buffer<f32>,
+    /// A counter per tile, all 0 between launches.
     counters: Buffer<u32>,
+}
+
+impl SplitSums {
+    /// Upper bound of the allocated bytes on any GPU, for [`Gpu::new_split_sums`] of the same arguments.
+    pub fn max_bytes(products: &[[usize; 2]], tokens: usize) -> usize {
+        let block = NARROW * NARROW * size_of::<f32>() + size_of::<u32>();
+        split_blocks(products, tokens, MAX_MULTIPROCESSORS) * block
+    }
+
+    /// Allocated bytes.
+    pub fn bytes(&self) -> usize {
+        self.partial.bytes() + self.counters.bytes()
+    }
+
+    /// Clears state that a failed launch may have left behind.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
+    pub fn reset(&mut self) -> Result<(), DeviceError> {
+        self.counters.clear()
+    }
 }
 
 impl F16Buffer {
@@ -59,8 +83,7 @@ impl F16Buffer {
 
     /// Allocated bytes.
     pub fn bytes(&self) -> usize {
-        let scratch = self.partial.bytes() + self.counters.bytes();
-        self.values.bytes() + self.scales.bytes() + scratch
+        self.values.bytes() + self.scales.bytes()
     }
 
     /// Sets the shape to `[tokens, 0]`: vectors without elements.
@@ -75,15 +98,6 @@ impl F16Buffer {
     pub fn clear(&mut self, tokens: usize) -> Result<(), DeviceError> {
         self.set_shape(tokens, 0, 1);
         self.scales.clear()
-    }
-
-    /// Clears state that a failed launch may have left behind.
-    ///
-    /// # Errors
-    ///
-    /// The device fails.
-    pub fn reset(&mut self) -> Result<(), DeviceError> {
-        self.counters.clear()
     }
 
     /// Sets the shape; the values are written by a kernel.
@@ -134,14 +148,32 @@ impl Gpu {
     /// The device is out of memory.
     pub fn new_f16_buffer(&self, tokens: usize, columns: usize) -> Result<F16Buffer, DeviceError> {
         let padded = columns.next_multiple_of(TILE_COLUMNS);
-        // Splits of tiles have at most so many blocks.
-        let blocks = (SPLIT_BLOCKS * self.device().info().multiprocessors).min(MAX_BLOCKS);
         Ok(F16Buffer {
             values: Buffer::new(self.device(), 2 * tokens * padded)?,
             scales: Buffer::new(self.device(), tokens)?,
             tokens,
             columns,
             terms: 1,
+        })
+    }
+
+    /// Allocates the sums of products of up to `tokens` tokens; `products` are their inputs and outputs.
+    ///
+    /// # Errors
+    ///
+    /// The device is out of memory.
+    pub fn new_split_sums(
+        &self,
+        products: &[[usize; 2]],
+        tokens: usize,
+    ) -> Result<SplitSums, DeviceError> {
+        let multiprocessors = self
+            .device()
+            .info()
+            .multiprocessors
+            .min(MAX_MULTIPROCESSORS);
+        let blocks = split_blocks(products, tokens, multiprocessors);
+        Ok(SplitSums {
             partial: Buffer::new(self.device(), blocks * NARROW * NARROW)?,
             counters: Buffer::new(self.device(), blocks)?,
         })
@@ -210,6 +242,7 @@ impl Gpu {
         &self,
         x: &F16Buffer,
         linear: &GpuLinear,
+        sums: &SplitSums,
         out: &mut Buffer<f32>,
         accumulate: bool,
     ) -> Result<(), DeviceError> {
@@ -220,9 +253,9 @@ impl Gpu {
             bias: linear.bias_address(),
             out: out.address(),
             accumulate: accumulate.into(),
-            ..operands(matrix, x)
+            ..operands(matrix, x, sums)
         };
-        self.launch_gemm("gemm", matrix, matrix.rows(), x, &arguments)
+        self.launch_gemm("gemm", matrix, matrix.rows(), x, sums, &arguments)
     }
 
     /// `h = act(gate) * up`, in place of `gate` and as f16 in `out`; 0 for neurons outside of `masks` and for those that
@@ -296,6 +329,7 @@ impl Gpu {
         &self,
         x: &F16Buffer,
         ffn: &Ffn,
+        sums: &SplitSums,
         addends: DownAddends<'_>,
         hidden: &mut Buffer<f32>,
     ) -> Result<(), DeviceError> {
@@ -311,9 +345,9 @@ impl Gpu {
             cold: addends.cold.map_or(0, |cold| cold.address(0)),
             out: hidden.address(),
             accumulate: 1,
-            ..operands(matrix, x)
+            ..operands(matrix, x, sums)
         };
-        self.launch_gemm("gemm_down", matrix, size, x, &arguments)
+        self.launch_gemm("gemm_down", matrix, size, x, sums, &arguments)
     }
 
     fn launch_gemm(
@@ -322,6 +356,7 @@ impl Gpu {
         matrix: &GpuMatrix,
         outputs: usize,
         x: &F16Buffer,
+        sums: &SplitSums,
         arguments: &arguments::Gemm,
     ) -> Result<(), DeviceError> {
         if outputs == 0 || x.tokens == 0 {
@@ -334,10 +369,9 @@ impl Gpu {
             (NARROW, name.to_owned())
         };
         let tiles = [outputs.div_ceil(size), x.tokens.div_ceil(size)];
-        let most = (x.columns.div_ceil(TILE_COLUMNS) / SPLIT_STAGES).max(1);
-        // The memory of the splits is sized for narrow tiles; wide ones therefore get fewer blocks.
-        let blocks = x.counters.len() * NARROW * NARROW / (size * size);
-        let splits = (blocks / (tiles[0] * tiles[1])).clamp(1, most);
+        // The sums are sized for narrow tiles; wide ones therefore get fewer blocks.
+        let blocks = sums.counters.len() * NARROW * NARROW / (size * size);
+        let splits = (blocks / (tiles[0] * tiles[1])).clamp(1, most_splits(x.columns));
         let grid = [tiles[0] as u32, tiles[1] as u32, splits as u32];
         // Two buffers of weights and `STAGES` buffers of tokens.
         let tile = size * (TILE_COLUMNS + PADDING);
@@ -357,12 +391,28 @@ impl Gpu {
     }
 }
 
-fn operands(matrix: &GpuMatrix, x: &F16Buffer) -> arguments::Gemm {
+/// Maximum number of splits of a product with this number of columns.
+fn most_splits(columns: usize) -> usize {
+    (columns.div_ceil(TILE_COLUMNS) / SPLIT_STAGES).max(1)
+}
+
+/// Thread blocks of narrow tiles whose sums have memory: as many as the largest product can use, and at most two waves.
+fn split_blocks(products: &[[usize; 2]], tokens: usize, multiprocessors: usize) -> usize {
+    let size = if tokens > NARROW { WIDE } else { NARROW };
+    let blocks = |&[inputs, outputs]: &[usize; 2]| match most_splits(inputs) {
+        1 => 0,
+        splits => outputs.div_ceil(size) * tokens.div_ceil(size) * splits * (size / NARROW).pow(2),
+    };
+    let most = products.iter().map(blocks).max().unwrap_or(0);
+    most.min(SPLIT_BLOCKS * multiprocessors)
+}
+
+fn operands(matrix: &GpuMatrix, x: &F16Buffer, sums: &SplitSums) -> arguments::Gemm {
     arguments::Gemm {
         matrix: matrix.argument(),
         x: x.argument(),
-        partial: x.partial.address(),
-        counters: x.counters.address(),
+        partial: sums.partial.address(),
+        counters: sums.counters.address(),
         ..arguments::Gemm::zeroed()
     }
 }
