@@ -120,7 +120,7 @@ impl Engine {
         }
     }
 
-    /// Tokens of a prompt in a pass that also decodes a token of `decoded` other sessions. On a device they run in passes of their own,
+    /// Tokens of a prompt in a pass that also decodes a token of `decoded` other sessions. On a device they run in separate passes,
     /// whose results depend on their number, so that it must not depend on other sessions.
     pub fn prompt_room(&self, decoded: usize) -> usize {
         let decoded = if self.uses_device() { 0 } else { decoded };
