@@ -161,6 +161,7 @@ fn problem(model: &Model, bytes_per_weight: f64, vram: u64) -> (Problem, Vec<Vec
         head_bytes: head,
         tied_head: false,
         gpu_scratch_bytes: 300 << 20,
+        prompt_batch: 64,
         gpu_prompt_bytes: Vec::new(),
         cpu_scratch_bytes: 16 << 20,
         hidden_bytes: model.hidden * 4,

@@ -2,7 +2,7 @@
 
 use powerinfer_artifact::plan::{
     ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
-    PREDICTORS, RESERVE, SCRATCH,
+    PREDICTORS, PREFILL_BATCH, RESERVE, SCRATCH,
 };
 
 use crate::{Problem, SolveError, placement::Placement};
@@ -10,6 +10,11 @@ use crate::{Problem, SolveError, placement::Placement};
 /// All lines of the memory account. The context and scratch of a GPU are listed only if the placement
 /// uses it.
 pub(crate) fn lines(problem: &Problem, placement: &Placement) -> Vec<BudgetLine> {
+    account(problem, placement).0
+}
+
+/// All lines of the memory account, and the prefill batch, in tokens, that they have room for.
+pub(crate) fn account(problem: &Problem, placement: &Placement) -> (Vec<BudgetLine>, usize) {
     let mut lines = Vec::new();
     for gpu in 0..problem.budget.vram_per_gpu().len() {
         gpu_lines(problem, placement, gpu, &mut lines);
@@ -28,20 +33,28 @@ pub(crate) fn lines(problem: &Problem, placement: &Placement) -> Vec<BudgetLine>
     line(EMBEDDINGS, problem.embedding_bytes);
     line(SCRATCH, problem.cpu_scratch_bytes);
     line(COLD_NEURONS, cold.sum());
+    let gpus = 0..problem.budget.vram_per_gpu().len();
+    let mut prompt_batch = if gpus.into_iter().any(|gpu| placement.use_gpu(gpu)) {
+        problem.prompt_batch
+    } else {
+        PREFILL_BATCH
+    };
     if problem.budget.vram_per_gpu().len() == 1 && placement.is_on_gpu(problem) {
         let left = problem
             .budget
             .vram_bytes
             .saturating_sub(bytes_on(Device::Gpu, &lines));
-        let more = problem.gpu_prompt_bytes.iter().find(|more| **more <= left);
+        let more = problem.gpu_prompt_bytes.iter();
+        let more = more.copied().find(|(_, bytes)| *bytes <= left);
         let mut scratch = lines
             .iter_mut()
             .filter(|line| line.name == SCRATCH && line.device == Device::Gpu);
-        if let (Some(line), Some(more)) = (scratch.next(), more) {
-            line.bytes += more;
+        if let (Some(line), Some((tokens, bytes))) = (scratch.next(), more) {
+            line.bytes += bytes;
+            prompt_batch = tokens;
         }
     }
-    lines
+    (lines, prompt_batch)
 }
 
 fn gpu_lines(problem: &Problem, placement: &Placement, gpu: usize, lines: &mut Vec<BudgetLine>) {
@@ -154,16 +167,23 @@ mod tests {
             head_gpu: 0,
         };
         let scratch = |problem: &Problem, placement: &Placement| {
-            let lines = lines(problem, placement);
+            let (lines, batch) = account(problem, placement);
             let mut lines = lines.iter();
             let is_it = |line: &&BudgetLine| line.name == SCRATCH && line.device == Device::Gpu;
-            lines.find(is_it).map(|line| line.bytes)
+            lines.find(is_it).map(|line| (line.bytes, batch))
         };
         let without = bytes_on(Device::Gpu, &lines(&problem, &all));
-        problem.gpu_prompt_bytes = vec![400, 200, 100];
-        for (left, more) in [(1000, 400), (400, 400), (399, 200), (100, 100), (99, 0)] {
+        problem.gpu_prompt_bytes = vec![(512, 400), (256, 200), (128, 100)];
+        for (left, more, batch) in [
+            (1000, 400, 512),
+            (400, 400, 512),
+            (399, 200, 256),
+            (100, 100, 128),
+            (99, 0, 64),
+        ] {
             problem.budget.vram_bytes = without + left;
-            assert_eq!(scratch(&problem, &all), Some(5_000 + more), "{left}");
+            let want = Some((5_000 + more, batch));
+            assert_eq!(scratch(&problem, &all), want, "{left}");
         }
         problem.budget.vram_bytes = u64::MAX;
         let mut parts = [on_gpu; 3];
@@ -173,9 +193,9 @@ mod tests {
         for part in parts {
             let mut placement = all.clone();
             placement.layers[0] = part;
-            assert_eq!(scratch(&problem, &placement), Some(5_000));
+            assert_eq!(scratch(&problem, &placement), Some((5_000, 64)));
         }
         problem.budget.vram_split = vec![without, 1000];
-        assert_eq!(scratch(&problem, &all), Some(5_000));
+        assert_eq!(scratch(&problem, &all), Some((5_000, 64)));
     }
 }

@@ -23,9 +23,11 @@ pub struct Problem {
     pub tied_head: bool,
     /// Bytes of activations and scratch on a GPU that is used.
     pub gpu_scratch_bytes: u64,
-    /// Additional bytes of scratch for each larger prefill batch on a GPU, largest first. If the budget has one GPU and all layers are
-    /// on it, the first that fits is added to its scratch.
-    pub gpu_prompt_bytes: Vec<u64>,
+    /// Prefill batch, in tokens, for which the GPU's scratch has memory.
+    pub prompt_batch: usize,
+    /// Larger prefill batches, in tokens, and the additional bytes of scratch for each on a GPU that has all layers, largest first. If
+    /// the budget has one GPU and all layers are on it, it gets the first batch that fits.
+    pub gpu_prompt_bytes: Vec<(usize, u64)>,
     /// Bytes of activations and scratch on the CPU.
     pub cpu_scratch_bytes: u64,
     /// Bytes of one hidden state, as it is copied between the devices.
@@ -96,7 +98,7 @@ impl Problem {
     }
 
     /// Bytes of a GPU's budget that are not available to the model; see [`Gpu::reserve_bytes`].
-    pub(crate) fn gpu_reserve_bytes(&self) -> u64 {
+    pub fn gpu_reserve_bytes(&self) -> u64 {
         let largest = self.budget.vram_per_gpu().into_iter().max().unwrap_or(0);
         self.gpu().map_or(0, |gpu| gpu.reserve_bytes(largest))
     }

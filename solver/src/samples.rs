@@ -46,6 +46,7 @@ pub(crate) fn shaped(
         head_bytes: 100_000,
         tied_head: false,
         gpu_scratch_bytes: 5_000,
+        prompt_batch: 64,
         gpu_prompt_bytes: Vec::new(),
         cpu_scratch_bytes: 5_000,
         hidden_bytes: 4096 * 4,

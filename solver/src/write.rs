@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::{
     Options, Problem,
-    account::{bytes_on, lines},
+    account::{account, bytes_on},
     baselines, cost,
     dense::reserve_bytes,
     limit::Relieved,
@@ -101,7 +101,7 @@ fn write_plan(
     solver: SolverSummary,
     price: Option<f64>,
 ) -> Plan {
-    let lines = lines(problem, placement);
+    let (lines, prompt_batch) = account(problem, placement);
     let relieved = Relieved::new(problem);
     let layers: Vec<LayerPlan> = (0..problem.layers.len())
         .map(|index| layer_plan(problem, placement, &relieved, index))
@@ -130,6 +130,7 @@ fn write_plan(
         },
         head: placement.head,
         head_gpu: placement.head_gpu,
+        prompt_batch,
         forecast: Some(Forecast {
             decode: Vec::new(),
             prompt_tokens_per_second: None,

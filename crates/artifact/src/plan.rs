@@ -47,6 +47,9 @@ pub struct Plan {
     /// Index of the GPU with the head, if there are several.
     #[serde(default, skip_serializing_if = "is_first")]
     pub head_gpu: usize,
+    /// Maximum number of prompt tokens in a pass, for which the GPU's scratch has memory.
+    #[serde(default = "prefill_batch", skip_serializing_if = "is_prefill_batch")]
+    pub prompt_batch: usize,
     /// Predicted speed, and that of other placements for comparison.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
@@ -54,6 +57,20 @@ pub struct Plan {
     pub layers: Vec<LayerPlan>,
     /// Machine that the plan was made for.
     pub hardware: Hardware,
+}
+
+/// Prompt tokens that are processed together (prefill batch) on the CPU, and on a GPU that has no memory for more.
+pub const PREFILL_BATCH: usize = 64;
+
+/// Larger prefill batches of GPUs, largest first.
+pub const GPU_PREFILL_BATCHES: [usize; 3] = [512, 256, 128];
+
+fn prefill_batch() -> usize {
+    PREFILL_BATCH
+}
+
+fn is_prefill_batch(tokens: &usize) -> bool {
+    *tokens == PREFILL_BATCH
 }
 
 /// Objective of the optimisation.
@@ -167,6 +184,7 @@ impl Plan {
             },
             head: Device::Cpu,
             head_gpu: 0,
+            prompt_batch: PREFILL_BATCH,
             forecast: None,
             layers: (0..layers).map(layer).collect(),
             hardware: hardware::named("cpu-only").expect("the machine is built in"),

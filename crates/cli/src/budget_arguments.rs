@@ -1,7 +1,7 @@
 //! Options of a plan: budgets, objective, solver and pinned parts.
 
 use anyhow::Result;
-use clap::builder::StringValueParser;
+use clap::builder::{PossibleValuesParser, StringValueParser, TypedValueParser as _};
 use powerinfer_artifact::{
     ByteSize, hardware,
     plan::{Objective, Policy},
@@ -33,6 +33,14 @@ pub(crate) struct BudgetArguments {
     /// Format of the KV cache: f16, q8_0 at about half the memory, or f32 [default: f16]
     #[arg(long, value_name = "FORMAT")]
     kv_cache: Option<CacheFormat>,
+    /// Prompt tokens that a GPU reads at a time: 64, 128, 256 or 512 [default: as many as fit 10% of the VRAM]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = PossibleValuesParser::new(["64", "128", "256", "512"]).try_map(|text| text.parse::<usize>()),
+        hide_possible_values = true
+    )]
+    prompt_batch: Option<usize>,
     /// Machine to plan for: a name (pc-high, pc-low, rtx4090, rtx5090, rtx4060-8g, rtx3060-12g, h200-16c,
     /// laptop, cpu-only) or a TOML or JSON file, as `doctor --write` makes them [default: this machine, measured
     /// once; rtx4090 if `--vram` asks for a GPU and there is none]
@@ -152,6 +160,7 @@ impl BudgetArguments {
             ram_bytes: self.ram.map(|ram| ram.0),
             context: self.context,
             kv_cache: self.kv_cache,
+            prompt_batch: self.prompt_batch,
             hardware: self.hardware.as_deref().map(read_hardware).transpose()?,
             policy: self.policy.map(Policy::from),
             max_perplexity_increase: self.max_ppl_increase.map(|Rise(share)| share),

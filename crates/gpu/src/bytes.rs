@@ -5,7 +5,7 @@ use std::sync::Arc;
 use powerinfer_kernels::cuda::{Buffer, Device, DeviceError, Ffn, GpuLinear, NeuronCounts};
 use powerinfer_tensor::BLOCK;
 
-use crate::{DeviceAttention, DeviceFfn, DeviceLayer, DeviceModel, DeviceSelector};
+use crate::{CopiedParts, DeviceAttention, DeviceFfn, DeviceLayer, DeviceModel, DeviceSelector};
 
 /// Size of a copy that no cache of a GPU holds.
 const PROBE_BYTES: usize = 256 << 20;
@@ -24,12 +24,26 @@ impl DeviceModel {
     /// count in full.
     pub fn bytes_read(&self, positions: &[usize], counts: NeuronCounts) -> u64 {
         let layers = self.layers.iter().enumerate();
+        // Copied parts are as large in every layer.
+        let copied = self.copied_parts(self.tokens);
         let fixed = layers.map(|(index, layer)| {
-            let attention = layer.attention.as_ref();
+            let own = layer.attention.as_ref();
+            let attention = own.or_else(|| copied?.attention());
             let projections = attention.map_or(0, DeviceAttention::projection_bytes);
             let ffn = layer.ffn.as_ref().filter(|_| self.has_ffn(index));
-            let predictor = ffn.map_or(0, |ffn| ffn.selector.read_bytes());
-            (projections + predictor) as u64 + self.cache_bytes_read(layer, positions)
+            let predictor = ffn.map_or(0, |ffn| match &ffn.selector {
+                DeviceSelector::Host => copied
+                    .and_then(CopiedParts::selector)
+                    .map_or(0, DeviceSelector::read_bytes),
+                own => own.read_bytes(),
+            });
+            let cache = match attention {
+                Some(attention) if self.has_cache(index) => {
+                    self.cache_bytes_read(attention, positions)
+                }
+                _ => 0,
+            };
+            (projections + predictor) as u64 + cache
         });
         let mut ffns = self.layers.iter().filter_map(|layer| layer.ffn.as_ref());
         let neurons: u64 = match self.state.prompt {
@@ -63,10 +77,7 @@ impl DeviceModel {
     }
 
     /// Bytes of keys and values that attention of a layer reads for all tokens.
-    fn cache_bytes_read(&self, layer: &DeviceLayer, positions: &[usize]) -> u64 {
-        let Some(attention) = layer.attention.as_ref().filter(|_| layer.has_cache) else {
-            return 0;
-        };
+    fn cache_bytes_read(&self, attention: &DeviceAttention, positions: &[usize]) -> u64 {
         let span = |position: usize| {
             let all = position + 1;
             attention.window.map_or(all, |window| all.min(window))

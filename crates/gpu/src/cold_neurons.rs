@@ -13,13 +13,16 @@ use crate::{DeviceModel, launches::activate_batch};
 /// Neurons that are copied, and then multiplied, at a time.
 pub const COPIED_NEURONS: usize = 512;
 
+/// A matrix in host memory, and its bias.
+pub type HostLinear<'a> = (Matrix<'a>, Option<&'a [f32]>);
+
 /// Neurons of a layer in host memory, all of them by rows.
 #[derive(Clone, Copy)]
 pub struct ColdNeurons<'a> {
-    /// Gate, `[neurons, hidden]`, and its bias.
-    pub gate: (Matrix<'a>, Option<&'a [f32]>),
+    /// Gate, `[neurons, hidden]`.
+    pub gate: HostLinear<'a>,
     /// Up, in gated FFNs.
-    pub up: Option<(Matrix<'a>, Option<&'a [f32]>)>,
+    pub up: Option<HostLinear<'a>>,
     /// Down, `[neurons, hidden]`.
     pub down: Matrix<'a>,
     /// Scale and centre per neuron of a threshold, if it has them.
@@ -98,13 +101,9 @@ impl Piece {
         let rows = first..neurons.down.rows().min(first + ffn.down.capacity());
         *count = rows.len();
         let copy = neurons.copy;
-        let mut linear = |from: (Matrix<'_>, Option<&[f32]>), to: &mut GpuLinear| {
-            let (matrix, bias) = from;
-            (to.matrix).write_async(&matrix.rows_range(rows.clone()), staging, copy)?;
-            match (&mut to.bias, bias) {
-                (Some(to), Some(bias)) => to.write_async(&bias[rows.clone()], staging, copy),
-                _ => Ok(()),
-            }
+        let mut linear = |(matrix, bias): HostLinear<'_>, to: &mut GpuLinear| {
+            let bias = bias.map(|bias| &bias[rows.clone()]);
+            to.write_async((matrix.rows_range(rows.clone()), bias), staging, copy)
         };
         linear(neurons.gate, &mut ffn.gate)?;
         if let (Some(from), Some(to)) = (neurons.up, &mut ffn.up) {

@@ -10,7 +10,9 @@ use powerinfer_kernels::cuda::{
     GpuLinear, GpuNorm, HostMirror, NeuronFilter, PredictedMask, SplitSums, TokenMasks,
 };
 
-use crate::{DeviceFfn, DeviceModel, DeviceSelector, head::Embedded};
+use crate::{
+    CopiedParts, DeviceFfn, DeviceModel, DeviceSelector, copied_parts::attention_of, head::Embedded,
+};
 
 /// How long the host waits for the device before it gives up.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -90,6 +92,12 @@ impl DeviceModel {
             state.key.to_vec()?,
             state.value.to_vec()?,
         ])
+    }
+
+    /// Copies keys and values to the host, before head norms and rotation, `[tokens, kv_heads, head_size]` each.
+    pub fn read_keys_and_values(&mut self) -> Result<[Vec<f32>; 2], DeviceError> {
+        self.end_segment()?;
+        Ok([self.state.key.to_vec()?, self.state.value.to_vec()?])
     }
 
     /// Copies the weighted sums of values, which the host has computed, to the device.
@@ -203,6 +211,23 @@ impl DeviceModel {
         self.layers[index].has_neurons() || self.streams(index)
     }
 
+    /// Whether attention of layer `index` runs on the device for the tokens that run.
+    pub fn has_attention(&self, index: usize) -> bool {
+        self.layers[index].attention.is_some() || self.copies_parts()
+    }
+
+    /// Whether the keys and values of layer `index` are on the device for the tokens that run.
+    pub fn has_cache(&self, index: usize) -> bool {
+        self.layers[index].has_cache || self.copies_parts()
+    }
+
+    /// Whether the neurons of layer `index` are predicted on the host for the tokens that run.
+    pub fn is_predicted_on_host(&self, index: usize) -> bool {
+        let copied = self.copied_parts(self.tokens);
+        self.layers[index].is_predicted_on_host()
+            && copied.and_then(CopiedParts::selector).is_none()
+    }
+
     /// Keeps the hidden state for the FFN of a parallel block.
     pub fn keep_residual(&mut self) -> Result<(), DeviceError> {
         if !self.segments.wants_launch()? {
@@ -217,10 +242,7 @@ impl DeviceModel {
         if !self.segments.wants_launch()? {
             return Ok(());
         }
-        let attention = self.layers[index]
-            .attention
-            .as_ref()
-            .expect("attention is on the device");
+        let attention = attention_of(&self.layers, self.copied.as_ref(), index);
         let state = &mut self.state;
         let mut parts = [
             (&attention.query, &mut state.query),
@@ -247,10 +269,7 @@ impl DeviceModel {
         if !self.segments.wants_launch()? {
             return Ok(());
         }
-        let attention = self.layers[index]
-            .attention
-            .as_ref()
-            .expect("attention is on the device");
+        let attention = attention_of(&self.layers, self.copied.as_ref(), index);
         let state = &mut self.state;
         let operands = Attention {
             tokens: self.tokens,
@@ -282,10 +301,7 @@ impl DeviceModel {
             return Ok(());
         }
         let layer = &self.layers[index];
-        let attention = layer
-            .attention
-            .as_ref()
-            .expect("attention is on the device");
+        let attention = attention_of(&self.layers, self.copied.as_ref(), index);
         let state = &mut self.state;
         let output = &attention.output;
         if let Some(prompt) = &mut state.prompt {
@@ -316,6 +332,10 @@ impl DeviceModel {
             return Ok(());
         }
         let keeps = self.keeps_input(index);
+        let copied = self
+            .copied
+            .as_ref()
+            .filter(|_| self.tokens >= self.copies_from);
         let DeviceFfn {
             norm,
             ffn,
@@ -323,8 +343,14 @@ impl DeviceModel {
             ..
         } = self.layers[index]
             .ffn
-            .as_mut()
+            .as_ref()
             .expect("neurons are on the device");
+        let selector = match selector {
+            DeviceSelector::Host => copied
+                .and_then(CopiedParts::selector)
+                .unwrap_or(&DeviceSelector::Host),
+            own => own,
+        };
         let state = &mut self.state;
         let x = match reads {
             FfnInput::Hidden => &state.hidden,

@@ -143,7 +143,7 @@ impl DeviceAttention {
             .sum()
     }
 
-    fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let head_norms = self.head_norms.as_ref();
         self.projection_bytes()
             + head_norms.map_or(0, |norms| norms.query.bytes() + norms.key.bytes())

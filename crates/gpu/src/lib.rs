@@ -9,6 +9,7 @@
 
 mod bytes;
 mod cold_neurons;
+mod copied_parts;
 mod hardware;
 mod head;
 mod launches;
@@ -20,7 +21,8 @@ mod state;
 mod upload;
 
 pub use bytes::read_bandwidth;
-pub use cold_neurons::{COPIED_NEURONS, ColdNeurons};
+pub use cold_neurons::{COPIED_NEURONS, ColdNeurons, HostLinear};
+pub use copied_parts::{CopiedParts, HostAttention, HostNorm, HostParts, HostPrediction};
 pub use hardware::{MeasuredGpu, gpu_instances, installed_gpus, vram_free};
 pub use head::{DeviceEmbedding, DeviceHead};
 pub use launches::FfnInput;

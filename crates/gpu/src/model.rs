@@ -8,7 +8,7 @@ use powerinfer_model::{ModelConfig, Positions};
 use powerinfer_tensor::CacheFormat;
 
 use crate::{
-    DeviceHead, DeviceLayer,
+    CopiedParts, DeviceHead, DeviceLayer,
     head::Embedded,
     segments::GraphSegments,
     state::{Products, State},
@@ -76,6 +76,10 @@ pub struct DeviceModel {
     pub(crate) head: Option<DeviceHead>,
     /// Buffers of the pass that runs: those of a batch, unless a prompt runs.
     pub(crate) state: State,
+    /// Memory for what long prompts copy to the device.
+    pub(crate) copied: Option<CopiedParts>,
+    /// Tokens from which they do.
+    pub(crate) copies_from: usize,
     /// Buffers of a batch while a prompt runs, else of a prompt; `None` without room for a prompt.
     other: Option<State>,
     /// Tokens of the pass that runs.
@@ -105,7 +109,7 @@ impl DeviceModel {
         layers: Vec<DeviceLayer>,
         head: Option<DeviceHead>,
     ) -> Result<Self, DeviceError> {
-        let state = State::new(&gpu, &shape, &layers, 1, Products::Gemv)?;
+        let state = State::new(&gpu, &shape, &layers, 0, 1, Products::Gemv)?;
         Self::with_state(gpu, shape, layers, head, state)
     }
 
@@ -121,6 +125,8 @@ impl DeviceModel {
             tokens: state.capacity(),
             state,
             other: None,
+            copied: None,
+            copies_from: 0,
             layer: 0,
             is_launched_ahead: false,
             is_retried: false,
@@ -153,6 +159,11 @@ impl DeviceModel {
         &self.layers[index]
     }
 
+    /// Shape of the largest KV cache of a layer.
+    pub fn cache_shape(&self) -> CacheShape {
+        self.shape.cache()
+    }
+
     /// Size in bytes on the device, without KV caches.
     pub fn bytes(&self) -> usize {
         self.memory().iter().map(|(_, bytes)| bytes).sum()
@@ -169,12 +180,13 @@ impl DeviceModel {
         }
         let [head, results] = self.head.as_ref().map_or([0; 2], DeviceHead::bytes);
         let other = self.other.as_ref().map_or(0, State::bytes);
+        let copied = self.copied.as_ref().map_or(0, CopiedParts::bytes);
         [
             (ATTENTION, attention),
             (PREDICTORS, predictors),
             (HEAD, head),
             (HOT_NEURONS, neurons),
-            (SCRATCH, self.state.bytes() + other + results),
+            (SCRATCH, self.state.bytes() + other + copied + results),
         ]
     }
 
@@ -211,6 +223,12 @@ impl DeviceModel {
         caches.len() == self.layers.len() && self.layers.iter().zip(caches).all(fits)
     }
 
+    /// Lets prompts of at least `from` tokens copy what the device lacks of layers to `parts`. Call it before
+    /// [`allocate_prompt_buffers`](Self::allocate_prompt_buffers).
+    pub fn use_copied_parts(&mut self, parts: CopiedParts, from: usize) {
+        (self.copied, self.copies_from) = (Some(parts), from);
+    }
+
     /// Makes room for prompts of up to `tokens` tokens at a time, half as many as long as the device has no room for
     /// them or their size in bytes does not pass `fits`; then for batches, in the same way.
     ///
@@ -223,9 +241,17 @@ impl DeviceModel {
         fits: impl Fn(usize) -> bool,
     ) -> Result<(), DeviceError> {
         let tokens = tokens.min(self.shape.context);
-        let fits_prompt = |state: &State| fits(state.bytes());
+        let copied = self.copied.as_ref().map_or(0, CopiedParts::bytes);
+        let fits_prompt = |state: &State| {
+            let copied = self.copied_parts(state.capacity()).map_or(0, |_| copied);
+            fits(state.bytes() + copied)
+        };
         self.other = self.new_state(tokens, Products::Gemm, fits_prompt)?;
-        let prompt = self.other.as_ref().map_or(0, State::bytes);
+        if self.copied_parts(self.prompt_tokens()).is_none() {
+            self.copied = None;
+        }
+        let copied = self.copied.as_ref().map_or(0, CopiedParts::bytes);
+        let prompt = self.other.as_ref().map_or(0, State::bytes) + copied;
         // Those of a single token are replaced.
         let single = self.state.bytes();
         let logits = self.head.as_ref().map_or(0, DeviceHead::bytes_per_token);
@@ -266,7 +292,9 @@ impl DeviceModel {
             Products::Gemm => Gpu::BATCH,
         };
         while tokens > least {
-            match State::new(&self.gpu, &self.shape, &self.layers, tokens, products) {
+            let (gpu, layers) = (&self.gpu, &self.layers);
+            let rank = self.copied_parts(tokens).map_or(0, CopiedParts::rank);
+            match State::new(gpu, &self.shape, layers, rank, tokens, products) {
                 Ok(state) if fits(&state) => return Ok(Some(state)),
                 Ok(_) | Err(DeviceError::OutOfMemory { .. }) => {}
                 Err(other) => return Err(other),
@@ -341,7 +369,9 @@ impl DeviceModel {
             self.is_reset = true;
         }
         self.set_tokens(tokens);
-        self.state.use_caches(caches.iter().copied())
+        let copied = self.copied_parts(tokens).and_then(CopiedParts::cache);
+        let copied = copied.map(GpuCache::place).unwrap_or_default();
+        self.state.use_caches(caches.iter().copied(), copied)
     }
 
     /// Ends a pass, complete or failed.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use powerinfer_kernels::{
     Arithmetic,
-    cuda::{ActivityCounts, Device, DeviceError, Gpu, GpuCache, WINDOWS},
+    cuda::{ActivityCounts, CachePlace, Device, DeviceError, Gpu, GpuCache, WINDOWS},
 };
 use powerinfer_model::{ModelConfig, Positions};
 use powerinfer_tensor::CacheFormat;
@@ -86,7 +86,7 @@ impl ObservedLayer {
         let layers = vec![on_device];
         let mut tokens = BATCH.min(longest).max(2);
         let state = loop {
-            match State::new(&gpu, &shape, &layers, tokens, Products::Gemm) {
+            match State::new(&gpu, &shape, &layers, 0, tokens, Products::Gemm) {
                 Err(DeviceError::OutOfMemory { .. }) if tokens > 2 => tokens = tokens.div_ceil(2),
                 other => break other?,
             }
@@ -94,9 +94,10 @@ impl ObservedLayer {
         let mut model = DeviceModel::with_state(gpu, shape, layers, None, state)?;
         model.segments.pause(true);
         let cache = [Some(cache)];
-        model
-            .state
-            .use_caches(std::iter::repeat_n(&cache[..], tokens))?;
+        model.state.use_caches(
+            std::iter::repeat_n(&cache[..], tokens),
+            CachePlace::default(),
+        )?;
         Ok(Self {
             model,
             _cache: cache,

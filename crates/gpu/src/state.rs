@@ -83,11 +83,12 @@ pub(crate) struct Prompt {
 }
 
 impl State {
-    /// Zeroed buffers of up to `tokens` tokens of a model.
+    /// Zeroed buffers of up to `tokens` tokens of a model; `rank` is the largest of copied predictors.
     pub(crate) fn new(
         gpu: &Gpu,
         shape: &ModelShape,
         layers: &[DeviceLayer],
+        rank: usize,
         tokens: usize,
         products: Products,
     ) -> Result<Self, DeviceError> {
@@ -141,7 +142,8 @@ impl State {
         // A prompt adds up rows of down by another kernel.
         let downs = ffns().map(|ffn| &ffn.ffn.down).filter(|_| prompt.is_none());
         let down = gpu.down_scratch(downs, tokens)?;
-        let rank = ffns().map(|ffn| ffn.selector.rank()).max().unwrap_or(0);
+        let ranks = ffns().map(|ffn| ffn.selector.rank());
+        let rank = ranks.fold(rank, usize::max);
         // Few tokens are shared between more thread blocks.
         let partial = [1, tokens.min(Gpu::BATCH), tokens]
             .map(|tokens| gpu.attention_scratch_len(tokens, heads, &shape.cache()))
@@ -204,16 +206,14 @@ impl State {
         caches.set_len(caches.capacity() / capacity * tokens);
     }
 
-    /// Sets the KV caches of each token's sequence, by layer; `None` if the host has one.
+    /// Sets the KV caches of each token's sequence, by layer; `None` if the host has one, which is `copied` to a place.
     pub(crate) fn use_caches<'a>(
         &mut self,
         caches: impl Iterator<Item = &'a [Option<GpuCache>]>,
+        copied: CachePlace,
     ) -> Result<(), DeviceError> {
-        let place = |cache: &Option<GpuCache>| cache.as_ref().map(GpuCache::place);
-        let places = caches
-            .flatten()
-            .map(|cache| place(cache).unwrap_or_default());
-        let caches: Vec<CachePlace> = places.collect();
+        let place = |cache: &Option<GpuCache>| cache.as_ref().map_or(copied, GpuCache::place);
+        let caches: Vec<CachePlace> = caches.flatten().map(place).collect();
         if !self.known_caches.starts_with(&caches) {
             self.caches.write(&caches)?;
             self.known_caches = caches;

@@ -14,7 +14,7 @@ use crate::{
     PlanOptions, PlannerError, Vram,
     candidates::restored,
     default_hardware, forecast, inputs, machine, pins,
-    problem::{largest_rank, problem},
+    problem::{PredictorSizes, problem},
 };
 
 /// Finds the best placement of `bundle` within other budgets, with the same policies and thresholds.
@@ -127,8 +127,16 @@ fn build_problem(
         .iter()
         .filter_map(|layer| layer.input_thresholds);
     let left_out = thresholds.map(|thresholds| thresholds.share).next();
-    let rank = largest_rank(bundle.predictors());
-    let mut problem = problem(config, budget, hardware, bundle.quant(), left_out, rank);
+    let predictors = PredictorSizes::of(config, bundle.predictors());
+    let mut problem = problem(
+        config,
+        budget,
+        hardware,
+        bundle.quant(),
+        left_out,
+        predictors,
+        options.prompt_batch,
+    );
     if named.is_none() {
         // The plan's hardware already has the figures for the model.
         problem.hardware = plan.hardware.clone();

@@ -6,7 +6,7 @@ use powerinfer_solver::{Candidate, Problem};
 use powerinfer_tensor::Format;
 
 use crate::simulate::{
-    engine::OURS,
+    engine::Engine,
     step::{Estimator, Kind, Pass, Placed},
 };
 
@@ -23,8 +23,9 @@ pub(crate) fn predict(
     chosen: &[&Candidate],
 ) {
     let placed = Placed::new(plan, problem, config, quant, chosen);
+    let engine = Engine::of_plan(plan);
     let estimator = Estimator {
-        engine: &OURS,
+        engine: &engine,
         hardware: &plan.hardware,
     };
     let context = plan.budget.context_tokens as f64;

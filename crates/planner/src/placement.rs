@@ -21,7 +21,7 @@ use crate::{
     certify::{self, Measurement},
     modes::Subject,
     pins,
-    problem::{largest_rank, problem},
+    problem::{PredictorSizes, problem},
     search,
     solver::{Scratch, Solver},
 };
@@ -87,7 +87,8 @@ pub fn plan(
         request.hardware.clone(),
         options.quant(),
         subject.inputs_left_out,
-        largest_rank(predictors.as_ref()),
+        PredictorSizes::of(config, predictors.as_ref()),
+        options.prompt_batch,
     );
     pins::pin(&options.pins, &mut problem)?;
     if let Some(file) = &predictors {

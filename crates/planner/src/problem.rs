@@ -2,7 +2,7 @@
 
 use powerinfer_artifact::{
     hardware::{EngineRates, Hardware, ModelShape},
-    plan::Budget,
+    plan::{Budget, GPU_PREFILL_BATCHES, PREFILL_BATCH},
     predictor_file::PredictorFile,
 };
 use powerinfer_bundle::neuron_bytes;
@@ -11,15 +11,43 @@ use powerinfer_runtime::memory;
 use powerinfer_solver::{GROUP_SIZE, Layer, LayerMode, NeuronShape, Pins, Problem};
 use powerinfer_tensor::Format;
 
-/// Builds the placement problem. `left_out` is the share of inputs that are skipped, `rank` the largest rank of a
-/// predictor.
+/// Share of the VRAM that larger prefill batches may take if not all layers are on the GPU: reading prompts several times as fast is
+/// worth a few neurons.
+const PROMPT_SHARE: f64 = 0.1;
+
+/// Largest sizes of a layer's predictor.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PredictorSizes {
+    /// Hidden units.
+    pub(crate) rank: usize,
+    /// Bytes.
+    pub(crate) bytes: u64,
+}
+
+impl PredictorSizes {
+    /// Of the predictors in `file`; zeros without predictors.
+    pub(crate) fn of(config: &ModelConfig, file: Option<&PredictorFile>) -> Self {
+        let Some(file) = file else {
+            return Self::default();
+        };
+        let bytes = |summary| memory::predictor_bytes(config, summary, file.weights(), true);
+        Self {
+            rank: (file.layers().iter()).fold(0, |most, layer| most.max(layer.rank)),
+            bytes: file.layers().iter().map(bytes).max().unwrap_or(0),
+        }
+    }
+}
+
+/// Builds the placement problem. `left_out` is the share of inputs that are skipped, `prompt_batch` the prefill batch that is asked
+/// for.
 pub(crate) fn problem(
     config: &ModelConfig,
     budget: Budget,
     hardware: Hardware,
     quant: Format,
     left_out: Option<f64>,
-    rank: usize,
+    predictors: PredictorSizes,
+    prompt_batch: Option<usize>,
 ) -> Problem {
     let budget = match config.device_obstacle() {
         None => budget,
@@ -55,26 +83,63 @@ pub(crate) fn problem(
         neurons: config.ffn_size,
         vocabulary: config.vocabulary_size,
     };
-    Problem {
+    let rank = predictors.rank;
+    let mut problem = Problem {
         layers: vec![layer; config.layer_count],
         embedding_bytes: memory::embedding_bytes(config, quant),
         head_bytes: memory::head_bytes(config, quant),
         tied_head: config.tied_embeddings,
         gpu_scratch_bytes: memory::device_scratch_bytes(config, quant, context, rank),
-        gpu_prompt_bytes: memory::DEVICE_PREFILL_BATCHES
-            .map(|tokens| memory::device_prompt_bytes(config, context, rank, tokens))
-            .to_vec(),
+        prompt_batch: PREFILL_BATCH,
+        gpu_prompt_bytes: GPU_PREFILL_BATCHES
+            .into_iter()
+            .filter(|tokens| prompt_batch.is_none_or(|most| *tokens <= most))
+            .map(|tokens| {
+                let bytes = memory::device_prompt_bytes(config, context, rank, tokens);
+                (tokens, bytes)
+            })
+            .collect(),
         cpu_scratch_bytes: memory::cpu_scratch_bytes(config, context, rank),
         hidden_bytes: config.hidden_size as u64 * 4,
         group_size: GROUP_SIZE,
         budget,
         hardware: hardware.for_model(size, &EngineRates::CURRENT),
         head_pin: None,
+    };
+    let copies = left_out.is_none()
+        && problem.budget.vram_per_gpu().len() == 1
+        && memory::copying_pays(&problem.hardware, quant);
+    if copies && !fits_gpu(&problem, predictors.bytes) {
+        let copied = memory::copied_bytes(config, quant, &problem.budget, predictors.bytes);
+        let most = (problem.budget.vram_bytes as f64 * PROMPT_SHARE) as u64;
+        let batches = problem.gpu_prompt_bytes.iter();
+        let found = batches.copied().find(|(_, bytes)| match prompt_batch {
+            Some(_) => true,
+            None => bytes + copied <= most,
+        });
+        if let Some((tokens, bytes)) = found {
+            let all = bytes + copied;
+            problem.prompt_batch = tokens;
+            problem.gpu_scratch_bytes += all;
+            let (budget, bytes) = (&problem.budget, predictors.bytes);
+            problem.cpu_scratch_bytes +=
+                memory::host_copy_bytes(config, quant, budget, bytes, tokens);
+            let larger = |(batch, _): &(usize, u64)| *batch > tokens;
+            problem.gpu_prompt_bytes.retain(larger);
+            for (_, bytes) in &mut problem.gpu_prompt_bytes {
+                *bytes = bytes.saturating_sub(all);
+            }
+        }
     }
+    problem
 }
 
-/// Largest rank of the predictors in `file`; 0 without predictors.
-pub(crate) fn largest_rank(file: Option<&PredictorFile>) -> usize {
-    let layers = file.map_or(&[][..], PredictorFile::layers);
-    layers.iter().map(|layer| layer.rank).max().unwrap_or(0)
+/// Whether all layers and the head fit the VRAM, with predictors of `predictor_bytes` in every layer.
+fn fits_gpu(problem: &Problem, predictor_bytes: u64) -> bool {
+    let layers = problem.layers.iter().map(|layer| {
+        let neurons = layer.frequencies.len() as u64 * layer.neuron_bytes;
+        layer.attention_bytes + layer.kv_bytes + neurons + predictor_bytes
+    });
+    let reserve = problem.gpu_reserve_bytes() + problem.gpu_scratch_bytes;
+    layers.sum::<u64>() + problem.head_bytes + reserve <= problem.budget.vram_bytes
 }

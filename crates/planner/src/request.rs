@@ -36,6 +36,9 @@ pub struct PlanOptions {
     pub context: Option<usize>,
     /// Format of the KV cache [default: f16].
     pub kv_cache: Option<CacheFormat>,
+    /// Prompt tokens in a pass, of [`GPU_PREFILL_BATCHES`](powerinfer_artifact::plan::GPU_PREFILL_BATCHES) or
+    /// [`PREFILL_BATCH`](powerinfer_artifact::plan::PREFILL_BATCH) [default: as many as 10% of the VRAM has memory for].
+    pub prompt_batch: Option<usize>,
     /// Machine to plan for [default: this one; `rtx4090` with this machine's memory if `vram` asks for a GPU that is not
     /// here].
     pub hardware: Option<Hardware>,
@@ -243,6 +246,7 @@ impl Request {
             ram_bytes,
             context: _, // resolved below, as are the perplexity budget and the tokens
             kv_cache,
+            prompt_batch,
             hardware: named,
             policy,
             max_perplexity_increase: _,
@@ -277,6 +281,7 @@ impl Request {
         let settings = json!({
             "budget": budget,
             "placement": format!("{objective:?} {backend:?} {pins:?}"),
+            "prompt_batch": prompt_batch,
             "hardware": hardware,
             "policy": policy,
             "max_ppl_increase": options.perplexity_budget(),

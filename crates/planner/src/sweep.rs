@@ -17,7 +17,7 @@ use powerinfer_solver::{Candidate, Options, Problem, SolveError, decide};
 use crate::{
     PlannerError,
     candidates::{ModeBuilder, audited},
-    problem::{largest_rank, problem},
+    problem::{PredictorSizes, problem},
     simulate::{
         engine::OURS,
         step::{Estimator, Kind, Pass, Placed},
@@ -198,14 +198,14 @@ fn placement_problem(
         context_tokens: (shape.batch * shape.context()) as u64,
         kv_cache: before.kv_cache,
     };
-    let rank = largest_rank(bundle.predictors());
     let mut problem = problem(
         bundle.config(),
         budget,
         hardware.clone(),
         bundle.quant(),
         None,
-        rank,
+        PredictorSizes::of(bundle.config(), bundle.predictors()),
+        None,
     );
     problem.hardware = hardware.clone();
     problem

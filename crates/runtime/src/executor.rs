@@ -247,6 +247,21 @@ fn norm_heads(model: &Model, layer: usize, tokens: usize, projections: &mut [f32
     }
 }
 
+/// Appends keys and values, `[tokens, kv_heads, head_size]` each, to the KV cache that the only sequence of `pass` has on the host for
+/// `layer`.
+pub(crate) fn append(pass: &mut Pass<'_, '_>, layer: usize, [mut keys, values]: [Vec<f32>; 2]) {
+    let model = pass.model;
+    if let Some([_, norm]) = &model.weights.layers[layer].head_norms {
+        model.norm(norm, &mut keys);
+    }
+    let rotations = rotations_of(model, layer, &pass.buffers.rotations);
+    let [session] = pass.sessions else {
+        unreachable!("prompts on a device run alone")
+    };
+    let (cache, tokens) = (&mut session.layers[layer], pass.tokens.len());
+    cache.push_all(&model.threads, rotations, [&keys, &values], tokens);
+}
+
 /// Appends keys and values to the KV caches of `layer`, unless they are already there (`is_stored`); then sets
 /// `mixed [tokens, heads, head_size]` to the values mixed by attention. `projections` holds the queries of all tokens, then their keys,
 /// then their values.
@@ -288,10 +303,11 @@ pub(crate) fn mix(
         let own = start..start + pass.tokens_of(index);
         start = own.end;
         let cache = &mut pass.sessions[index].layers[layer];
-        for token in own.clone().filter(|_| !is_stored) {
-            let head = token * key_size..(token + 1) * key_size;
-            let rotations = &rotations[token * pairs..][..pairs];
-            cache.push(&model.threads, rotations, &key[head.clone()], &value[head]);
+        if !is_stored {
+            let numbers = own.start * key_size..own.end * key_size;
+            let rotations = &rotations[own.start * pairs..own.end * pairs];
+            let both = [&key[numbers.clone()], &value[numbers]];
+            cache.push_all(&model.threads, rotations, both, own.len());
         }
         let rotations = &rotations[own.start * pairs..own.end * pairs];
         let own = own.start * query_size..own.end * query_size;

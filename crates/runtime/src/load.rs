@@ -90,7 +90,7 @@ fn load(
         let caches = session.on_device.iter().flatten().map(GpuCache::bytes);
         let caches = caches.sum();
         hybrid::check_budget(device, &model.bundle, caches)?;
-        hybrid::allocate_prompt_buffers(device, &model.bundle, caches)?;
+        hybrid::allocate_prompt_buffers(device, &model, caches)?;
     }
     memory_use::check(
         &model.bundle,

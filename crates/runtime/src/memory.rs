@@ -4,7 +4,7 @@
 //! With tied embeddings the weights between the last layer and the head count with the embeddings, and a
 //! head on the GPU is a copy of the embeddings.
 
-use powerinfer_artifact::predictor_file::PredictorSummary;
+use powerinfer_artifact::{hardware::Hardware, plan::Budget, predictor_file::PredictorSummary};
 use powerinfer_bundle::{neuron_bytes, weight_bytes, weight_bytes_by_input};
 use powerinfer_gpu::COPIED_NEURONS;
 use powerinfer_kernels::{
@@ -15,11 +15,7 @@ use powerinfer_kernels::{
 use powerinfer_model::{LayerWeight, ModelConfig, Weight};
 use powerinfer_tensor::{BLOCK, CacheFormat, Format, SignMatrix};
 
-/// Tokens of a prompt that are processed together (prefill batch).
-pub const PREFILL_BATCH: usize = 64;
-
-/// Prefill batches, in tokens, that a device may use instead of [`PREFILL_BATCH`] if it has all layers and enough memory; largest first.
-pub const DEVICE_PREFILL_BATCHES: [usize; 3] = [512, 256, 128];
+pub use powerinfer_artifact::plan::PREFILL_BATCH;
 
 /// Maximum number of threads in a GEMM; each needs memory to unpack rows of weights.
 pub const BATCH_THREADS: usize = 64;
@@ -248,6 +244,46 @@ pub fn device_prompt_bytes(config: &ModelConfig, context: u64, rank: usize, toke
     let more = (of_context(tokens) - of_context(PREFILL_BATCH)) * per_token as u64;
     let sums = [tokens, PREFILL_BATCH].map(|tokens| split_sum_bytes(config, tokens));
     more + sums[0].saturating_sub(sums[1])
+}
+
+/// Whether copying weights in `quant` to the GPU takes less time than multiplying them on the CPU for more than [`PREFILL_BATCH`] tokens.
+pub fn copying_pays(hardware: &Hardware, quant: Format) -> bool {
+    let (Some(gpu), Some(operations)) = (
+        hardware.gpu.as_ref(),
+        hardware.cpu.gemm_operations_per_second(quant),
+    ) else {
+        return false;
+    };
+    let copy = quant.row_bytes(BLOCK) as f64 / BLOCK as f64 / gpu.pcie_bandwidth_bytes_per_second;
+    copy < 2.0 * PREFILL_BATCH as f64 / operations
+}
+
+/// Upper bound of the device memory, in bytes, for what the GPU lacks of one layer, neurons aside: attention, its KV cache, and a
+/// predictor of `predictor_bytes`.
+pub fn copied_bytes(
+    config: &ModelConfig,
+    quant: Format,
+    budget: &Budget,
+    predictor_bytes: u64,
+) -> u64 {
+    attention_bytes(config, quant, false)
+        + predictor_bytes
+        + kv_bytes(config, budget.context_tokens, budget.kv_cache)
+}
+
+/// Upper bound of the host memory, in bytes, of a prompt pass of `tokens` tokens that copies what the GPU lacks: pinned memory for a
+/// layer's attention and predictor, inputs and outputs of the layers, and keys and values of a layer before and after conversion.
+pub fn host_copy_bytes(
+    config: &ModelConfig,
+    quant: Format,
+    budget: &Budget,
+    predictor_bytes: u64,
+    tokens: usize,
+) -> u64 {
+    let keys = (config.kv_head_count * config.head_size) as u64;
+    let hidden = config.hidden_size as u64;
+    let floats = tokens as u64 * (3 * hidden + 2 * keys) + 3 * budget.context_tokens * keys;
+    attention_bytes(config, quant, false) + predictor_bytes + floats * FLOAT
 }
 
 /// Upper bound of the buffers of one thread in GEMMs and attention.

@@ -2,17 +2,14 @@
 
 use crate::{
     RuntimeError,
-    memory::{
-        DEVICE_PREFILL_BATCHES, PREFILL_BATCH, cpu_scratch_bytes, device_prompt_bytes,
-        device_scratch_bytes, scratch_bytes,
-    },
+    memory::{copying_pays, cpu_scratch_bytes, scratch_bytes},
     model::Model,
     selector::LayerSelectors,
 };
 use powerinfer_artifact::{
     plan::{
-        ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
-        PREDICTORS, Plan, SCRATCH,
+        ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, GPU_PREFILL_BATCHES, HEAD,
+        HOT_NEURONS, KV_CACHE, PREDICTORS, Plan, SCRATCH,
     },
     predictor_file::PredictorFile,
 };
@@ -168,20 +165,33 @@ pub(crate) fn check(bundle: &Bundle, held: &[MemoryUse]) -> Result<(), RuntimeEr
     Ok(())
 }
 
-/// Prefill batch, in tokens, of a GPU that has all layers: the largest for which the plan of `bundle` has scratch.
+/// Whether prompts of more than [`PREFILL_BATCH`](crate::memory::PREFILL_BATCH) tokens copy to the GPU what it lacks, which saves time with the speeds that the plan of
+/// `bundle` was made with.
+pub(crate) fn copies_parts(bundle: &Bundle) -> bool {
+    let plan = bundle.plan();
+    !is_on_gpu(plan) && copying_pays(&plan.hardware, bundle.quant())
+}
+
+/// Whether `plan` has all layers on the GPU.
+fn is_on_gpu(plan: &Plan) -> bool {
+    plan.layers.iter().all(|layer| {
+        let parts = [
+            layer.attention,
+            layer.kv,
+            layer.predictor.unwrap_or(Device::Gpu),
+        ];
+        layer.hot_count == layer.neuron_count && parts.iter().all(|part| *part == Device::Gpu)
+    })
+}
+
+/// Prefill batch, in tokens, of the plan of `bundle`; the largest one if it accounts for no memory.
 pub(crate) fn planned_prompt_tokens(bundle: &Bundle) -> usize {
-    let (plan, config) = (bundle.plan(), bundle.config());
-    if !plan.is_placed() {
-        return DEVICE_PREFILL_BATCHES[0];
+    let plan = bundle.plan();
+    if plan.is_placed() {
+        plan.prompt_batch
+    } else {
+        GPU_PREFILL_BATCHES[0]
     }
-    let planned = scratch_line(plan, Device::Gpu).unwrap_or(0);
-    let (context, rank) = (plan.budget.context_tokens, largest_rank(bundle));
-    let few = device_scratch_bytes(config, bundle.quant(), context, rank);
-    let more = |tokens: &usize| device_prompt_bytes(config, context, rank, *tokens);
-    let mut batches = DEVICE_PREFILL_BATCHES.into_iter();
-    batches
-        .find(|tokens| planned >= few + more(tokens))
-        .unwrap_or(PREFILL_BATCH)
 }
 
 /// Largest rank of the predictors of `bundle`; 0 if there are none.

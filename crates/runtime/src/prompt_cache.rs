@@ -8,7 +8,7 @@ use powerinfer_artifact::{
     prompt_cache::{FORMAT, LayerCache, PromptCacheFile, VERSION, write},
 };
 use powerinfer_bundle::Bundle;
-use powerinfer_tensor::{BLOCK, CachePlane};
+use powerinfer_tensor::BLOCK;
 use serde_json::{Value, json};
 
 use crate::{Engine, RuntimeError, Session, model::Model, session};
@@ -106,7 +106,7 @@ impl Engine {
             match session.on_device.get_mut(index) {
                 Some(Some(cache)) => {
                     read(&mut copy);
-                    let [keys, values] = [&copy.keys, &copy.values].map(floats_of);
+                    let [keys, values] = copy.to_floats(&self.model.threads);
                     cache.write(positions, [&keys, &values])?;
                 }
                 _ => read(&mut session.layers[index]),
@@ -298,22 +298,6 @@ fn file_digest(bundle: &Bundle, path: &Path) -> Digest {
     let name = path.file_name().and_then(|name| name.to_str());
     let digest = name.and_then(|name| files.get(name));
     *digest.expect("the manifest has every file of the bundle")
-}
-
-/// Numbers of a plane, `[heads, positions, head_size]`.
-fn floats_of(plane: &CachePlane) -> Vec<f32> {
-    let (heads, positions, size) = (plane.heads(), plane.positions(), plane.head_size());
-    let mut floats = Vec::with_capacity(heads * positions * size);
-    for head in 0..heads {
-        for position in 0..positions {
-            let value = |index| {
-                let scale = plane.scale(head, position, index / BLOCK);
-                plane.value(head, position, index) * scale
-            };
-            floats.extend((0..size).map(value));
-        }
-    }
-    floats
 }
 
 /// Policies, with the number of layers of each.

@@ -294,6 +294,44 @@ impl LayerCache {
         of(&self.keys) + of(&self.values)
     }
 
+    /// Appends `tokens` positions: keys, after rotating them by `rotations [tokens, pairs]`, and values, `[tokens, kv_heads, head_size]`
+    /// each.
+    pub(crate) fn push_all(
+        &mut self,
+        threads: &Threads,
+        rotations: &[[f32; 2]],
+        [keys, values]: [&[f32]; 2],
+        tokens: usize,
+    ) {
+        let (size, pairs) = (keys.len() / tokens, rotations.len() / tokens);
+        for token in 0..tokens {
+            let numbers = token * size..(token + 1) * size;
+            let rotations = &rotations[token * pairs..][..pairs];
+            self.push(threads, rotations, &keys[numbers.clone()], &values[numbers]);
+        }
+    }
+
+    /// Keys and values of all positions, `[kv_heads, positions, head_size]` each.
+    pub(crate) fn to_floats(&self, threads: &Threads) -> [Vec<f32>; 2] {
+        [&self.keys, &self.values].map(|plane| {
+            let (positions, size) = (plane.positions(), plane.head_size());
+            let mut floats = vec![0.0; plane.heads() * positions * size];
+            let mut heads: Vec<_> = floats.chunks_exact_mut((positions * size).max(1)).collect();
+            let bytes = plane.bytes() / plane.heads().max(1);
+            threads.by_row_groups(&mut heads, 1, 1, bytes, |range, heads| {
+                for (head, out) in range.zip(heads) {
+                    for (position, out) in out.chunks_exact_mut(size).enumerate() {
+                        for (index, number) in out.iter_mut().enumerate() {
+                            let scale = plane.scale(head, position, index / BLOCK);
+                            *number = plane.value(head, position, index) * scale;
+                        }
+                    }
+                }
+            });
+            floats
+        })
+    }
+
     /// Appends one position: `key`, after rotating it by `rotations [pairs]`, and `value`; both are `[kv_heads, head_size]`. Threads share
     /// the heads, because the numbers of a key go to many cache lines.
     pub(crate) fn push(

@@ -362,7 +362,8 @@ impl Gpu {
         if outputs == 0 || x.tokens == 0 {
             return Ok(());
         }
-        let is_wide = x.tokens > NARROW && x.terms == 1;
+        // Vectors without elements have one term in every format.
+        let is_wide = x.tokens > NARROW && x.terms == 1 && matrix.format() != Format::F32;
         let (size, name) = if is_wide {
             (WIDE, format!("{name}_wide"))
         } else {

@@ -242,9 +242,45 @@ impl GpuLinear {
         })
     }
 
+    /// Replaces matrix and bias asynchronously, as [`GpuMatrix::write_async`] does.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// The format or the columns differ, only one of the two layers has a bias, or the rows exceed the capacity or the free
+    /// staging memory.
+    pub fn write_async(
+        &mut self,
+        (matrix, bias): (Matrix<'_>, Option<&[f32]>),
+        staging: &mut StagingStream,
+        copy: &dyn Fn(&mut [u8], &[u8]),
+    ) -> Result<(), DeviceError> {
+        self.matrix.write_async(&matrix, staging, copy)?;
+        write_optional(&mut self.bias, bias, staging, copy)
+    }
+
     /// Allocated bytes.
     pub fn bytes(&self) -> usize {
         self.matrix.bytes() + self.bias.as_ref().map_or(0, Buffer::bytes)
+    }
+}
+
+/// Replaces a vector, or none by none.
+fn write_optional(
+    to: &mut Option<Buffer<f32>>,
+    from: Option<&[f32]>,
+    staging: &mut StagingStream,
+    copy: &dyn Fn(&mut [u8], &[u8]),
+) -> Result<(), DeviceError> {
+    match (to, from) {
+        (Some(to), Some(from)) => to.write_async(from, staging, copy),
+        (to, from) => {
+            assert!(to.is_none() && from.is_none(), "vectors of every layer");
+            Ok(())
+        }
     }
 }
 
@@ -278,6 +314,25 @@ impl GpuNorm {
                 .map(|bias| Buffer::from_slice(device, bias))
                 .transpose()?,
         })
+    }
+
+    /// Replaces weight and bias asynchronously, through the pinned memory of `staging`, which `copy` fills.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// Only one of the two norms has a bias, or the norm is smaller than that or exceeds the free staging memory.
+    pub fn write_async(
+        &mut self,
+        (weight, bias): (&[f32], Option<&[f32]>),
+        staging: &mut StagingStream,
+        copy: &dyn Fn(&mut [u8], &[u8]),
+    ) -> Result<(), DeviceError> {
+        self.weight.write_async(weight, staging, copy)?;
+        write_optional(&mut self.bias, bias, staging, copy)
     }
 
     /// Number of elements that are normalised together.

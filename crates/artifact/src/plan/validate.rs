@@ -1,6 +1,9 @@
 //! Validation of plans: totals equal the sums of their terms, and every budget is kept.
 
-use super::{BudgetLine, COLD_NEURONS, Device, HOT_NEURONS, LayerPlan, Plan, PlanError};
+use super::{
+    BudgetLine, COLD_NEURONS, Device, GPU_PREFILL_BATCHES, HOT_NEURONS, LayerPlan, PREFILL_BATCH,
+    Plan, PlanError,
+};
 
 impl Plan {
     /// Checks that the plan is consistent: layers in order, no more hot neurons than neurons, totals equal
@@ -14,6 +17,13 @@ impl Plan {
             layer.validate(position)?;
         }
         self.validate_values()?;
+        let batches = [&[PREFILL_BATCH][..], &GPU_PREFILL_BATCHES].concat();
+        if !batches.contains(&self.prompt_batch) {
+            return Err(PlanError::InvalidValue {
+                field: "prompt_batch".to_owned(),
+                value: self.prompt_batch as f64,
+            });
+        }
         self.validate_lines()?;
         for device in [Device::Gpu, Device::Cpu] {
             self.validate_device(device)?;
@@ -262,6 +272,7 @@ mod tests {
             },
             head: Device::Cpu,
             head_gpu: 0,
+            prompt_batch: PREFILL_BATCH,
             forecast: None,
             layers: vec![LayerPlan {
                 layer: 0,

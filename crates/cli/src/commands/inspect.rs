@@ -307,7 +307,7 @@ fn bundle(path: &Path, asked: Asked) -> Result<Report> {
     let plan = bundle.plan();
     let (shape, _) = shape(bundle.config(), "");
     let mut text = format!(
-        "{}{shape}  weights      {}\n  plan         {} of {} neurons on the GPU, {} on the GPU, {} on the CPU, context {}, KV cache in {}\n",
+        "{}{shape}  weights      {}\n  plan         {} of {} neurons on the GPU, {} on the GPU, {} on the CPU, context {}, KV cache in {}, prompts in passes of {} tokens\n",
         describe(bundle.header(), asked),
         manifest.quant,
         plan.totals.hot_count,
@@ -316,6 +316,7 @@ fn bundle(path: &Path, asked: Asked) -> Result<Report> {
         ByteSize(plan.totals.cpu_bytes),
         plan.budget.context_tokens,
         plan.budget.kv_cache,
+        plan.prompt_batch,
     );
     if let Some(inputs) = plan_table::inputs(plan) {
         text.push_str(&format!("  inputs       {inputs}\n"));

@@ -190,7 +190,11 @@ impl Request {
         let mut engines = vec![EngineAnswer {
             name: OURS.name,
             warning: None,
-            speed: Some(self.speed(&OURS, &placed, "neurons".to_owned())),
+            speed: Some(self.speed(
+                &Engine::of_plan(&solved.decision.plan),
+                &placed,
+                "neurons".to_owned(),
+            )),
         }];
         if config.activation.has_exact_zeros() && subject.rank > 0 {
             engines.push(match subject.solve_as_published() {

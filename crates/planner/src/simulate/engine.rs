@@ -3,7 +3,7 @@
 
 use powerinfer_artifact::{
     hardware::{EngineRates, Hardware},
-    plan::Device,
+    plan::{Device, Plan},
 };
 use powerinfer_runtime::memory::PREFILL_BATCH;
 use powerinfer_solver::cost::{CPU_KERNELS, GPU_KERNELS};
@@ -78,6 +78,19 @@ pub(crate) enum Merge {
 }
 
 impl Engine {
+    /// This engine with the prefill batch of `plan`.
+    pub(crate) fn of_plan(plan: &Plan) -> Self {
+        Self {
+            prompt_batch: plan.prompt_batch,
+            streams: if plan.prompt_batch > PREFILL_BATCH {
+                Streams::All
+            } else {
+                Streams::Neurons
+            },
+            ..OURS
+        }
+    }
+
     /// Kernels of attention, of prediction, and of the FFN, on `device`.
     pub(crate) fn kernels(&self, device: Device) -> [f64; 3] {
         let [gpu, cpu] = self.kernels;

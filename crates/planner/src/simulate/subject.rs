@@ -9,7 +9,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::weight_bytes;
 use powerinfer_model::ModelConfig;
-use powerinfer_runtime::memory::scratch_bytes;
+use powerinfer_runtime::memory::{PREFILL_BATCH, scratch_bytes};
 use powerinfer_solver::{Candidate, Decision, LayerMode, Options, Problem, decide};
 use powerinfer_tensor::Format;
 
@@ -20,7 +20,7 @@ use super::{
 use crate::{
     PlannerError,
     candidates::{HiddenUnits, ModeBuilder, Quality, predictor_work},
-    problem::problem,
+    problem::{PredictorSizes, problem},
 };
 
 /// Default format of this engine's predictors.
@@ -67,7 +67,11 @@ impl Subject<'_> {
             self.hardware.clone(),
             self.quant,
             None,
-            self.rank,
+            PredictorSizes {
+                rank: self.rank,
+                bytes: self.predictor_bytes(PREDICTORS),
+            },
+            None,
         )
     }
 
@@ -76,6 +80,7 @@ impl Subject<'_> {
         let context = self.budget.context_tokens;
         Problem {
             gpu_scratch_bytes: scratch_bytes(self.config, context, self.rank),
+            prompt_batch: PREFILL_BATCH,
             gpu_prompt_bytes: Vec::new(),
             ..self.problem()
         }

@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
-use powerinfer_gpu::{ColdNeurons, DeviceModel, FfnInput};
+use powerinfer_gpu::{ColdNeurons, DeviceModel, FfnInput, HostParts};
 use powerinfer_kernels::cuda::{DeviceError, NeuronCounts};
 
-use super::{PassTimes, times::Stopwatch};
+use super::{
+    PassTimes,
+    copied::{host_attention, host_prediction},
+    times::Stopwatch,
+};
 use crate::{
     RuntimeError, Stage,
     executor::LayerExecutor,
-    executor::{CpuExecutor, mix},
+    executor::{CpuExecutor, append, mix},
     ffn::FfnBuffers,
     model::Model,
     pass::Pass,
@@ -90,23 +94,26 @@ impl LayerExecutor for HybridExecutor {
     fn attention(&mut self, pass: &mut Pass<'_, '_>, layer: usize) -> Result<(), RuntimeError> {
         self.begin_layer(layer);
         self.residual = None;
+        if self.device.copies_parts() {
+            self.copy_parts(pass, layer)?;
+        }
         if self.device.streams(layer) {
             self.device.open_stream()?;
         }
-        if self.device.layer(layer).attention.is_none() {
+        if !self.device.has_attention(layer) {
             return self.attention_on_host(pass, layer);
         }
         self.bring_to_device(pass)?;
         let device = &mut self.device;
         if pass.model.config.block.is_parallel() {
             device.keep_residual()?;
-            if !device.has_ffn(layer) || device.layer(layer).is_predicted_on_host() {
+            if !device.has_ffn(layer) || device.is_predicted_on_host(layer) {
                 self.residual = Some(read_hidden(device, pass)?);
             }
         }
         device.project_attention(layer)?;
         pass.observers.end_stage(Stage::Launching);
-        if device.layer(layer).has_cache {
+        if device.has_cache(layer) {
             device.attend(layer)?;
         } else {
             // Keys and values are on the host.
@@ -132,7 +139,7 @@ impl LayerExecutor for HybridExecutor {
         // Cold neurons of a prompt may be copied to the device instead of being computed on the host.
         let streams = self.device.streams(layer);
         let cold = model.bundle.plan().layers[layer].hot_count < model.config.ffn_size && !streams;
-        if self.device.layer(layer).attention.is_none() {
+        if !self.device.has_attention(layer) {
             if let (true, Some(residual)) = (model.config.block.is_parallel(), &self.residual) {
                 self.device.write_residual(residual)?;
             }
@@ -147,7 +154,7 @@ impl LayerExecutor for HybridExecutor {
         } else {
             FfnInput::Hidden
         };
-        if self.device.layer(layer).is_predicted_on_host() {
+        if self.device.is_predicted_on_host(layer) {
             self.predict_on_host(pass, layer)?;
         } else {
             self.device.predict(layer, reads, cold)?;
@@ -171,6 +178,14 @@ impl LayerExecutor for HybridExecutor {
         }
         self.device.norm_after(layer)?;
         pass.observers.end_stage(Stage::Launching);
+        if self.device.copies_parts() && !self.device.layer(layer).has_cache {
+            let both = self.device.read_keys_and_values()?;
+            pass.observers.end_stage(Stage::Waiting);
+            let watch = self.watch(pass);
+            append(pass, layer, both);
+            self.add_host(watch, pass);
+            pass.observers.end_stage(Stage::Attention);
+        }
         Ok(())
     }
 
@@ -285,6 +300,30 @@ impl HybridExecutor {
         times.device_bytes += read;
         for (layer, seconds) in self.device.take_segment_times()? {
             times.layers[layer].device += Duration::from_secs_f64(seconds.max(0.0));
+        }
+        Ok(())
+    }
+
+    /// Copies what `layer` has on the host to the device, apart from neurons: attention, earlier keys and values, the predictor.
+    fn copy_parts(&mut self, pass: &Pass<'_, '_>, layer: usize) -> Result<(), RuntimeError> {
+        let (model, on_device) = (pass.model, self.device.layer(layer));
+        let (is_here, has_cache) = (on_device.attention.is_some(), on_device.has_cache);
+        let predicts = on_device.is_predicted_on_host();
+        if !is_here || predicts {
+            self.device.copy_parts(&HostParts {
+                attention: (!is_here).then(|| host_attention(model, layer)),
+                prediction: predicts
+                    .then(|| host_prediction(&model.selector(layer)))
+                    .flatten(),
+                copy: &|to, from| model.threads.copy(to, from),
+            })?;
+        }
+        let session = pass.sessions.last().expect("a sequence runs");
+        let positions = session.position();
+        if !has_cache && positions > 0 {
+            let [keys, values] = session.layers[layer].to_floats(&model.threads);
+            self.device
+                .write_copied_cache(positions, [&keys, &values])?;
         }
         Ok(())
     }

@@ -8,6 +8,7 @@
 //!
 //! The hidden state is on one side at a time and is copied if a layer's attention is on the other.
 
+mod copied;
 mod executor;
 mod place;
 mod stored_layer;

@@ -18,14 +18,20 @@ use powerinfer_kernels::{
     },
 };
 
-use super::stored_layer::{StoredLayerSource, upload_stored};
+use super::{
+    copied::{can_copy, copied_parts},
+    stored_layer::{StoredLayerSource, upload_stored},
+};
 use crate::{
-    ActivationFormat, RuntimeError, memory::PREFILL_BATCH, memory_use::planned_prompt_tokens,
-    model::Model, selector::Selector,
+    ActivationFormat, RuntimeError,
+    memory::PREFILL_BATCH,
+    memory_use::{copies_parts, planned_prompt_tokens},
+    model::Model,
+    selector::Selector,
 };
 
 /// Uploads what a selector of `hot` neurons needs on the device; `is_here` if the plan has the predictor there.
-fn device_selector(
+pub(super) fn device_selector(
     upload: &Upload<'_>,
     selector: &Selector<'_>,
     reads_residual: bool,
@@ -108,6 +114,7 @@ pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceMode
         config,
     };
     let slopes = upload.slopes()?;
+    let copies = copies_parts(bundle) && can_copy(&weights.layers);
     let mut layers = Vec::new();
     for (index, (stored, plan)) in weights.layers.iter().zip(&plan.layers).enumerate() {
         let has_attention = plan.attention == plan::Device::Gpu;
@@ -145,7 +152,10 @@ pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceMode
                     .transpose()?,
             })
         };
+        // Long prompts copy all that is not here.
+        let always = copies.then_some(PREFILL_BATCH + 1);
         let streams_from = least_streamed_tokens(bundle, plan).filter(|_| !by_input(&stored.gate));
+        let streams_from = streams_from.or(always.filter(|_| hot < config.ffn_size));
         let has_ffn = hot > 0 || streams_from.is_some();
         layers.push(DeviceLayer {
             attention: has_attention.then(attention).transpose()?,
@@ -217,18 +227,28 @@ pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceMode
 /// Returns an error if the device fails.
 pub(crate) fn allocate_prompt_buffers(
     device: &mut DeviceModel,
-    bundle: &Bundle,
+    model: &Model,
     caches: usize,
-) -> Result<(), DeviceError> {
+) -> Result<(), RuntimeError> {
+    let bundle = &model.bundle;
     let held = device.bytes() + caches;
     let (budget, is_placed) = (bundle.plan().budget.vram_bytes, bundle.plan().is_placed());
-    // The host computes its parts for at most `PREFILL_BATCH` tokens at a time.
-    let most = if device.computes_all_layers() {
-        planned_prompt_tokens(bundle)
-    } else {
-        PREFILL_BATCH
-    };
-    device.allocate_prompt_buffers(most, |bytes| !is_placed || (held + bytes) as u64 <= budget)
+    let mut most = planned_prompt_tokens(bundle);
+    if !device.computes_all_layers() {
+        // What the host computes, it computes for at most `PREFILL_BATCH` tokens at a time.
+        let copies = copies_parts(bundle) && can_copy(&model.weights.layers);
+        let parts = (copies && most > PREFILL_BATCH)
+            .then(|| copied_parts(&Arc::clone(device.device()), device, model));
+        match parts {
+            Some(Ok(parts)) => device.use_copied_parts(parts, PREFILL_BATCH + 1),
+            None | Some(Err(RuntimeError::Device(DeviceError::OutOfMemory { .. }))) => {
+                most = PREFILL_BATCH;
+            }
+            Some(Err(other)) => return Err(other),
+        }
+    }
+    let fits = |bytes: usize| !is_placed || (held + bytes) as u64 <= budget;
+    Ok(device.allocate_prompt_buffers(most, fits)?)
 }
 
 /// Checks that the parts on the device fit the plan's budget, `caches` bytes of a session included.

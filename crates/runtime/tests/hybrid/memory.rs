@@ -2,13 +2,17 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use powerinfer_artifact::plan::{ATTENTION, Device, HEAD, HOT_NEURONS, KV_CACHE, SCRATCH};
+use powerinfer_artifact::plan::{ATTENTION, Device, HEAD, HOT_NEURONS, KV_CACHE, Plan, SCRATCH};
 use powerinfer_bundle::neuron_bytes;
 use powerinfer_emulator::{Order, test_emulator};
-use powerinfer_runtime::memory;
+use powerinfer_runtime::{MemoryUse, memory};
 use powerinfer_tensor::Format;
 
-use crate::{case::Case, golden::MODELS, placement::ALL};
+use crate::{
+    case::Case,
+    golden::MODELS,
+    placement::{ALL, PLACEMENTS},
+};
 
 #[test]
 fn the_device_holds_what_a_plan_says() {
@@ -63,5 +67,34 @@ fn the_device_holds_what_a_plan_says() {
                 held[SCRATCH]
             );
         }
+    }
+}
+
+#[test]
+fn the_device_holds_what_a_plan_says_for_copied_parts() {
+    for (name, quant, multiprocessors) in [
+        ("llama-relu-gqa", Format::F32, 192),
+        ("opt-preln", Format::Q4_0, 132),
+        ("falcon-new-relu", Format::Q8_0, 28),
+    ] {
+        let mut case = Case::open(name);
+        (case.quant, case.copies_cold_neurons) = (quant, true);
+        let Some(device) = test_emulator(multiprocessors, Order::Forward) else {
+            return;
+        };
+        let model = case.with(Arc::new(device), &PLACEMENTS);
+        let (config, context) = (case.config(), case.config().context_length);
+        assert_eq!(model.prompt_batch(), context.min(512), "{name}");
+        let scratch = |held: &MemoryUse| held.line == SCRATCH && held.device == Device::Gpu;
+        let held = model.memory().into_iter().find(scratch).unwrap().bytes;
+        let budget = &Plan::unplaced(1, 1, case.policy, context).budget;
+        let planned = memory::device_scratch_bytes(config, quant, context as u64, 0)
+            + memory::device_prompt_bytes(config, context as u64, 0, 512)
+            + memory::copied_bytes(config, quant, budget, 0);
+        let spare = planned.checked_sub(held);
+        assert!(
+            spare.is_some_and(|spare| spare < 64 << 20),
+            "{name} {quant}: {held} of scratch, {planned} planned"
+        );
     }
 }

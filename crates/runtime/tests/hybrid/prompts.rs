@@ -113,6 +113,47 @@ fn long_prompts_are_predicted_as_on_the_host() {
 }
 
 #[test]
+fn long_prompts_copy_what_the_device_lacks() {
+    for (index, name) in [
+        "llama-relu-gqa",
+        "opt-preln",
+        "opt-postln-proj",
+        "falcon-new-relu",
+        "qwen3-qknorm",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut case = Case::open(name);
+        case.copies_cold_neurons = true;
+        case.kv_cache = CacheFormat::ALL[index % 3];
+        let tokens = case.config().context_length.min(150) - 1;
+        let prompt = case.prompt.iter().copied().cycle().take(tokens);
+        let prompt: Vec<u32> = prompt.collect();
+        let host = |pieces: &[&[u32]]| {
+            let mut host = case.on_host(&[ALL]);
+            let forward = |piece: &&[u32]| host.forward(piece).unwrap();
+            pieces.iter().flat_map(forward).collect::<Vec<f32>>()
+        };
+        let order = Order::Shuffled(index as u16);
+        let Some(mut model) = case.on_device(order, &PLACEMENTS) else {
+            return;
+        };
+        assert!(model.prompt_batch() >= tokens, "{name}");
+        // A second piece reads keys and values of the first, and a token those of both, which are in part on the host.
+        let (first, second) = prompt.split_at(tokens / 2);
+        for pieces in [[&prompt[..], &prompt[..1]].as_slice(), &[first, second]] {
+            model.reset();
+            let found = pieces
+                .iter()
+                .flat_map(|piece| model.forward(piece).unwrap());
+            let found: Vec<f32> = found.collect();
+            assert_near(&found, &host(pieces), 1e-3, name);
+        }
+    }
+}
+
+#[test]
 fn a_prompt_cache_is_read_back_on_its_device_alone() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cache");
