@@ -100,16 +100,25 @@ fn long_prompts_are_predicted_as_on_the_host() {
     // Only the CPU rounds the inputs of products, which would change predictions near the threshold.
     case.activations = ActivationFormat::F32;
     let prompt: Vec<u32> = case.prompt.iter().copied().cycle().take(200).collect();
-    let folder = case.folder.path();
-    let (input, format) = (PredictorInput::Normed, Format::F32);
-    let networks = write_random_networks(&case.checkpoint, input, format, folder);
-    case.predictors = Some(networks);
-    let Some(mut model) = case.on_device(Order::Shuffled(6), &[ALL]) else {
-        return;
-    };
-    assert!(model.prompt_batch() >= 200);
-    let want = case.on_host(&[ALL]).forward(&prompt).unwrap();
-    assert_near(&model.forward(&prompt).unwrap(), &want, 1e-4, "predicted");
+    for (input, format) in [
+        (PredictorInput::Normed, Format::F32),
+        (PredictorInput::Residual, Format::Q8_0),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let networks = write_random_networks(&case.checkpoint, input, format, folder.path());
+        case.predictors = Some(networks);
+        // In the second case the device lacks predictors, among others.
+        for (placements, copies) in [(&[ALL][..], false), (&PLACEMENTS, true)] {
+            case.copies_cold_neurons = copies;
+            let Some(mut model) = case.on_device(Order::Shuffled(6), placements) else {
+                return;
+            };
+            assert!(model.prompt_batch() >= 200);
+            let want = case.on_host(&[ALL]).forward(&prompt).unwrap();
+            let found = model.forward(&prompt).unwrap();
+            assert_near(&found, &want, 1e-4, &format!("{input:?}, copies: {copies}"));
+        }
+    }
 }
 
 #[test]
