@@ -44,6 +44,10 @@ MEASURED_PROMPT = {
 STEP, SHUFFLE, WARP_SUM, BARRIER, SHARED_LOAD, DIVISION, LAST_BLOCK = 2, 29, 145, 30, 30, 60, 1000
 # Of a prefetched line of 128 bytes, what is taken to arrive: L2 may be filled by 64 bytes.
 PREFETCHED = 0.5
+# Bytes per microsecond that the link copies from pinned memory (measured), and that a read to other memory reaches (assumed).
+LINK, READ_BACK = 55e3, 10e3
+# Share of the neurons of the measured 2.5 GB plan of 7B that are in main memory, as all keys and values are.
+COLD = 0.92
 # Share of a predictor's hidden units above zero.
 ACTIVE_UNITS = 0.5
 # Bytes per weight.
@@ -339,7 +343,30 @@ def print_estimates(figures, print_table):
             print(f"\nEstimate in microseconds: products of {tokens} tokens of a prompt, {model.name} in q4_0 on an H100")
             rows, total = rows_of("sum of a layer", products(model, tokens))
             print_table([columns, *rows, sum_row("all layers", [value * model.layers for value in total], 0)])
+    print_hybrid(figures, print_table)
     print_calibration(figures, print_table)
+
+
+def print_hybrid(figures, print_table, tokens=512):
+    """A table of a prompt in a plan that keeps most neurons, and all keys and values, in main memory."""
+    model = MODELS[0]
+    times = {part.label: estimate(part, {**figures[part.kernel], **part.stated})["time"] for part in products(model, tokens)
+             if part.kernel in figures}
+    ffn = ["input of FFN", "gate", "up", "down"]
+    multiplied = sum(times.get(label, 0) for label in ffn)
+    weights = COLD * 3 * model.ffn * model.hidden * Q4_0
+    numbers = 2 * tokens * model.kv_heads * model.head_size * 4
+    parts = [
+        ["products of attention", "", sum(times.values()) - multiplied],
+        # Products run while the next pieces are copied.
+        ["cold neurons to the GPU, or products of the FFN", f"{weights / 1e6:.1f}", max(weights / LINK, multiplied)],
+        ["keys and values to the host", f"{numbers / 1e6:.1f}", numbers / READ_BACK],
+    ]
+    total = sum(time for _, _, time in parts)
+    print(f"\nEstimate in microseconds: a layer of 7B in q4_0 for {tokens} tokens of a prompt with 2.5 GB of VRAM")
+    rows = [[label, size, f"{time:.0f}"] for label, size, time in [*parts, ["sum", "", total]]]
+    print_table([["", "MB", "time"], *rows])
+    print(f"{model.layers} layers: {tokens / model.layers / total * 1e6:.0f} tokens/s, without attention and the host's storing of keys")
 
 
 def print_calibration(figures, print_table):

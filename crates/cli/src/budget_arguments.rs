@@ -33,7 +33,8 @@ pub(crate) struct BudgetArguments {
     /// Format of the KV cache: f16, q8_0 at about half the memory, or f32 [default: f16]
     #[arg(long, value_name = "FORMAT")]
     kv_cache: Option<CacheFormat>,
-    /// Prompt tokens that a GPU reads at a time: 64, 128, 256 or 512 [default: as many as fit 10% of the VRAM]
+    /// Prompt tokens that a GPU reads at a time: 64, 128, 256 or 512 [default: as many as 10% of the
+    /// VRAM for weights has memory for]
     #[arg(
         long,
         value_name = "N",

@@ -251,12 +251,12 @@ impl DeviceModel {
         self.copied.as_mut().expect("memory for parts").fill(parts)
     }
 
-    /// Writes the keys and values of the first `positions` positions of the layer's sequence, `[kv_heads, positions, head_size]`
-    /// each, which the host has.
+    /// Writes the keys and values of the first `positions` positions of the layer's sequence, which the host has, in the form of
+    /// [`GpuCache::write`].
     pub fn write_copied_cache(
         &mut self,
         positions: usize,
-        both: [&[f32]; 2],
+        both: [&[u8]; 2],
     ) -> Result<(), DeviceError> {
         self.end_segment()?;
         let copied = self.copied.as_mut().expect("memory for parts");

@@ -11,8 +11,8 @@ use powerinfer_runtime::memory;
 use powerinfer_solver::{GROUP_SIZE, Layer, LayerMode, NeuronShape, Pins, Problem};
 use powerinfer_tensor::Format;
 
-/// Share of the VRAM that larger prefill batches may take if not all layers are on the GPU: reading prompts several times as fast is
-/// worth a few neurons.
+/// Share of the VRAM for weights that larger prefill batches may take if not all layers are on the GPU: reading prompts several times as
+/// fast is worth a few neurons.
 const PROMPT_SHARE: f64 = 0.1;
 
 /// Largest sizes of a layer's predictor.
@@ -111,7 +111,9 @@ pub(crate) fn problem(
         && memory::copying_pays(&problem.hardware, quant);
     if copies && !fits_gpu(&problem, predictors.bytes) {
         let copied = memory::copied_bytes(config, quant, &problem.budget, predictors.bytes);
-        let most = (problem.budget.vram_bytes as f64 * PROMPT_SHARE) as u64;
+        let taken = problem.gpu_reserve_bytes() + problem.gpu_scratch_bytes;
+        let left = problem.budget.vram_bytes.saturating_sub(taken);
+        let most = (left as f64 * PROMPT_SHARE) as u64;
         let batches = problem.gpu_prompt_bytes.iter();
         let found = batches.copied().find(|(_, bytes)| match prompt_batch {
             Some(_) => true,

@@ -116,7 +116,7 @@ impl LayerExecutor for CpuExecutor {
         let projections = &mut buffers.projections;
         let one = pass.tokens.len() == 1 && linears.iter().all(Linear::is_by_output);
         let heads = std::mem::take(&mut buffers.heads);
-        let cache = one.then(|| pass.sessions[0].layers[layer].append(heads));
+        let cache = one.then(|| pass.sessions[0].layers[layer].append(heads, 1));
         let cache = cache.flatten();
         let is_stored = cache.is_some();
         let bytes = match cache {

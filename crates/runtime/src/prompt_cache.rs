@@ -106,7 +106,7 @@ impl Engine {
             match session.on_device.get_mut(index) {
                 Some(Some(cache)) => {
                     read(&mut copy);
-                    let [keys, values] = copy.to_floats(&self.model.threads);
+                    let [keys, values] = copy.to_rows(&self.model.threads);
                     cache.write(positions, [&keys, &values])?;
                 }
                 _ => read(&mut session.layers[index]),

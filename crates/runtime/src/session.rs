@@ -1,6 +1,6 @@
 //! A sequence of tokens with its KV cache.
 
-use std::cell::Cell;
+use std::{cell::Cell, ops::Range};
 
 use powerinfer_bundle::Bundle;
 use powerinfer_gpu::DeviceModel;
@@ -214,15 +214,17 @@ pub(crate) fn emptied<'b>(mut heads: Vec<HeadTiles<'_>>) -> Vec<HeadTiles<'b>> {
         .collect()
 }
 
-/// A position that is appended to a cache.
-pub(crate) struct NewPosition<'a> {
+/// Positions that are appended to a cache.
+pub(crate) struct NewPositions<'a> {
     pub(crate) heads: Vec<HeadTiles<'a>>,
+    /// Writers of keys and values at the first position.
     pub(crate) writers: [HeadWriter; 2],
-    /// Bytes that can be read in the time that writing the position takes.
+    pub(crate) count: usize,
+    /// Bytes that can be read in the time that writing the positions takes.
     pub(crate) bytes: usize,
 }
 
-/// Writes the key, after rotating it by `rotations [pairs]`, and the value to some `heads` of a [`NewPosition`]. `numbers` holds both,
+/// Writes the key, after rotating it by `rotations [pairs]`, and the value to some `heads` of a [`NewPositions`]. `numbers` holds both,
 /// `[heads, head_size]` each.
 pub(crate) fn store(
     isa: Isa,
@@ -295,7 +297,7 @@ impl LayerCache {
     }
 
     /// Appends `tokens` positions: keys, after rotating them by `rotations [tokens, pairs]`, and values, `[tokens, kv_heads, head_size]`
-    /// each.
+    /// each. Threads share the heads, because the numbers of a key go to many cache lines.
     pub(crate) fn push_all(
         &mut self,
         threads: &Threads,
@@ -303,80 +305,78 @@ impl LayerCache {
         [keys, values]: [&[f32]; 2],
         tokens: usize,
     ) {
-        let (size, pairs) = (keys.len() / tokens, rotations.len() / tokens);
-        for token in 0..tokens {
-            let numbers = token * size..(token + 1) * size;
+        let (size, pairs) = (self.keys.head_size(), rotations.len() / tokens);
+        let width = self.keys.heads() * size;
+        let of_token = |token: usize, heads: &Range<usize>| {
+            let own = token * width + heads.start * size..token * width + heads.end * size;
             let rotations = &rotations[token * pairs..][..pairs];
-            self.push(threads, rotations, &keys[numbers.clone()], &values[numbers]);
+            (rotations, [&keys[own.clone()], &values[own]])
+        };
+        let mut token = 0;
+        while token < tokens {
+            let Some(mut new) = self.append(Vec::new(), tokens - token) else {
+                let (rotations, [key, value]) = of_token(token, &(0..self.keys.heads()));
+                self.push(rotations, key, value, threads.isa());
+                token += 1;
+                continue;
+            };
+            let (writers, heads) = (new.writers, new.heads.len());
+            threads.by_row_groups(&mut new.heads, 1, 1, new.bytes / heads, |all, heads| {
+                for index in 0..new.count {
+                    let (rotations, numbers) = of_token(token + index, &all);
+                    let writers = writers.map(|writer| writer.after(index));
+                    store(threads.isa(), writers, heads, rotations, numbers);
+                }
+            });
+            token += new.count;
         }
     }
 
-    /// Keys and values of all positions, `[kv_heads, positions, head_size]` each.
-    pub(crate) fn to_floats(&self, threads: &Threads) -> [Vec<f32>; 2] {
+    /// Bytes of keys and values at all positions, head by head, as a device stores them.
+    pub(crate) fn to_rows(&self, threads: &Threads) -> [Vec<u8>; 2] {
         [&self.keys, &self.values].map(|plane| {
-            let (positions, size) = (plane.positions(), plane.head_size());
-            let mut floats = vec![0.0; plane.heads() * positions * size];
-            let mut heads: Vec<_> = floats.chunks_exact_mut((positions * size).max(1)).collect();
-            let bytes = plane.bytes() / plane.heads().max(1);
-            threads.by_row_groups(&mut heads, 1, 1, bytes, |range, heads| {
-                for (head, out) in range.zip(heads) {
-                    for (position, out) in out.chunks_exact_mut(size).enumerate() {
-                        for (index, number) in out.iter_mut().enumerate() {
-                            let scale = plane.scale(head, position, index / BLOCK);
-                            *number = plane.value(head, position, index) * scale;
-                        }
-                    }
+            let each = plane.rows_bytes();
+            let mut rows = vec![0; plane.heads() * each];
+            let mut heads: Vec<_> = rows.chunks_exact_mut(each.max(1)).collect();
+            threads.by_row_groups(&mut heads, 1, 1, each, |range, heads| {
+                for (head, rows) in range.zip(heads) {
+                    plane.copy_rows(head, rows);
                 }
             });
-            floats
+            rows
         })
     }
 
-    /// Appends one position: `key`, after rotating it by `rotations [pairs]`, and `value`; both are `[kv_heads, head_size]`. Threads share
-    /// the heads, because the numbers of a key go to many cache lines.
-    pub(crate) fn push(
-        &mut self,
-        threads: &Threads,
-        rotations: &[[f32; 2]],
-        key: &[f32],
-        value: &[f32],
-    ) {
-        let size = self.keys.head_size();
-        if let Some(mut position) = self.append(Vec::new()) {
-            let (writers, heads) = (position.writers, position.heads.len());
-            return threads.by_row_groups(
-                &mut position.heads,
-                1,
-                1,
-                position.bytes / heads,
-                |all, heads| {
-                    let own = all.start * size..all.end * size;
-                    let numbers = [&key[own.clone()], &value[own]];
-                    store(threads.isa(), writers, heads, rotations, numbers);
-                },
-            );
-        }
+    /// Appends one position of a quantised cache: `key`, after rotating it by `rotations [pairs]`, and `value`; both are
+    /// `[kv_heads, head_size]`.
+    fn push(&mut self, rotations: &[[f32; 2]], key: &[f32], value: &[f32], isa: Isa) {
         for plane in [&self.keys, &self.values] {
-            threads.isa().prefetch_next_position(plane);
+            isa.prefetch_next_position(plane);
         }
+        let size = self.keys.head_size();
         rotated(key, size, rotations, |key| self.keys.push(key));
         self.values.push(value);
     }
 
-    /// Appends a position for [`store`] to write, reusing the memory of `heads`. `None` if the format is quantised:
-    /// use [`Self::push`] then.
-    pub(crate) fn append(&mut self, heads: Vec<HeadTiles<'_>>) -> Option<NewPosition<'_>> {
+    /// Appends up to `most` positions of one tile for [`store`] to write, reusing the memory of `heads`. `None` if the format is
+    /// quantised: use [`Self::push_all`] then.
+    pub(crate) fn append(
+        &mut self,
+        heads: Vec<HeadTiles<'_>>,
+        most: usize,
+    ) -> Option<NewPositions<'_>> {
         let bytes = self.keys.heads() * self.keys.head_size() * KEY_WRITE_BYTES;
-        let (keys, key_writer) = self.keys.append()?;
-        let (values, value_writer) = self.values.append()?;
+        let (keys, key_writer, count) = self.keys.append(most)?;
+        let (values, value_writer, _) = self.values.append(most)?;
         let keys = keys.chunks_exact_mut(key_writer.head_bytes);
         let values = values.chunks_exact_mut(value_writer.head_bytes);
         let mut heads = emptied(heads);
         heads.extend(keys.zip(values).map(|(key, value)| [key, value]));
-        Some(NewPosition {
+        Some(NewPositions {
             heads,
             writers: [key_writer, value_writer],
-            bytes,
+            count,
+            bytes: bytes * count,
         })
     }
 

@@ -225,7 +225,7 @@ impl CachePlane {
             "numbers of all heads"
         );
         let each = heads.chunks(self.head_size);
-        if let Some((tile, writer)) = self.append() {
+        if let Some((tile, writer, _)) = self.append(1) {
             let tiles = tile.chunks_exact_mut(writer.head_bytes);
             return tiles
                 .zip(each)
@@ -253,22 +253,27 @@ impl CachePlane {
         self.positions += 1;
     }
 
-    /// Appends a position whose numbers are still 0. Returns the memory of its tile, `[heads, bytes of a head]`, and a writer for the
-    /// numbers of one head; `None` in a quantised format, for which use [`Self::push`].
+    /// Appends up to `most` positions of one tile, whose numbers are still 0. Returns the memory of the tile, `[heads, bytes of a head]`, a
+    /// writer for the numbers of one head at the first of them, and their number; `None` in a quantised format, for which use
+    /// [`Self::push`].
     ///
     /// # Panics
     ///
     /// Panics if the plane is full.
-    pub fn append(&mut self) -> Option<(&mut [u8], HeadWriter)> {
+    pub fn append(&mut self, most: usize) -> Option<(&mut [u8], HeadWriter, usize)> {
         if self.format == CacheFormat::Q8_0 {
             return None;
         }
-        assert!(self.positions < self.capacity, "the plane has room");
         let (tile, column) = (self.positions / BLOCK, self.positions % BLOCK);
+        let count = most.min(BLOCK - column);
+        assert!(
+            self.positions + count <= self.capacity,
+            "the plane has room"
+        );
         if column == 0 {
             self.set_tiles(tile + 1);
         }
-        self.positions += 1;
+        self.positions += count;
         let writer = HeadWriter {
             layout: self.layout,
             format: self.format,
@@ -277,7 +282,7 @@ impl CachePlane {
         };
         let tile_bytes = self.heads * writer.head_bytes;
         let numbers: &mut [u8] = bytemuck::cast_slice_mut(&mut self.numbers);
-        Some((&mut numbers[tile * tile_bytes..], writer))
+        Some((&mut numbers[tile * tile_bytes..], writer, count))
     }
 
     /// Keeps the first `positions`.
@@ -371,6 +376,63 @@ impl CachePlane {
         self.truncate(positions);
     }
 
+    /// Bytes of a head in [`copy_rows`](Self::copy_rows).
+    pub fn rows_bytes(&self) -> usize {
+        let blocks = self.head_size.div_ceil(BLOCK);
+        let position = match self.format {
+            CacheFormat::F32 => 4 * self.head_size,
+            CacheFormat::F16 => 2 * self.head_size,
+            CacheFormat::Q8_0 => blocks * self.format.block_bytes(),
+        };
+        self.positions * position
+    }
+
+    /// Sets `rows` to the bytes of `head` at all positions, without the order of blocks: numbers `[positions, head size]`, or
+    /// `[positions, ⌈head size / 32⌉ · 32]` in quantised formats, which scales `[⌈head size / 32⌉, positions]` follow.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `rows` has another length than [`rows_bytes`](Self::rows_bytes).
+    pub fn copy_rows(&self, head: usize, rows: &mut [u8]) {
+        assert_eq!(rows.len(), self.rows_bytes(), "all positions of a head");
+        match self.data() {
+            CacheData::F32(blocks) => self.copy_numbers(blocks, head, self.head_size, rows),
+            CacheData::F16(blocks) => self.copy_numbers(blocks, head, self.head_size, rows),
+            CacheData::Q8_0 { quants, scales } => {
+                let size = self.head_size.next_multiple_of(BLOCK);
+                let (numbers, rest) = rows.split_at_mut(self.positions * size);
+                self.copy_numbers(quants, head, size, numbers);
+                for (block, rest) in rest.chunks_exact_mut(2 * self.positions).enumerate() {
+                    for (tile, rest) in rest.chunks_mut(2 * BLOCK).enumerate() {
+                        let scales = &scales[self.block(head, tile) + block];
+                        rest.copy_from_slice(&bytemuck::cast_slice(scales)[..rest.len()]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sets `rows` to the first `size` numbers of `head` at all positions.
+    fn copy_numbers<T: Pod>(
+        &self,
+        blocks: &[CacheBlock<T>],
+        head: usize,
+        size: usize,
+        rows: &mut [u8],
+    ) {
+        for (tile, rows) in rows.chunks_mut(BLOCK * size * size_of::<T>()).enumerate() {
+            for (position, row) in rows.chunks_exact_mut(size * size_of::<T>()).enumerate() {
+                for (block, part) in row.chunks_mut(BLOCK * size_of::<T>()).enumerate() {
+                    let block = blocks[self.block(head, tile) + block].as_flattened();
+                    for (index, number) in part.chunks_exact_mut(size_of::<T>()).enumerate() {
+                        let place = self.layout.place(index, position);
+                        number.copy_from_slice(bytemuck::bytes_of(&block[place]));
+                    }
+                }
+            }
+        }
+    }
+
     /// Number `index` of `head` at `position`, without its scale.
     pub fn value(&self, head: usize, position: usize, index: usize) -> f32 {
         let block = self.block(head, position / BLOCK) + index / BLOCK;
@@ -437,6 +499,15 @@ pub struct HeadWriter {
 }
 
 impl HeadWriter {
+    /// Writes `positions` positions later in the same tile.
+    #[must_use]
+    pub fn after(self, positions: usize) -> Self {
+        Self {
+            column: self.column + positions,
+            ..self
+        }
+    }
+
     /// Yields the bytes that [`write`](Self::write) changes in `tiles`, the tiles of one or more heads.
     pub fn written<'a>(&self, tiles: &'a [u8]) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let block_bytes = self.format.cache_block_bytes();
@@ -552,7 +623,7 @@ mod tests {
                 let (heads, size) = (3, 40);
                 let mut plane = CachePlane::new(layout, format, heads, size, 40).unwrap();
                 for _ in 0..40 {
-                    let (tile, writer) = plane.append().unwrap();
+                    let (tile, writer, _) = plane.append(1).unwrap();
                     tile.fill(0);
                     let start = tile.as_ptr() as usize;
                     let named: Vec<bool> = {
@@ -575,6 +646,45 @@ mod tests {
                     // A cache line of keys also holds keys of other positions.
                     let most = heads * 64 * size_of::<f32>() * KEY_GROUP;
                     assert!(count <= most, "{count} bytes");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_hold_the_numbers_of_each_position_in_order() {
+        let (heads, size) = (3, 40);
+        for layout in [CacheLayout::Keys, CacheLayout::Values] {
+            for (format, positions) in CacheFormat::ALL.into_iter().zip([33, 64, 70]) {
+                let mut plane = CachePlane::new(layout, format, heads, size, positions).unwrap();
+                for position in 0..positions {
+                    let number = |index| ((position * 120 + index) % 97) as f32 - 48.5;
+                    plane.push(&(0..heads * size).map(number).collect::<Vec<f32>>());
+                }
+                let mut rows = vec![0; plane.rows_bytes()];
+                for head in 0..heads {
+                    plane.copy_rows(head, &mut rows);
+                    for position in 0..positions {
+                        for index in 0..size {
+                            let place = position * size + index;
+                            let half = |at: usize| f16::from_le_bytes([rows[at], rows[at + 1]]);
+                            let found = match format {
+                                CacheFormat::F32 => {
+                                    f32::from_le_bytes(rows[4 * place..][..4].try_into().unwrap())
+                                }
+                                CacheFormat::F16 => half(2 * place).to_f32(),
+                                CacheFormat::Q8_0 => {
+                                    let quant = rows[position * 64 + index] as i8;
+                                    let scales = positions * 64;
+                                    let scale = index / BLOCK * positions + position;
+                                    f32::from(quant) * half(scales + 2 * scale).to_f32()
+                                }
+                            };
+                            let scale = plane.scale(head, position, index / BLOCK);
+                            let want = plane.value(head, position, index) * scale;
+                            assert_eq!(found, want, "{format} {head} {position} {index}");
+                        }
+                    }
                 }
             }
         }

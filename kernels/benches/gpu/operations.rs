@@ -3,7 +3,7 @@
 use powerinfer_kernels::cuda::{
     Attention, Buffer, CacheShape, DownScratch, Ffn, Gpu, GpuCache, GpuLinear, NeuronFilter,
 };
-use powerinfer_tensor::{Activation, CacheFormat, FfnKind, Format};
+use powerinfer_tensor::{Activation, CacheFormat, FfnKind, Format, f16};
 
 use crate::{
     Bench, Outcome,
@@ -217,8 +217,10 @@ impl Bench {
             // Cached keys are 0, the values of the first half of the positions 1, the others 0.
             let (cached, ones) = (positions - 1, positions / 2);
             let values = (0..kv_heads * cached * size).map(|i| i / size % cached < ones);
-            let values: Vec<f32> = values.map(|is_one| f32::from(u8::from(is_one))).collect();
-            cache.write(cached, [&vec![0.0; values.len()], &values])?;
+            let values = values.map(|is_one| f16::from_f32(f32::from(u8::from(is_one))));
+            let values: Vec<f16> = values.collect();
+            let values = bytemuck::cast_slice(&values);
+            cache.write(cached, [&vec![0; values.len()], values])?;
             let want = |index: usize| {
                 let (head, kv_head) = (index / size, index / size / (heads / kv_heads));
                 let products = q[head * size..][..size].iter().zip(&k[kv_head * size..]);

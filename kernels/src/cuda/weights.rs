@@ -551,7 +551,8 @@ impl GpuCache {
         }
     }
 
-    /// Overwrites the first positions with keys and values as of [`read`](Self::read).
+    /// Overwrites the first positions with keys and values in the cache's format, head by head: numbers, then the scales of each block,
+    /// as [`CachePlane::copy_rows`](powerinfer_tensor::CachePlane::copy_rows) gives them.
     ///
     /// # Errors
     ///
@@ -559,35 +560,20 @@ impl GpuCache {
     ///
     /// # Panics
     ///
-    /// The shape differs, or the cache has fewer positions.
-    pub fn write(&mut self, positions: usize, both: [&[f32]; 2]) -> Result<(), DeviceError> {
-        let CacheShape {
-            kv_heads: heads,
-            head_size: size,
-            context,
-            ..
-        } = self.shape;
-        assert!(positions <= context, "positions of the cache");
-        let format = self.shape.number_format();
-        let ranges: Vec<_> = (0..heads)
-            .map(|head| self.ranges(head, positions))
+    /// The lengths differ, or the cache has fewer positions.
+    pub fn write(&mut self, positions: usize, both: [&[u8]; 2]) -> Result<(), DeviceError> {
+        assert!(positions <= self.shape.context, "positions of the cache");
+        let heads = 0..self.shape.kv_heads;
+        let ranges: Vec<_> = heads
+            .flat_map(|head| self.ranges(head, positions))
             .collect();
-        for (plane, floats) in [&mut self.keys, &mut self.values].into_iter().zip(both) {
-            assert_eq!(floats.len(), heads * positions * size);
-            let floats = floats.chunks_exact((positions * size).max(1));
-            for (ranges, head) in ranges.iter().zip(floats) {
-                let packed = pack(format, positions, size, head);
-                let view = packed.as_view();
-                let [numbers, scales, _] = planes(&view).map(Option::unwrap_or_default);
-                plane.write_at(ranges[0].start, numbers)?;
-                // Of each block those of all positions.
-                let blocks = ranges.len() - 1;
-                for (block, range) in ranges[1..].iter().enumerate() {
-                    let of_block = scales.chunks_exact(2).skip(block).step_by(blocks);
-                    let of_block: Vec<u8> = of_block.flatten().copied().collect();
-                    plane.write_at(range.start, &of_block)?;
-                }
+        for (plane, mut bytes) in [&mut self.keys, &mut self.values].into_iter().zip(both) {
+            for range in &ranges {
+                let (own, rest) = bytes.split_at(range.len());
+                plane.write_at(range.start, own)?;
+                bytes = rest;
             }
+            assert!(bytes.is_empty(), "keys or values of {positions} positions");
         }
         Ok(())
     }

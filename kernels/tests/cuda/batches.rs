@@ -10,7 +10,9 @@ use powerinfer_kernels::{
         Predictor,
     },
 };
-use powerinfer_tensor::{Activation, CacheFormat, FfnKind, Format, NormKind, pack};
+use powerinfer_tensor::{
+    Activation, CacheFormat, CacheLayout, CachePlane, FfnKind, Format, NormKind, pack,
+};
 
 use crate::{Norm, devices::on_every_device, noise::noise, upload, zeros};
 
@@ -243,7 +245,9 @@ fn attention_of_a_batch_has_the_bits_of_its_tokens_alone() {
                     let elements = kv_heads * context * size;
                     let floats = noise(seed, 2 * elements);
                     let (keys, values) = floats.split_at(elements);
-                    cache.write(context, [keys, values]).unwrap();
+                    let [keys, values] =
+                        [keys, values].map(|floats| rows(format, kv_heads, size, floats));
+                    cache.write(context, [&keys, &values]).unwrap();
                     cache
                 };
                 contexts.into_iter().zip(40..).map(new).collect()
@@ -295,4 +299,19 @@ fn attention_of_a_batch_has_the_bits_of_its_tokens_alone() {
             together
         });
     }
+}
+
+/// Keys or values `[positions, kv_heads, size]` in the bytes of a cache.
+fn rows(format: CacheFormat, kv_heads: usize, size: usize, floats: &[f32]) -> Vec<u8> {
+    let positions = floats.len() / (kv_heads * size);
+    let mut plane =
+        CachePlane::new(CacheLayout::Values, format, kv_heads, size, positions).unwrap();
+    for position in floats.chunks_exact(kv_heads * size) {
+        plane.push(position);
+    }
+    let mut rows = vec![0; kv_heads * plane.rows_bytes()];
+    for (head, rows) in rows.chunks_exact_mut(plane.rows_bytes()).enumerate() {
+        plane.copy_rows(head, rows);
+    }
+    rows
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use powerinfer_artifact::{
     hardware::{EngineRates, Hardware, ModelShape},
-    plan::Device,
+    plan::{Device, GPU_PREFILL_BATCHES},
 };
 use powerinfer_bundle::neuron_bytes;
 use powerinfer_model::ModelConfig;
@@ -15,7 +15,7 @@ use powerinfer_synth::Shape;
 use powerinfer_tensor::{CacheFormat, Format};
 
 use super::{
-    engine::{Engine, LLAMA_CPP, OURS},
+    engine::{Engine, LLAMA_CPP, OURS, Streams},
     step::{Estimator, Kind, Pass, Placed, PlacedLayer},
 };
 use crate::candidates::{HiddenUnits, ModeBuilder, Quality};
@@ -299,7 +299,11 @@ pub(super) fn rows() -> (String, Vec<f64>) {
             s => format!("{s:.0}"),
         };
         let today = match *engine {
-            "ours" => number(measured.predicted(&OURS)),
+            "ours" => number(measured.predicted(&Engine {
+                prompt_batch: GPU_PREFILL_BATCHES[0],
+                streams: Streams::All,
+                ..OURS
+            })),
             _ => String::new(),
         };
         text += &format!(

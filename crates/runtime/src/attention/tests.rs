@@ -62,10 +62,9 @@ impl Case {
             .chain(std::iter::repeat(&batches[batches.len() - 1]));
         for batch in sizes {
             let batch = token..self.tokens().min(token + batch);
-            for token in batch.clone() {
-                let own = token * kv_count * size..(token + 1) * kv_count * size;
-                cache.push(threads, &[], &self.keys[own.clone()], &self.values[own]);
-            }
+            let own = batch.start * kv_count * size..batch.end * kv_count * size;
+            let both = [&self.keys[own.clone()], &self.values[own]];
+            cache.push_all(threads, &[], both, batch.len());
             let own = batch.start * count * size..batch.end * count * size;
             let (queries, mixed) = (&self.queries[own.clone()], &mut out[own]);
             attend(threads, self.heads, &mask, &[], &cache, queries, mixed);
@@ -216,13 +215,7 @@ fn long_contexts_are_as_exact_as_short_ones() {
         // All but the last few tokens are only seen.
         let seen = tokens - 40;
         let mut cache = LayerCache::new(1, heads.size, format, tokens).unwrap();
-        for (key, value) in case
-            .keys
-            .chunks_exact(heads.size)
-            .zip(case.values.chunks_exact(heads.size))
-        {
-            cache.push(&threads(2), &[], key, value);
-        }
+        cache.push_all(&threads(2), &[], [&case.keys, &case.values], tokens);
         let mask = AttentionMask {
             window,
             soft_cap: None,
@@ -259,10 +252,10 @@ fn many_threads_share_the_heads_of_the_first_positions() {
     };
     let numbers = vec![0.5; heads.count * heads.size];
     let mut cache = LayerCache::new(heads.kv_count, heads.size, CacheFormat::F16, 8).unwrap();
-    cache.push(&threads, &[], &numbers, &numbers);
+    cache.push_all(&threads, &[], [&numbers, &numbers], 1);
     assert_eq!(parts(), [16], "writing");
     // The job of the projections writes them like this.
-    let position = cache.append(Vec::new()).unwrap();
+    let position = cache.append(Vec::new(), 1).unwrap();
     assert_eq!(position.bytes, 16 * (16 << 10));
     drop(position);
     let mask = AttentionMask {

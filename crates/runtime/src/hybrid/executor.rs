@@ -321,7 +321,7 @@ impl HybridExecutor {
         let session = pass.sessions.last().expect("a sequence runs");
         let positions = session.position();
         if !has_cache && positions > 0 {
-            let [keys, values] = session.layers[layer].to_floats(&model.threads);
+            let [keys, values] = session.layers[layer].to_rows(&model.threads);
             self.device
                 .write_copied_cache(positions, [&keys, &values])?;
         }
