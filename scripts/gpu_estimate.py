@@ -44,9 +44,9 @@ MEASURED_PROMPT = {
 STEP, SHUFFLE, WARP_SUM, BARRIER, SHARED_LOAD, DIVISION, LAST_BLOCK = 2, 29, 145, 30, 30, 60, 1000
 # Of a prefetched line of 128 bytes, what is taken to arrive: L2 may be filled by 64 bytes.
 PREFETCHED = 0.5
-# Bytes per microsecond that the link copies from pinned memory (measured), and that a read to other memory reaches (assumed).
+# Bytes per microsecond over the link: copies from pinned memory (measured), and reads to memory that is not pinned (assumed).
 LINK, READ_BACK = 55e3, 10e3
-# Share of the neurons of the measured 2.5 GB plan of 7B that are in main memory, as all keys and values are.
+# Share of neurons in main memory in the measured 2.5 GB plan of 7B. All keys and values are there too.
 COLD = 0.92
 # Share of a predictor's hidden units above zero.
 ACTIVE_UNITS = 0.5
@@ -348,7 +348,7 @@ def print_estimates(figures, print_table):
 
 
 def print_hybrid(figures, print_table, tokens=512):
-    """A table of a prompt in a plan that keeps most neurons, and all keys and values, in main memory."""
+    """A table of estimates for a prompt, with a plan that keeps most neurons and all keys and values in main memory."""
     model = MODELS[0]
     times = {part.label: estimate(part, {**figures[part.kernel], **part.stated})["time"] for part in products(model, tokens)
              if part.kernel in figures}
@@ -366,7 +366,7 @@ def print_hybrid(figures, print_table, tokens=512):
     print(f"\nEstimate in microseconds: a layer of 7B in q4_0 for {tokens} tokens of a prompt with 2.5 GB of VRAM")
     rows = [[label, size, f"{time:.0f}"] for label, size, time in [*parts, ["sum", "", total]]]
     print_table([["", "MB", "time"], *rows])
-    print(f"{model.layers} layers: {tokens / model.layers / total * 1e6:.0f} tokens/s, without attention and the host's storing of keys")
+    print(f"{model.layers} layers: {tokens / model.layers / total * 1e6:.0f} tokens/s, without attention and storing keys on the host")
 
 
 def print_calibration(figures, print_table):

@@ -13,7 +13,7 @@ pub(crate) fn lines(problem: &Problem, placement: &Placement) -> Vec<BudgetLine>
     account(problem, placement).0
 }
 
-/// All lines of the memory account, and the prefill batch, in tokens, that they have room for.
+/// All lines of the memory account, and the prefill batch that they have room for, in tokens.
 pub(crate) fn account(problem: &Problem, placement: &Placement) -> (Vec<BudgetLine>, usize) {
     let mut lines = Vec::new();
     for gpu in 0..problem.budget.vram_per_gpu().len() {

@@ -25,8 +25,8 @@ pub struct Problem {
     pub gpu_scratch_bytes: u64,
     /// Prefill batch, in tokens, for which the GPU's scratch has memory.
     pub prompt_batch: usize,
-    /// Larger prefill batches, in tokens, and the additional bytes of scratch for each on a GPU that has all layers, largest first. If
-    /// the budget has one GPU and all layers are on it, it gets the first batch that fits.
+    /// Larger prefill batches, in tokens, largest first; each with its additional bytes of scratch on a GPU that has all layers. If
+    /// the budget has one GPU and all layers are on it, the first batch that fits is used.
     pub gpu_prompt_bytes: Vec<(usize, u64)>,
     /// Bytes of activations and scratch on the CPU.
     pub cpu_scratch_bytes: u64,

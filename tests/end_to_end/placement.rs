@@ -46,6 +46,29 @@ fn both_objectives_are_solved_with_a_proven_gap() {
 }
 
 #[test]
+fn a_plan_has_memory_for_the_prompts_that_are_asked_for() {
+    let sandbox = demo();
+    let planned = |batch: &str| {
+        let options = words("--vram 200M --pin head=gpu --pin layers:0=gpu --pin layers:1-2=cpu");
+        let options = [&options[..], &["--prompt-batch", batch]].concat();
+        let plan = dry_run(&sandbox, &options).good().json()["plan"].take();
+        let lines = plan["lines"].as_array().unwrap().iter();
+        let mut scratch = lines.filter(|line| line["name"] == "scratch" && line["device"] == "gpu");
+        let bytes = scratch.next().unwrap()["bytes"].as_u64().unwrap();
+        // 64, with which older versions agree, is not written.
+        (bytes, plan["prompt_batch"].as_u64().unwrap_or(64))
+    };
+    let plans = ["64", "128", "256", "512"].map(planned);
+    assert_eq!(plans.map(|(_, batch)| batch), [64, 128, 256, 512]);
+    assert!(
+        plans.is_sorted_by(|(fewer, _), (more, _)| fewer < more),
+        "{plans:?}"
+    );
+    let refused = dry_run(&sandbox, &["--prompt-batch", "100"]);
+    refused.bad(2, &["--prompt-batch", "64, 128, 256, 512"]);
+}
+
+#[test]
 fn solvers_agree_and_one_that_is_not_built_in_is_refused() {
     let sandbox = demo();
     let solved = |solver: &str| dry_run(&sandbox, &["--vram", "70M", "--solver", solver]);

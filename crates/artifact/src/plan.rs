@@ -47,7 +47,7 @@ pub struct Plan {
     /// Index of the GPU with the head, if there are several.
     #[serde(default, skip_serializing_if = "is_first")]
     pub head_gpu: usize,
-    /// Maximum number of prompt tokens in a pass, for which the GPU's scratch has memory.
+    /// Maximum number of prompt tokens in a pass; the GPU's scratch has memory for that many.
     #[serde(default = "prefill_batch", skip_serializing_if = "is_prefill_batch")]
     pub prompt_batch: usize,
     /// Predicted speed, and that of other placements for comparison.
@@ -59,10 +59,10 @@ pub struct Plan {
     pub hardware: Hardware,
 }
 
-/// Prompt tokens that are processed together (prefill batch) on the CPU, and on a GPU that has no memory for more.
+/// Number of prompt tokens that are processed together (prefill batch) on the CPU, and on a GPU without memory for more.
 pub const PREFILL_BATCH: usize = 64;
 
-/// Larger prefill batches of GPUs, largest first.
+/// Larger prefill batches, for GPUs with memory for them; largest first.
 pub const GPU_PREFILL_BATCHES: [usize; 3] = [512, 256, 128];
 
 fn prefill_batch() -> usize {

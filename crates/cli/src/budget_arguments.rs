@@ -33,8 +33,8 @@ pub(crate) struct BudgetArguments {
     /// Format of the KV cache: f16, q8_0 at about half the memory, or f32 [default: f16]
     #[arg(long, value_name = "FORMAT")]
     kv_cache: Option<CacheFormat>,
-    /// Prompt tokens that a GPU reads at a time: 64, 128, 256 or 512 [default: as many as 10% of the
-    /// VRAM for weights has memory for]
+    /// Prompt tokens per pass on the GPU: 64, 128, 256 or 512 [default: the largest that needs at most 10% of
+    /// the VRAM for weights]
     #[arg(
         long,
         value_name = "N",

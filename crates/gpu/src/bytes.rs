@@ -24,7 +24,7 @@ impl DeviceModel {
     /// count in full.
     pub fn bytes_read(&self, positions: &[usize], counts: NeuronCounts) -> u64 {
         let layers = self.layers.iter().enumerate();
-        // Copied parts are as large in every layer.
+        // Copied parts have the same size in every layer.
         let copied = self.copied_parts(self.tokens);
         let fixed = layers.map(|(index, layer)| {
             let own = layer.attention.as_ref();

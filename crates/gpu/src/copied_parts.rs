@@ -1,5 +1,5 @@
-//! Parts of layers on the host, other than neurons, that a long prompt copies to the device: attention, its KV cache, and the
-//! predictor. One layer at a time uses them.
+//! Copies for long prompts: parts of layers on the host, other than neurons, that are copied to the device. They are attention, its
+//! KV cache, and the predictor. The device holds the copies of one layer at a time.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ const STAGING: usize = 2;
 /// Maximum number of planes that are copied for a layer.
 const PLANES: usize = 32;
 
-/// Parts of a layer in host memory, those that the device lacks.
+/// Parts of a layer that are in host memory and that the device lacks.
 pub struct HostParts<'a> {
     /// Attention.
     pub attention: Option<HostAttention<'a>>,
-    /// How neurons are predicted.
+    /// Predictor of the neurons.
     pub prediction: Option<HostPrediction<'a>>,
     /// Copies bytes to pinned memory, with several threads.
     pub copy: &'a dyn Fn(&mut [u8], &[u8]),
@@ -29,13 +29,13 @@ pub type HostNorm<'a> = (&'a [f32], Option<&'a [f32]>);
 
 /// Attention of a layer in host memory.
 pub struct HostAttention<'a> {
-    /// Projections of queries, keys, values and of the output.
+    /// Projections of queries, keys, values and the output.
     pub projections: [HostLinear<'a>; 4],
     /// Norm before attention; `None` in post-norm blocks.
     pub norm: Option<HostNorm<'a>>,
-    /// Norms of the heads of queries and of keys.
+    /// Norms of the query heads and of the key heads.
     pub head_norms: Option<[HostNorm<'a>; 2]>,
-    /// Positions that a sliding window covers.
+    /// Number of positions in the sliding window; `None` without a window.
     pub window: Option<usize>,
 }
 
@@ -43,13 +43,13 @@ pub struct HostAttention<'a> {
 pub enum HostPrediction<'a> {
     /// A network.
     Network {
-        /// `[rank, hidden]`.
+        /// First matrix, `[rank, hidden]`.
         a: Matrix<'a>,
-        /// `[rank, neurons]`.
+        /// Second matrix, transposed: `[rank, neurons]`.
         b_transposed: Matrix<'a>,
-        /// `[blocks of hidden units, neurons]`; empty without scales.
+        /// Block scales of the second matrix, `[blocks of hidden units, neurons]`; empty if its format has none.
         b_scales: &'a [f32],
-        /// `[neurons]`.
+        /// Bias of the logits, `[neurons]`.
         bias: &'a [f32],
         /// Smallest logit of a predicted neuron.
         threshold: f32,
@@ -58,24 +58,24 @@ pub enum HostPrediction<'a> {
     },
     /// Signs of the gate.
     Signs {
-        /// `[neurons, ⌈hidden / 64⌉]`.
+        /// Sign bits, `[neurons, ⌈hidden / 64⌉]`.
         words: Vec<u64>,
-        /// Columns in which gate and input must agree in sign.
+        /// Minimum number of columns in which gate and input agree in sign.
         min_agreements: u32,
     },
 }
 
-/// Device memory for the parts of one layer.
+/// Device memory for the copied parts of one layer.
 #[derive(Debug)]
 pub struct CopiedParts {
-    // Dropped before the buffers that it copies to.
+    // Declared first, so that it is dropped before the buffers that it copies to.
     staging: StagingStream,
     attention: Option<DeviceAttention>,
     /// A network.
     network: Option<DeviceSelector>,
     /// Signs of the gate.
     signs: Option<DeviceSelector>,
-    /// Which of the two the layer has whose parts are here.
+    /// Kind of predictor of the layer whose parts are here.
     predicts: Option<Prediction>,
     cache: Option<GpuCache>,
 }
@@ -87,11 +87,11 @@ enum Prediction {
 }
 
 impl CopiedParts {
-    /// Device memory for parts like the given ones, which must be the largest of all layers.
+    /// Device memory for copied parts. The given buffers must be large enough for every layer.
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no pinned memory, or the device fails.
+    /// Returns an error if pinned memory runs out or the device fails.
     pub fn new(
         device: &Arc<dyn Device>,
         attention: Option<DeviceAttention>,
@@ -116,7 +116,7 @@ impl CopiedParts {
         weight_bytes(self.attention.as_ref(), [&self.network, &self.signs]) + cache
     }
 
-    /// Largest number of hidden units of a network.
+    /// Largest number of hidden units of a copied network.
     pub(crate) fn rank(&self) -> usize {
         self.network.as_ref().map_or(0, DeviceSelector::rank)
     }
@@ -199,7 +199,7 @@ impl CopiedParts {
     }
 }
 
-/// Size in bytes of attention and of predictors.
+/// Size in bytes of attention and predictors.
 fn weight_bytes(
     attention: Option<&DeviceAttention>,
     predictors: [&Option<DeviceSelector>; 2],
@@ -220,7 +220,7 @@ pub(crate) fn attention_of<'a>(
     attention.expect("attention is on the device")
 }
 
-/// Copying of whatever a layer has on the host.
+/// Copying of the parts that a layer has on the host.
 ///
 /// # Errors
 ///
@@ -228,14 +228,14 @@ pub(crate) fn attention_of<'a>(
 ///
 /// # Panics
 ///
-/// All but [`copies_parts`](Self::copies_parts) panic if nothing is copied for the tokens that run.
+/// All but [`copies_parts`](Self::copies_parts) panic if the current pass copies no parts.
 #[expect(
     clippy::missing_errors_doc,
     clippy::missing_panics_doc,
     reason = "stated once for all methods"
 )]
 impl DeviceModel {
-    /// Whether the device computes all layers for the tokens that run: what it lacks is copied.
+    /// Whether the device computes all layers in the current pass, with copies of the parts that it lacks.
     pub fn copies_parts(&self) -> bool {
         self.copied_parts(self.tokens).is_some()
     }
@@ -251,7 +251,7 @@ impl DeviceModel {
         self.copied.as_mut().expect("memory for parts").fill(parts)
     }
 
-    /// Writes the keys and values of the first `positions` positions of the layer's sequence, which the host has, in the form of
+    /// Writes the first `positions` keys and values of the sequence, from the host's KV cache of the layer. `both` has the layout of
     /// [`GpuCache::write`].
     pub fn write_copied_cache(
         &mut self,

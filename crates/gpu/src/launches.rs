@@ -94,7 +94,7 @@ impl DeviceModel {
         ])
     }
 
-    /// Copies keys and values to the host, before head norms and rotation, `[tokens, kv_heads, head_size]` each.
+    /// Copies keys and values, `[tokens, kv_heads, head_size]` each, to the host. Head norms and rotation are not yet applied.
     pub fn read_keys_and_values(&mut self) -> Result<[Vec<f32>; 2], DeviceError> {
         self.end_segment()?;
         Ok([self.state.key.to_vec()?, self.state.value.to_vec()?])
@@ -211,17 +211,17 @@ impl DeviceModel {
         self.layers[index].has_neurons() || self.streams(index)
     }
 
-    /// Whether attention of layer `index` runs on the device for the tokens that run.
+    /// Whether attention of layer `index` runs on the device in the current pass.
     pub fn has_attention(&self, index: usize) -> bool {
         self.layers[index].attention.is_some() || self.copies_parts()
     }
 
-    /// Whether the keys and values of layer `index` are on the device for the tokens that run.
+    /// Whether the keys and values of layer `index` are on the device in the current pass.
     pub fn has_cache(&self, index: usize) -> bool {
         self.layers[index].has_cache || self.copies_parts()
     }
 
-    /// Whether the neurons of layer `index` are predicted on the host for the tokens that run.
+    /// Whether the neurons of layer `index` are predicted on the host in the current pass.
     pub fn is_predicted_on_host(&self, index: usize) -> bool {
         let copied = self.copied_parts(self.tokens);
         self.layers[index].is_predicted_on_host()

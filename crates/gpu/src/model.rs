@@ -76,9 +76,9 @@ pub struct DeviceModel {
     pub(crate) head: Option<DeviceHead>,
     /// Buffers of the pass that runs: those of a batch, unless a prompt runs.
     pub(crate) state: State,
-    /// Memory for what long prompts copy to the device.
+    /// Memory for the parts that long prompts copy to the device.
     pub(crate) copied: Option<CopiedParts>,
-    /// Tokens from which they do.
+    /// Minimum number of tokens of a pass that copies them.
     pub(crate) copies_from: usize,
     /// Buffers of a batch while a prompt runs, else of a prompt; `None` without room for a prompt.
     other: Option<State>,
@@ -223,7 +223,7 @@ impl DeviceModel {
         caches.len() == self.layers.len() && self.layers.iter().zip(caches).all(fits)
     }
 
-    /// Lets prompts of at least `from` tokens copy what the device lacks of layers to `parts`. Call it before
+    /// Lets passes of at least `from` prompt tokens copy the parts that the device lacks to `parts`. Call it before
     /// [`allocate_prompt_buffers`](Self::allocate_prompt_buffers).
     pub fn use_copied_parts(&mut self, parts: CopiedParts, from: usize) {
         (self.copied, self.copies_from) = (Some(parts), from);

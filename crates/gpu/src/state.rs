@@ -83,7 +83,7 @@ pub(crate) struct Prompt {
 }
 
 impl State {
-    /// Zeroed buffers of up to `tokens` tokens of a model; `rank` is the largest of copied predictors.
+    /// Zeroed buffers of up to `tokens` tokens of a model; `rank` is the largest rank of the copied predictors.
     pub(crate) fn new(
         gpu: &Gpu,
         shape: &ModelShape,
@@ -206,7 +206,7 @@ impl State {
         caches.set_len(caches.capacity() / capacity * tokens);
     }
 
-    /// Sets the KV caches of each token's sequence, by layer; `None` if the host has one, which is `copied` to a place.
+    /// Sets the KV caches of each token's sequence, by layer. `None` stands for a cache on the host; `copied` is the place of its copy.
     pub(crate) fn use_caches<'a>(
         &mut self,
         caches: impl Iterator<Item = &'a [Option<GpuCache>]>,

@@ -11,8 +11,8 @@ use powerinfer_runtime::memory;
 use powerinfer_solver::{GROUP_SIZE, Layer, LayerMode, NeuronShape, Pins, Problem};
 use powerinfer_tensor::Format;
 
-/// Share of the VRAM for weights that larger prefill batches may take if not all layers are on the GPU: reading prompts several times as
-/// fast is worth a few neurons.
+/// Share of the VRAM for weights that larger prefill batches may take if not all layers are on the GPU. In return
+/// for a few neurons, prompts are several times as fast.
 const PROMPT_SHARE: f64 = 0.1;
 
 /// Largest sizes of a layer's predictor.
@@ -25,7 +25,7 @@ pub(crate) struct PredictorSizes {
 }
 
 impl PredictorSizes {
-    /// Of the predictors in `file`; zeros without predictors.
+    /// Largest sizes of the predictors in `file`; zeros without a file.
     pub(crate) fn of(config: &ModelConfig, file: Option<&PredictorFile>) -> Self {
         let Some(file) = file else {
             return Self::default();
@@ -38,8 +38,7 @@ impl PredictorSizes {
     }
 }
 
-/// Builds the placement problem. `left_out` is the share of inputs that are skipped, `prompt_batch` the prefill batch that is asked
-/// for.
+/// Builds the placement problem. `left_out` is the share of inputs that are skipped; `prompt_batch` is the requested prefill batch.
 pub(crate) fn problem(
     config: &ModelConfig,
     budget: Budget,
@@ -107,17 +106,20 @@ pub(crate) fn problem(
         head_pin: None,
     };
     let copies = left_out.is_none()
+        && problem.budget.vram_bytes > 0
         && problem.budget.vram_per_gpu().len() == 1
         && memory::copying_pays(&problem.hardware, quant);
-    if copies && !fits_gpu(&problem, predictors.bytes) {
+    if copies {
         let copied = memory::copied_bytes(config, quant, &problem.budget, predictors.bytes);
         let taken = problem.gpu_reserve_bytes() + problem.gpu_scratch_bytes;
         let left = problem.budget.vram_bytes.saturating_sub(taken);
         let most = (left as f64 * PROMPT_SHARE) as u64;
         let batches = problem.gpu_prompt_bytes.iter();
+        let fits = |more: u64| fits_gpu(&problem, predictors.bytes, more);
+        // A model that fits the GPU copies nothing, unless parts are pinned to the CPU.
         let found = batches.copied().find(|(_, bytes)| match prompt_batch {
-            Some(_) => true,
-            None => bytes + copied <= most,
+            Some(_) => !fits(0) || fits(bytes + copied),
+            None => !fits(0) && bytes + copied <= most,
         });
         if let Some((tokens, bytes)) = found {
             let all = bytes + copied;
@@ -136,12 +138,12 @@ pub(crate) fn problem(
     problem
 }
 
-/// Whether all layers and the head fit the VRAM, with predictors of `predictor_bytes` in every layer.
-fn fits_gpu(problem: &Problem, predictor_bytes: u64) -> bool {
+/// Whether all layers, the head and `more` bytes fit in VRAM, if every layer has a predictor of `predictor_bytes`.
+fn fits_gpu(problem: &Problem, predictor_bytes: u64, more: u64) -> bool {
     let layers = problem.layers.iter().map(|layer| {
         let neurons = layer.frequencies.len() as u64 * layer.neuron_bytes;
         layer.attention_bytes + layer.kv_bytes + neurons + predictor_bytes
     });
     let reserve = problem.gpu_reserve_bytes() + problem.gpu_scratch_bytes;
-    layers.sum::<u64>() + problem.head_bytes + reserve <= problem.budget.vram_bytes
+    layers.sum::<u64>() + problem.head_bytes + reserve + more <= problem.budget.vram_bytes
 }

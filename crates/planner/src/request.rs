@@ -36,8 +36,8 @@ pub struct PlanOptions {
     pub context: Option<usize>,
     /// Format of the KV cache [default: f16].
     pub kv_cache: Option<CacheFormat>,
-    /// Prompt tokens in a pass, of [`GPU_PREFILL_BATCHES`](powerinfer_artifact::plan::GPU_PREFILL_BATCHES) or
-    /// [`PREFILL_BATCH`](powerinfer_artifact::plan::PREFILL_BATCH) [default: as many as 10% of the VRAM for weights has memory for].
+    /// Prompt tokens per pass on the GPU: one of [`GPU_PREFILL_BATCHES`](powerinfer_artifact::plan::GPU_PREFILL_BATCHES), or
+    /// [`PREFILL_BATCH`](powerinfer_artifact::plan::PREFILL_BATCH) [default: the largest that needs at most 10% of the VRAM for weights].
     pub prompt_batch: Option<usize>,
     /// Machine to plan for [default: this one; `rtx4090` with this machine's memory if `vram` asks for a GPU that is not
     /// here].

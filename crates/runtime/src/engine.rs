@@ -120,8 +120,8 @@ impl Engine {
         }
     }
 
-    /// Tokens of a prompt in a pass that also decodes a token of `decoded` other sessions. On a device they run in separate passes,
-    /// whose results depend on their number, so that it must not depend on other sessions.
+    /// Maximum number of prompt tokens in a pass that also decodes one token for each of `decoded` other sessions. A device runs
+    /// prompt tokens in separate passes. Its results depend on the number of tokens in a pass, so other sessions must not affect it.
     pub fn prompt_room(&self, decoded: usize) -> usize {
         let decoded = if self.uses_device() { 0 } else { decoded };
         self.prompt_batch().saturating_sub(decoded).max(1)

@@ -247,8 +247,8 @@ fn norm_heads(model: &Model, layer: usize, tokens: usize, projections: &mut [f32
     }
 }
 
-/// Appends keys and values, `[tokens, kv_heads, head_size]` each, to the KV cache that the only sequence of `pass` has on the host for
-/// `layer`.
+/// Appends keys and values, `[tokens, kv_heads, head_size]` each, to the host's KV cache of `layer`. `pass` must have one sequence. Head
+/// norms and rotation are applied first.
 pub(crate) fn append(pass: &mut Pass<'_, '_>, layer: usize, [mut keys, values]: [Vec<f32>; 2]) {
     let model = pass.model;
     if let Some([_, norm]) = &model.weights.layers[layer].head_norms {

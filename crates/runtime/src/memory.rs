@@ -199,7 +199,7 @@ pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     (tokens + spans + context) * FLOAT
 }
 
-/// Memory of a device's results, counters and sums across thread blocks, which hardly depends on the model.
+/// Bytes of a device's results, counters and sums across thread blocks; they hardly depend on the model.
 const DEVICE_BUFFERS: u64 = 1 << 20;
 
 /// Upper bound of the temporary memory on a device: as much as on the CPU, plus two buffers for cold neurons that prompts copy,
@@ -210,7 +210,7 @@ pub fn device_scratch_bytes(config: &ModelConfig, quant: Format, context: u64, r
     scratch_bytes(config, context, rank) + 2 * copied + sums + DEVICE_BUFFERS
 }
 
-/// Upper bound of the sums of GEMMs that thread blocks split, for `tokens` tokens.
+/// Upper bound of the bytes of partial sums, for `tokens` tokens, in GEMMs that are split among thread blocks.
 fn split_sum_bytes(config: &ModelConfig, tokens: usize) -> u64 {
     let (hidden, neurons) = (config.hidden_size, config.ffn_size);
     let queries = config.head_count * config.head_size;
@@ -246,7 +246,7 @@ pub fn device_prompt_bytes(config: &ModelConfig, context: u64, rank: usize, toke
     more + sums[0].saturating_sub(sums[1])
 }
 
-/// Whether copying weights in `quant` to the GPU takes less time than multiplying them on the CPU for more than [`PREFILL_BATCH`] tokens.
+/// Whether, for more than [`PREFILL_BATCH`] tokens, copying weights in `quant` to the GPU is faster than multiplying them on the CPU.
 pub fn copying_pays(hardware: &Hardware, quant: Format) -> bool {
     let (Some(gpu), Some(operations)) = (
         hardware.gpu.as_ref(),
@@ -258,8 +258,8 @@ pub fn copying_pays(hardware: &Hardware, quant: Format) -> bool {
     copy < 2.0 * PREFILL_BATCH as f64 / operations
 }
 
-/// Upper bound of the device memory, in bytes, for what the GPU lacks of one layer, neurons aside: attention, its KV cache, and a
-/// predictor of `predictor_bytes`.
+/// Upper bound of the device memory, in bytes, for the parts of one layer that the GPU lacks, except neurons: attention, its KV cache,
+/// and a predictor of `predictor_bytes`.
 pub fn copied_bytes(
     config: &ModelConfig,
     quant: Format,
@@ -271,8 +271,9 @@ pub fn copied_bytes(
         + kv_bytes(config, budget.context_tokens, budget.kv_cache)
 }
 
-/// Upper bound of the host memory, in bytes, of a prompt pass of `tokens` tokens that copies what the GPU lacks: pinned memory for a
-/// layer's attention and predictor, inputs and outputs of the layers, and keys and values of a layer before and after conversion.
+/// Upper bound of the host memory, in bytes, of a prompt pass of `tokens` tokens that copies the parts that the GPU lacks. It
+/// includes pinned memory for a layer's attention and predictor, inputs and outputs of the layers, and a layer's keys and values before
+/// and after conversion.
 pub fn host_copy_bytes(
     config: &ModelConfig,
     quant: Format,

@@ -165,8 +165,8 @@ pub(crate) fn check(bundle: &Bundle, held: &[MemoryUse]) -> Result<(), RuntimeEr
     Ok(())
 }
 
-/// Whether prompts of more than [`PREFILL_BATCH`](crate::memory::PREFILL_BATCH) tokens copy to the GPU what it lacks, which saves time with the speeds that the plan of
-/// `bundle` was made with.
+/// Whether passes of more than [`PREFILL_BATCH`](crate::memory::PREFILL_BATCH) prompt tokens copy the parts that the GPU lacks. They do
+/// if copying saves time on the hardware that the plan of `bundle` was made for.
 pub(crate) fn copies_parts(bundle: &Bundle) -> bool {
     let plan = bundle.plan();
     !is_on_gpu(plan) && copying_pays(&plan.hardware, bundle.quant())
@@ -184,7 +184,7 @@ fn is_on_gpu(plan: &Plan) -> bool {
     })
 }
 
-/// Prefill batch, in tokens, of the plan of `bundle`; the largest one if it accounts for no memory.
+/// Prefill batch, in tokens, of the plan of `bundle`; the largest one if the plan has no memory account.
 pub(crate) fn planned_prompt_tokens(bundle: &Bundle) -> usize {
     let plan = bundle.plan();
     if plan.is_placed() {

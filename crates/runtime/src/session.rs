@@ -220,7 +220,7 @@ pub(crate) struct NewPositions<'a> {
     /// Writers of keys and values at the first position.
     pub(crate) writers: [HeadWriter; 2],
     pub(crate) count: usize,
-    /// Bytes that can be read in the time that writing the positions takes.
+    /// Cost of writing the positions, as the number of bytes that could be read in the same time.
     pub(crate) bytes: usize,
 }
 
@@ -296,8 +296,8 @@ impl LayerCache {
         of(&self.keys) + of(&self.values)
     }
 
-    /// Appends `tokens` positions: keys, after rotating them by `rotations [tokens, pairs]`, and values, `[tokens, kv_heads, head_size]`
-    /// each. Threads share the heads, because the numbers of a key go to many cache lines.
+    /// Appends `tokens` positions. Keys and values are `[tokens, kv_heads, head_size]` each; keys are first rotated by
+    /// `rotations [tokens, pairs]`. The heads are divided among threads, because the numbers of a key go to many cache lines.
     pub(crate) fn push_all(
         &mut self,
         threads: &Threads,
@@ -332,7 +332,7 @@ impl LayerCache {
         }
     }
 
-    /// Bytes of keys and values at all positions, head by head, as a device stores them.
+    /// Keys and values at all positions, head by head, in the byte layout of a device.
     pub(crate) fn to_rows(&self, threads: &Threads) -> [Vec<u8>; 2] {
         [&self.keys, &self.values].map(|plane| {
             let each = plane.rows_bytes();
@@ -358,8 +358,8 @@ impl LayerCache {
         self.values.push(value);
     }
 
-    /// Appends up to `most` positions of one tile for [`store`] to write, reusing the memory of `heads`. `None` if the format is
-    /// quantised: use [`Self::push_all`] then.
+    /// Appends up to `most` positions of one tile for [`store`] to write, reusing the memory of `heads`. Returns `None` if
+    /// the format is quantised; use [`Self::push_all`] instead.
     pub(crate) fn append(
         &mut self,
         heads: Vec<HeadTiles<'_>>,

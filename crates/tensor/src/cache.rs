@@ -253,9 +253,9 @@ impl CachePlane {
         self.positions += 1;
     }
 
-    /// Appends up to `most` positions of one tile, whose numbers are still 0. Returns the memory of the tile, `[heads, bytes of a head]`, a
-    /// writer for the numbers of one head at the first of them, and their number; `None` in a quantised format, for which use
-    /// [`Self::push`].
+    /// Appends up to `most` positions of one tile, with all numbers 0. Returns the memory of the tile, `[heads, bytes of a head]`; a writer
+    /// for one head at the first new position; and the number of new positions. Returns `None` in a quantised format; use
+    /// [`Self::push`] instead.
     ///
     /// # Panics
     ///
@@ -376,7 +376,7 @@ impl CachePlane {
         self.truncate(positions);
     }
 
-    /// Bytes of a head in [`copy_rows`](Self::copy_rows).
+    /// Size in bytes of a head as [`copy_rows`](Self::copy_rows) stores it.
     pub fn rows_bytes(&self) -> usize {
         let blocks = self.head_size.div_ceil(BLOCK);
         let position = match self.format {
@@ -387,12 +387,12 @@ impl CachePlane {
         self.positions * position
     }
 
-    /// Sets `rows` to the bytes of `head` at all positions, without the order of blocks: numbers `[positions, head size]`, or
-    /// `[positions, ⌈head size / 32⌉ · 32]` in quantised formats, which scales `[⌈head size / 32⌉, positions]` follow.
+    /// Copies `head` at all positions to `rows`, position by position instead of in blocks: numbers `[positions, head size]`. Quantised
+    /// formats have numbers `[positions, ⌈head size / 32⌉ · 32]`, followed by scales `[⌈head size / 32⌉, positions]`.
     ///
     /// # Panics
     ///
-    /// Panics if `rows` has another length than [`rows_bytes`](Self::rows_bytes).
+    /// Panics if the length of `rows` is not [`rows_bytes`](Self::rows_bytes).
     pub fn copy_rows(&self, head: usize, rows: &mut [u8]) {
         assert_eq!(rows.len(), self.rows_bytes(), "all positions of a head");
         match self.data() {
@@ -412,7 +412,7 @@ impl CachePlane {
         }
     }
 
-    /// Sets `rows` to the first `size` numbers of `head` at all positions.
+    /// Copies the first `size` numbers of `head` at all positions to `rows`.
     fn copy_numbers<T: Pod>(
         &self,
         blocks: &[CacheBlock<T>],
@@ -499,7 +499,7 @@ pub struct HeadWriter {
 }
 
 impl HeadWriter {
-    /// Writes `positions` positions later in the same tile.
+    /// Writer for the position that comes `positions` later in the same tile.
     #[must_use]
     pub fn after(self, positions: usize) -> Self {
         Self {

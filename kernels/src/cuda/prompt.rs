@@ -28,7 +28,7 @@ const STAGES: usize = 3;
 /// Thread blocks per multiprocessor up to which tiles are split along the columns, in two waves; stages of a split, at least.
 const SPLIT_BLOCKS: usize = 4;
 const SPLIT_STAGES: usize = 4;
-/// Multiprocessors for which splits are sized at most; no GPU has more.
+/// Maximum number of multiprocessors for which splits are sized; no GPU has more.
 const MAX_MULTIPROCESSORS: usize = 192;
 
 /// Vectors of several tokens in f16, the input of [`Gpu::gemm`].
@@ -44,17 +44,17 @@ pub struct F16Buffer {
     terms: usize,
 }
 
-/// Sums of products that are split along the columns. GEMMs that run one after another share them.
+/// Partial sums of GEMMs that are split along the columns. GEMMs that run one after another share this memory.
 #[derive(Debug)]
 pub struct SplitSums {
-    /// Sums of each thread block.
+    /// Partial sums of each thread block.
     partial: Buffer<f32>,
     /// A counter per tile, all 0 between launches.
     counters: Buffer<u32>,
 }
 
 impl SplitSums {
-    /// Upper bound of the allocated bytes on any GPU, for [`Gpu::new_split_sums`] of the same arguments.
+    /// Upper bound of the bytes that [`Gpu::new_split_sums`] allocates for the same arguments on any GPU.
     pub fn max_bytes(products: &[[usize; 2]], tokens: usize) -> usize {
         let block = NARROW * NARROW * size_of::<f32>() + size_of::<u32>();
         split_blocks(products, tokens, MAX_MULTIPROCESSORS) * block
@@ -157,7 +157,7 @@ impl Gpu {
         })
     }
 
-    /// Allocates the sums of products of up to `tokens` tokens; `products` are their inputs and outputs.
+    /// Allocates partial sums for GEMMs of up to `tokens` tokens. `products` lists the numbers of inputs and outputs of each GEMM.
     ///
     /// # Errors
     ///
@@ -397,7 +397,7 @@ fn most_splits(columns: usize) -> usize {
     (columns.div_ceil(TILE_COLUMNS) / SPLIT_STAGES).max(1)
 }
 
-/// Thread blocks of narrow tiles whose sums have memory: as many as the largest product can use, and at most two waves.
+/// Number of narrow-tile thread blocks with memory for their sums: as many as the largest product can use, but at most two waves.
 fn split_blocks(products: &[[usize; 2]], tokens: usize, multiprocessors: usize) -> usize {
     let size = if tokens > NARROW { WIDE } else { NARROW };
     let blocks = |&[inputs, outputs]: &[usize; 2]| match most_splits(inputs) {

@@ -268,7 +268,7 @@ impl GpuLinear {
     }
 }
 
-/// Replaces a vector, or none by none.
+/// Replaces a vector that both layers have, or neither has.
 fn write_optional(
     to: &mut Option<Buffer<f32>>,
     from: Option<&[f32]>,
@@ -324,7 +324,7 @@ impl GpuNorm {
     ///
     /// # Panics
     ///
-    /// Only one of the two norms has a bias, or the norm is smaller than that or exceeds the free staging memory.
+    /// Only one of the two norms has a bias, or the new norm exceeds this one's size or the free staging memory.
     pub fn write_async(
         &mut self,
         (weight, bias): (&[f32], Option<&[f32]>),
@@ -551,8 +551,8 @@ impl GpuCache {
         }
     }
 
-    /// Overwrites the first positions with keys and values in the cache's format, head by head: numbers, then the scales of each block,
-    /// as [`CachePlane::copy_rows`](powerinfer_tensor::CachePlane::copy_rows) gives them.
+    /// Overwrites the first `positions` positions with keys and values in the cache's format, head by head. Each head has its numbers,
+    /// then the scales of each block, as [`CachePlane::copy_rows`](powerinfer_tensor::CachePlane::copy_rows) stores them.
     ///
     /// # Errors
     ///

@@ -301,7 +301,7 @@ fn attention_of_a_batch_has_the_bits_of_its_tokens_alone() {
     }
 }
 
-/// Keys or values `[positions, kv_heads, size]` in the bytes of a cache.
+/// Converts keys or values `[positions, kv_heads, size]` to the byte layout of a cache.
 fn rows(format: CacheFormat, kv_heads: usize, size: usize, floats: &[f32]) -> Vec<u8> {
     let positions = floats.len() / (kv_heads * size);
     let mut plane =

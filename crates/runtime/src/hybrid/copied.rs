@@ -1,4 +1,4 @@
-//! What long prompts copy to the device: the parts of layers that the plan leaves on the host.
+//! Parts of layers that the plan leaves on the host and that long prompts copy to the device.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use powerinfer_kernels::cuda::{Device, GpuCache};
 use super::{place::device_selector, stored_layer::StoredLayerSource};
 use crate::{RuntimeError, model::Model, selector::Selector};
 
-/// Whether kernels support the layouts of all layers.
+/// Whether the kernels support the weight layouts of all layers.
 pub(super) fn can_copy(layers: &[StoredLayer]) -> bool {
     layers.iter().all(|layer| {
         let linears = [&layer.query, &layer.gate];
@@ -22,11 +22,11 @@ pub(super) fn can_copy(layers: &[StoredLayer]) -> bool {
     })
 }
 
-/// Device memory for what `on_device` lacks of one layer of `model`.
+/// Device memory for the parts of one layer of `model` that `on_device` lacks.
 ///
 /// # Errors
 ///
-/// Returns an error if the device has no room for it.
+/// Returns an error if the device has no room for them.
 pub(super) fn copied_parts(
     device: &Arc<dyn Device>,
     on_device: &DeviceModel,
@@ -52,7 +52,7 @@ pub(super) fn copied_parts(
         plan::Device::Cpu => plan::Device::Cpu,
     });
     let cache = cache.map(|_| GpuCache::new(device, on_device.cache_shape()));
-    // The largest network, and the signs, which are as large in every layer.
+    // The largest network, and the signs, whose size is the same in every layer.
     let (mut network, mut signs) = (None, None);
     for layer in 0..config.layer_count {
         if !on_device.layer(layer).is_predicted_on_host() {
@@ -102,7 +102,7 @@ pub(super) fn host_attention(model: &Model, layer: usize) -> HostAttention<'_> {
     }
 }
 
-/// What predicts neurons by `selector`, in host memory; `None` if it is no predictor.
+/// Predictor of `selector` in host memory; `None` if it uses none.
 pub(super) fn host_prediction<'a>(selector: &Selector<'a>) -> Option<HostPrediction<'a>> {
     match selector {
         Selector::Predicted(found) => Some(HostPrediction::Network {

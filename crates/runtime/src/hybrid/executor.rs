@@ -304,7 +304,7 @@ impl HybridExecutor {
         Ok(())
     }
 
-    /// Copies what `layer` has on the host to the device, apart from neurons: attention, earlier keys and values, the predictor.
+    /// Copies the parts of `layer` on the host, except neurons, to the device: attention, earlier keys and values, and the predictor.
     fn copy_parts(&mut self, pass: &Pass<'_, '_>, layer: usize) -> Result<(), RuntimeError> {
         let (model, on_device) = (pass.model, self.device.layer(layer));
         let (is_here, has_cache) = (on_device.attention.is_some(), on_device.has_cache);

@@ -152,7 +152,7 @@ pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceMode
                     .transpose()?,
             })
         };
-        // Long prompts copy all that is not here.
+        // Long prompts copy everything that the device lacks.
         let always = copies.then_some(PREFILL_BATCH + 1);
         let streams_from = least_streamed_tokens(bundle, plan).filter(|_| !by_input(&stored.gate));
         let streams_from = streams_from.or(always.filter(|_| hot < config.ffn_size));
@@ -235,7 +235,7 @@ pub(crate) fn allocate_prompt_buffers(
     let (budget, is_placed) = (bundle.plan().budget.vram_bytes, bundle.plan().is_placed());
     let mut most = planned_prompt_tokens(bundle);
     if !device.computes_all_layers() {
-        // What the host computes, it computes for at most `PREFILL_BATCH` tokens at a time.
+        // The host computes its parts for at most `PREFILL_BATCH` tokens at a time.
         let copies = copies_parts(bundle) && can_copy(&model.weights.layers);
         let parts = (copies && most > PREFILL_BATCH)
             .then(|| copied_parts(&Arc::clone(device.device()), device, model));

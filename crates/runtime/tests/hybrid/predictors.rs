@@ -132,7 +132,7 @@ fn signs_and_thresholds_choose_the_same_neurons_on_device_and_host() {
         for (copies, placements, prompt) in [
             (false, &PLACEMENTS[1..2], &case.prompt.clone()),
             (true, &PLACEMENTS[1..3], &case.prompt.clone()),
-            // What the device lacks is copied to it.
+            // The parts that the device lacks are copied to it.
             (true, &PLACEMENTS[4..], &long),
         ] {
             case.copies_cold_neurons = copies;

@@ -107,7 +107,7 @@ fn long_prompts_are_predicted_as_on_the_host() {
         let folder = tempfile::tempdir().unwrap();
         let networks = write_random_networks(&case.checkpoint, input, format, folder.path());
         case.predictors = Some(networks);
-        // In the second case the device lacks predictors, among others.
+        // In the second case, the device lacks predictors and other parts.
         for (placements, copies) in [(&[ALL][..], false), (&PLACEMENTS, true)] {
             case.copies_cold_neurons = copies;
             let Some(mut model) = case.on_device(Order::Shuffled(6), placements) else {
@@ -149,7 +149,7 @@ fn long_prompts_copy_what_the_device_lacks() {
             return;
         };
         assert!(model.prompt_batch() >= tokens, "{name}");
-        // A second piece reads keys and values of the first, and a token those of both, which are in part on the host.
+        // A second piece, or a single token, reads earlier keys and values, some of which are on the host.
         let (first, second) = prompt.split_at(tokens / 2);
         for pieces in [[&prompt[..], &prompt[..1]].as_slice(), &[first, second]] {
             model.reset();
