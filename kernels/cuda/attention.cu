@@ -618,6 +618,189 @@ __device__ __forceinline__ void attention_prompt(const Attention& a) {
   }
 }
 
+// Queries of a warp and of a thread block of `attention_tiles`, and columns of the largest heads.
+constexpr int TILE_QUERIES = 16, BLOCK_QUERIES = TILE_QUERIES * ATTENTION_WARPS, MOST_COLUMNS = 128;
+
+// As `attention_prompt`, on tensor cores (FlashAttention, Dao et al. 2022), for caches in f16 whose heads have 16, 32, … 128 numbers.
+// Queries and weights are sums of an f16 and the f16 of its residual, so that products have the precision of f32. Fragments of a lane
+// are those of `mma_m16n8k16`: two rows (queries), and two adjacent columns of each tile of 8. Grid: (kv_heads, tiles of queries).
+__device__ __forceinline__ void attention_tiles(const Attention& a) {
+  const float minus_infinity = __uint_as_float(0xff800000u);
+  const int thread = threadIdx.x, lane = lane_index(), warp = warp_index(), kv_head = blockIdx.x, size = a.head_size;
+  const TileCopies<F16Cache> copies(size);
+  // Between rows of all tiles, in f16.
+  const int pitch = copies.stride * 8;
+  const int group = a.heads / a.kv_heads, all = a.tokens * group, first_query = blockIdx.y * BLOCK_QUERIES;
+
+  SharedMemory shared;
+  // [term, query, column], [position, column].
+  uint16_t* queries = shared.allocate<uint16_t>(2 * BLOCK_QUERIES * pitch);
+  float* head = shared.allocate<float>(ATTENTION_WARPS * size) + warp * size;
+  uint4* keys = shared.allocate<uint4>(TILE * copies.stride);
+  uint4* values = shared.allocate<uint4>(TILE * copies.stride);
+
+  const auto first_of = [&](int position) { return a.window > 0 ? max(0, position + 1 - a.window) : 0; };
+  const CachePlace cache = *a.cache;
+  const int first = first_of(a.position[first_query / group]);
+  const int end = a.position[(min(first_query + BLOCK_QUERIES, all) - 1) / group] + 1;
+  const auto copy_tile = [&](const void* plane, int tile, uint4* to) {
+    const int position = first + tile * TILE, rows = max(0, min(TILE, end - position));
+    copies.start(static_cast<const uint16_t*>(plane) + (size_t(kv_head) * cache.context + position) * size, rows, to);
+    // Weights of positions past the end are 0, which must not meet a NaN.
+    for (int piece = rows * copies.stride + thread; piece < TILE * copies.stride; piece += ATTENTION_THREADS) to[piece] = uint4{};
+  };
+  copy_tile(cache.keys, 0, keys);
+  copy_tile(cache.values, 0, values);
+
+  // Queries past the last repeat it.
+  const auto query_at = [&](int index) { return min(first_query + warp * TILE_QUERIES + index, all - 1); };
+  const int term = BLOCK_QUERIES * pitch;
+#pragma unroll 1
+  for (int index = 0; index < TILE_QUERIES; index++) {
+    const int query = query_at(index), token = query / group;
+    const size_t from = size_t(token) * a.heads + kv_head * group + query % group;
+    load_head(a, token, a.query + from * size, a.query_norm, a.scale, head);
+    __syncwarp();
+    uint16_t* to = queries + (warp * TILE_QUERIES + index) * pitch;
+#pragma unroll 1
+    for (int i = lane; i < size; i += WARP) {
+      const uint16_t high = float_to_f16(head[i]);
+      to[i] = high;
+      to[term + i] = float_to_f16(head[i] - f16_to_float(high));
+    }
+    __syncwarp();
+  }
+  // The lane's two rows.
+  int positions[2], heads[2], tokens[2];
+#pragma unroll
+  for (int row = 0; row < 2; row++) {
+    const int query = query_at(lane / 4 + 8 * row);
+    tokens[row] = query / group;
+    heads[row] = kv_head * group + query % group;
+    positions[row] = a.position[tokens[row]];
+  }
+  const int last_position = a.position[query_at(TILE_QUERIES - 1) / group];
+
+  // Addresses that this lane passes to loads of queries, keys and values.
+  const int low = lane % 8, middle = lane / 8 % 2 * 8, high = lane / 16 * 8;
+  const uint16_t* own_queries = queries + (warp * TILE_QUERIES + middle + low) * pitch + high;
+  const uint16_t* own_keys = reinterpret_cast<const uint16_t*>(keys) + (high + low) * pitch + middle;
+  const uint16_t* own_values = reinterpret_cast<const uint16_t*>(values) + (middle + low) * pitch + high;
+  float maxima[2] = {minus_infinity, minus_infinity}, totals[2] = {};
+  float sums[MOST_COLUMNS / 8][4] = {};
+  const int tiles = (end - first + TILE - 1) / TILE;
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; tile++) {
+    const int first_position = first + tile * TILE;
+    // No query of the warp sees positions after its last.
+    const bool is_seen = first_position <= last_position;
+    float scores[TILE / 8][4] = {};
+    wait_for_copies_but<1>();
+    __syncthreads();
+    if (is_seen) {
+#pragma unroll 1
+      for (int column = 0; column < size; column += 16) {
+        unsigned query[2][4];
+        for (int index = 0; index < 2; index++) load_matrices(own_queries + index * term + column, query[index]);
+#pragma unroll
+        for (int pair = 0; pair < TILE / 16; pair++) {
+          unsigned key[4];
+          load_matrices(own_keys + pair * 16 * pitch + column, key);
+#pragma unroll
+          for (int second = 0; second < 2; second++) {
+            const unsigned operand[2] = {key[2 * second], key[2 * second + 1]};
+            mma_m16n8k16(scores[2 * pair + second], query[1], operand);
+            mma_m16n8k16(scores[2 * pair + second], query[0], operand);
+          }
+        }
+      }
+      float tile_maxima[2] = {maxima[0], maxima[1]};
+#pragma unroll
+      for (int eight = 0; eight < TILE / 8; eight++) {
+#pragma unroll
+        for (int index = 0; index < 4; index++) {
+          const int row = index / 2, position = first_position + eight * 8 + lane % 4 * 2 + index % 2;
+          float& score = scores[eight][index];
+          score += position_bias(a, heads[row], position);
+          if (position > positions[row] || position < first_of(positions[row])) score = minus_infinity;
+          tile_maxima[row] = fmaxf(tile_maxima[row], score);
+        }
+      }
+      float base[2], rescale[2];
+#pragma unroll
+      for (int row = 0; row < 2; row++) {
+        // Four lanes share a row.
+        for (int step = 1; step < 4; step *= 2) tile_maxima[row] = fmaxf(tile_maxima[row], __shfl_xor_sync(ALL_LANES, tile_maxima[row], step));
+        // A query may see nothing of its first tiles.
+        base[row] = tile_maxima[row] == minus_infinity ? 0.0f : tile_maxima[row];
+        rescale[row] = exp2f(maxima[row] - base[row]);
+        maxima[row] = tile_maxima[row];
+        totals[row] *= rescale[row];
+      }
+#pragma unroll
+      for (int eight = 0; eight < TILE / 8; eight++) {
+#pragma unroll
+        for (int index = 0; index < 4; index++) {
+          float& weight = scores[eight][index];
+          weight = exp2f(weight - base[index / 2]);
+          totals[index / 2] += weight;
+        }
+      }
+#pragma unroll
+      for (int eight = 0; eight < MOST_COLUMNS / 8; eight++) {
+#pragma unroll
+        for (int index = 0; index < 4; index++) sums[eight][index] *= rescale[index / 2];
+      }
+    }
+    __syncthreads();
+    copy_tile(cache.keys, tile + 1, keys);
+    wait_for_copies_but<1>();
+    __syncthreads();
+    if (is_seen) {
+#pragma unroll
+      for (int pair = 0; pair < TILE / 16; pair++) {
+        // Of the rows, then of the rows 8 further, for 8 positions each: as `a` of `mma_m16n8k16`.
+        unsigned weights[2][4];
+#pragma unroll
+        for (int part = 0; part < 4; part++) {
+          const float* both = scores[2 * pair + part / 2] + part % 2 * 2;
+          weights[0][part] = floats_to_f16(both[0], both[1]);
+          weights[1][part] = floats_to_f16(both[0] - f16_to_float(uint16_t(weights[0][part])), both[1] - f16_to_float(uint16_t(weights[0][part] >> 16)));
+        }
+#pragma unroll
+        for (int sixteen = 0; sixteen < MOST_COLUMNS / 16; sixteen++) {
+          if (sixteen * 16 >= size) break;
+          unsigned value[4];
+          load_matrices_transposed(own_values + pair * 16 * pitch + sixteen * 16, value);
+#pragma unroll
+          for (int second = 0; second < 2; second++) {
+            const unsigned operand[2] = {value[2 * second], value[2 * second + 1]};
+            mma_m16n8k16(sums[2 * sixteen + second], weights[1], operand);
+            mma_m16n8k16(sums[2 * sixteen + second], weights[0], operand);
+          }
+        }
+      }
+    }
+    __syncthreads();
+    copy_tile(cache.values, tile + 1, values);
+  }
+#pragma unroll
+  for (int row = 0; row < 2; row++) {
+    float total = totals[row];
+    for (int step = 1; step < 4; step *= 2) total += __shfl_xor_sync(ALL_LANES, total, step);
+    if (first_query + warp * TILE_QUERIES + lane / 4 + 8 * row >= all) continue;
+    const float inverse = 1.0f / total;
+    float* out = a.out + (size_t(tokens[row]) * a.heads + heads[row]) * size + lane % 4 * 2;
+#pragma unroll
+    for (int eight = 0; eight < MOST_COLUMNS / 8; eight++) {
+      if (eight * 8 >= size) break;
+      *reinterpret_cast<float2*>(out + eight * 8) = {sums[eight][2 * row] * inverse, sums[eight][2 * row + 1] * inverse};
+    }
+  }
+}
+
+KERNEL_OF_BLOCKS(ATTENTION_THREADS, 3, attention_tiles_f16, Attention) { attention_tiles(a); }
+
 // One query head per KV head, and several; prompts.
 #define ATTENTION(name, Cache, BLOCKS)                                                                                       \
   KERNEL(WARP, append_kv_##name, Attention) { append_kv<Cache>(a); }                                                         \

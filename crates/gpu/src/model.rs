@@ -242,14 +242,23 @@ impl DeviceModel {
     ) -> Result<(), DeviceError> {
         let tokens = tokens.min(self.shape.context);
         let copied = self.copied.as_ref().map_or(0, CopiedParts::bytes);
-        let fits_prompt = |state: &State| {
-            let copied = self.copied_parts(state.capacity()).map_or(0, |_| copied);
-            fits(state.bytes() + copied)
-        };
-        self.other = self.new_state(tokens, Products::Gemm, fits_prompt)?;
-        if self.copied_parts(self.prompt_tokens()).is_none() {
-            self.copied = None;
+        let fits_prompt = |state: &State| fits(state.bytes() + copied);
+        let mut prompt = None;
+        let mut tokens = tokens;
+        if self.copied.is_some() {
+            // Fewer tokens copy no parts and need no memory for them.
+            let fewer = self.copies_from - 1;
+            prompt = self.new_state(tokens, fewer, Products::Gemm, fits_prompt)?;
+            if prompt.is_none() {
+                self.copied = None;
+                tokens = tokens.min(fewer);
+            }
         }
+        let fits_prompt = |state: &State| fits(state.bytes());
+        if prompt.is_none() {
+            prompt = self.new_state(tokens, Gpu::BATCH, Products::Gemm, fits_prompt)?;
+        }
+        self.other = prompt;
         let copied = self.copied.as_ref().map_or(0, CopiedParts::bytes);
         let prompt = self.other.as_ref().map_or(0, State::bytes) + copied;
         // Those of a single token are replaced.
@@ -260,7 +269,7 @@ impl DeviceModel {
             fits((prompt + state.bytes() + more_logits).saturating_sub(single))
         };
         let mut most = self.most_batch_tokens();
-        while let Some(batch) = self.new_state(most, Products::Gemv, fits_batch)? {
+        while let Some(batch) = self.new_state(most, 1, Products::Gemv, fits_batch)? {
             let (tokens, device) = (batch.capacity(), self.gpu.device());
             let head = self.head.as_mut();
             match head.map_or(Ok(()), |head| head.allocate(tokens, device)) {
@@ -279,19 +288,15 @@ impl DeviceModel {
         Ok(())
     }
 
-    /// Buffers of as many tokens as there is room for, up to `tokens`; `None` for a single one, and for a prompt that a batch has room
-    /// for.
+    /// Buffers of as many tokens as there is room for, up to `tokens`; `None` if there is room for at most `fewer`.
     fn new_state(
         &self,
         mut tokens: usize,
+        fewer: usize,
         products: Products,
         fits: impl Fn(&State) -> bool,
     ) -> Result<Option<State>, DeviceError> {
-        let least = match products {
-            Products::Gemv => 1,
-            Products::Gemm => Gpu::BATCH,
-        };
-        while tokens > least {
+        while tokens > fewer {
             let (gpu, layers) = (&self.gpu, &self.layers);
             let rank = self.copied_parts(tokens).map_or(0, CopiedParts::rank);
             match State::new(gpu, &self.shape, layers, rank, tokens, products) {

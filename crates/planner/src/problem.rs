@@ -115,19 +115,22 @@ pub(crate) fn problem(
         let left = problem.budget.vram_bytes.saturating_sub(taken);
         let most = (left as f64 * PROMPT_SHARE) as u64;
         let batches = problem.gpu_prompt_bytes.iter();
-        let fits = |more: u64| fits_gpu(&problem, predictors.bytes, more);
+        let on_host = |tokens| {
+            memory::host_copy_bytes(config, quant, &problem.budget, predictors.bytes, tokens)
+        };
+        let most_on_host = (problem.budget.ram_bytes as f64 * PROMPT_SHARE) as u64;
+        let fits = |more: u64| fits_gpu(&problem, more);
         // A model that fits the GPU copies nothing, unless parts are pinned to the CPU.
-        let found = batches.copied().find(|(_, bytes)| match prompt_batch {
+        let found = batches.copied().find(|(tokens, bytes)| match prompt_batch {
             Some(_) => !fits(0) || fits(bytes + copied),
-            None => !fits(0) && bytes + copied <= most,
+            None => !fits(0) && bytes + copied <= most && on_host(*tokens) <= most_on_host,
         });
         if let Some((tokens, bytes)) = found {
+            let on_host = on_host(tokens);
             let all = bytes + copied;
             problem.prompt_batch = tokens;
             problem.gpu_scratch_bytes += all;
-            let (budget, bytes) = (&problem.budget, predictors.bytes);
-            problem.cpu_scratch_bytes +=
-                memory::host_copy_bytes(config, quant, budget, bytes, tokens);
+            problem.cpu_scratch_bytes += on_host;
             let larger = |(batch, _): &(usize, u64)| *batch > tokens;
             problem.gpu_prompt_bytes.retain(larger);
             for (_, bytes) in &mut problem.gpu_prompt_bytes {
@@ -138,12 +141,12 @@ pub(crate) fn problem(
     problem
 }
 
-/// Whether all layers, the head and `more` bytes fit in VRAM, if every layer has a predictor of `predictor_bytes`.
-fn fits_gpu(problem: &Problem, predictor_bytes: u64, more: u64) -> bool {
+/// Whether all layers and `more` bytes fit the VRAM; predictors are not counted, as the policies are not known.
+fn fits_gpu(problem: &Problem, more: u64) -> bool {
     let layers = problem.layers.iter().map(|layer| {
         let neurons = layer.frequencies.len() as u64 * layer.neuron_bytes;
-        layer.attention_bytes + layer.kv_bytes + neurons + predictor_bytes
+        layer.attention_bytes + layer.kv_bytes + neurons
     });
     let reserve = problem.gpu_reserve_bytes() + problem.gpu_scratch_bytes;
-    layers.sum::<u64>() + problem.head_bytes + reserve + more <= problem.budget.vram_bytes
+    layers.sum::<u64>() + reserve + more <= problem.budget.vram_bytes
 }

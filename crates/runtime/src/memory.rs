@@ -283,8 +283,9 @@ pub fn host_copy_bytes(
 ) -> u64 {
     let keys = (config.kv_head_count * config.head_size) as u64;
     let hidden = config.hidden_size as u64;
-    let floats = tokens as u64 * (3 * hidden + 2 * keys) + 3 * budget.context_tokens * keys;
-    attention_bytes(config, quant, false) + predictor_bytes + floats * FLOAT
+    let floats = tokens as u64 * (3 * hidden + 2 * keys);
+    let copied = copied_bytes(config, quant, budget, predictor_bytes);
+    copied + floats * FLOAT
 }
 
 /// Upper bound of the buffers of one thread in GEMMs and attention.

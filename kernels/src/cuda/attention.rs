@@ -1,6 +1,6 @@
 //! Attention over the KV cache: the kernels of `attention.cu`.
 
-use powerinfer_tensor::BLOCK;
+use powerinfer_tensor::{BLOCK, CacheFormat};
 
 use super::{
     Buffer, CachePlace, CacheShape, DeviceError, Gpu, GpuNorm, arguments,
@@ -13,8 +13,9 @@ const ATTENTION_THREADS: usize = 128;
 const TILE: usize = WARP;
 /// Query heads of a thread block, if several share a KV head.
 const QUERIES: usize = ATTENTION_THREADS / WARP;
-/// Queries of a thread block in a prompt.
+/// Queries of a thread block in a prompt, and on tensor cores.
 const PROMPT_QUERIES: usize = 16;
+const TILE_QUERIES: usize = 64;
 /// Thread blocks per multiprocessor: each has one tile of keys or values in flight.
 const BLOCKS: usize = 4;
 
@@ -164,6 +165,17 @@ impl Gpu {
             let append = kernel("append_kv", format);
             self.launch(&append, grid, WARP, shared, "a head", &arguments)?;
         }
+        if Self::uses_tiles(tokens, shape) {
+            let pitch = (pieces | 1) * 8;
+            let shared = 2 * TILE_QUERIES * pitch * size_of::<u16>()
+                + floats(ATTENTION_THREADS / WARP * size)
+                + tiles;
+            let queries = (tokens * group).div_ceil(TILE_QUERIES);
+            let grid = [kv_heads as u32, queries as u32, 1];
+            let name = kernel("attention_tiles", format);
+            let threads = ATTENTION_THREADS;
+            return self.launch(&name, grid, threads, shared, "attention", &arguments);
+        }
         if Self::is_prompt(tokens, size) {
             let shared = floats(PROMPT_QUERIES * pieces * width)
                 + PROMPT_QUERIES * TILE * 4
@@ -203,6 +215,12 @@ impl Gpu {
         }
         let splits = self.attention_splits(tokens, heads, shape);
         splits * tokens * heads * (shape.head_size + 2)
+    }
+
+    /// Whether tensor cores multiply tiles of keys and values: those of prompts, in a format and size that they support.
+    fn uses_tiles(tokens: usize, shape: &CacheShape) -> bool {
+        let is_supported = shape.head_size.is_multiple_of(16) && shape.head_size <= 128;
+        shape.format == CacheFormat::F16 && is_supported && tokens > Self::BATCH
     }
 
     /// Whether tokens share tiles of keys and values: not in a batch, whose results are bit-identical to running each token

@@ -63,7 +63,16 @@ impl AttentionCase {
     }
 
     fn check(&self, tokens: usize, context: usize, tolerance: f32) {
-        let values_of = |seed, heads: usize| noise(seed, tokens * heads * self.size);
+        let values_of = |seed, heads: usize| {
+            let mut values = noise(seed, tokens * heads * self.size);
+            if self.format == CacheFormat::F16 {
+                // Without norms and rotations, the cache then has the same numbers.
+                for value in &mut values {
+                    *value = half::f16::from_f32(*value).to_f32();
+                }
+            }
+            values
+        };
         let (queries, keys, values) = (
             values_of(8, self.heads),
             values_of(9, self.kv_heads),
@@ -225,6 +234,24 @@ fn attention_equals_its_formula() {
         ..AttentionCase::new(2, 2, 134)
     }
     .check(40, 64, 4e-3);
+}
+
+#[test]
+fn attention_on_tensor_cores_has_the_precision_of_f32() {
+    for (heads, kv_heads, size, window) in [
+        (4, 2, 32, Some(37)),
+        (3, 3, 16, None),
+        (5, 1, 112, None),
+        (1, 1, 128, Some(3)),
+    ] {
+        AttentionCase {
+            format: CacheFormat::F16,
+            slopes: Some((0..heads).map(|head| 0.5 / (head + 1) as f32).collect()),
+            window,
+            ..AttentionCase::new(heads, kv_heads, size)
+        }
+        .check(150, 200, 1e-5);
+    }
 }
 
 #[test]

@@ -15,7 +15,14 @@ use crate::{RuntimeError, model::Model, selector::Selector};
 /// Whether the kernels support the weight layouts of all layers.
 pub(super) fn can_copy(layers: &[StoredLayer]) -> bool {
     layers.iter().all(|layer| {
-        let linears = [&layer.query, &layer.gate];
+        let linears = [
+            &layer.query,
+            &layer.key,
+            &layer.value,
+            &layer.output,
+            &layer.gate,
+            layer.up.as_ref().unwrap_or(&layer.gate),
+        ];
         linears
             .into_iter()
             .all(|linear| linear.layout == Layout::ByOutput)
