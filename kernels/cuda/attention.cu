@@ -618,22 +618,22 @@ __device__ __forceinline__ void attention_prompt(const Attention& a) {
   }
 }
 
-// Queries of a warp and of a thread block of `attention_tiles`, and columns of the largest heads.
+// Queries per warp and per thread block in `attention_tiles`, and columns of the largest heads that it supports.
 constexpr int TILE_QUERIES = 16, BLOCK_QUERIES = TILE_QUERIES * ATTENTION_WARPS, MOST_COLUMNS = 128;
 
-// As `attention_prompt`, on tensor cores (FlashAttention, Dao et al. 2022), for caches in f16 whose heads have 16, 32, … 128 numbers.
-// Queries and weights are sums of an f16 and the f16 of its residual, so that products have the precision of f32. Fragments of a lane
-// are those of `mma_m16n8k16`: two rows (queries), and two adjacent columns of each tile of 8. Grid: (kv_heads, tiles of queries).
+// Like `attention_prompt`, but on tensor cores (FlashAttention, Dao et al. 2022), for f16 caches whose heads have 16, 32, … 128 numbers.
+// Each query and weight is split into an f16 and the f16 of its residual, so that products have the precision of f32. A lane's fragments
+// are laid out as in `mma_m16n8k16`: two rows (queries), and two adjacent columns of each tile of 8. Grid: (kv_heads, tiles of queries).
 __device__ __forceinline__ void attention_tiles(const Attention& a) {
   const float minus_infinity = __uint_as_float(0xff800000u);
   const int thread = threadIdx.x, lane = lane_index(), warp = warp_index(), kv_head = blockIdx.x, size = a.head_size;
   const TileCopies<F16Cache> copies(size);
-  // Between rows of all tiles, in f16.
+  // Distance between the rows of each tile, in f16 numbers.
   const int pitch = copies.stride * 8;
   const int group = a.heads / a.kv_heads, all = a.tokens * group, first_query = blockIdx.y * BLOCK_QUERIES;
 
   SharedMemory shared;
-  // [term, query, column], [position, column].
+  // `queries`: [term, query, column]; `keys` and `values`: [position, column].
   uint16_t* queries = shared.allocate<uint16_t>(2 * BLOCK_QUERIES * pitch);
   float* head = shared.allocate<float>(ATTENTION_WARPS * size) + warp * size;
   uint4* keys = shared.allocate<uint4>(TILE * copies.stride);
@@ -646,13 +646,13 @@ __device__ __forceinline__ void attention_tiles(const Attention& a) {
   const auto copy_tile = [&](const void* plane, int tile, uint4* to) {
     const int position = first + tile * TILE, rows = max(0, min(TILE, end - position));
     copies.start(static_cast<const uint16_t*>(plane) + (size_t(kv_head) * cache.context + position) * size, rows, to);
-    // Weights of positions past the end are 0, which must not meet a NaN.
+    // Positions past the end have weight 0, but 0 times NaN is NaN: fill them with zeros.
     for (int piece = rows * copies.stride + thread; piece < TILE * copies.stride; piece += ATTENTION_THREADS) to[piece] = uint4{};
   };
   copy_tile(cache.keys, 0, keys);
   copy_tile(cache.values, 0, values);
 
-  // Queries past the last repeat it.
+  // Indices past the last query repeat that query.
   const auto query_at = [&](int index) { return min(first_query + warp * TILE_QUERIES + index, all - 1); };
   const int term = BLOCK_QUERIES * pitch;
 #pragma unroll 1
@@ -692,7 +692,7 @@ __device__ __forceinline__ void attention_tiles(const Attention& a) {
 #pragma unroll 1
   for (int tile = 0; tile < tiles; tile++) {
     const int first_position = first + tile * TILE;
-    // No query of the warp sees positions after its last.
+    // Positions after `last_position` are masked for all queries of the warp.
     const bool is_seen = first_position <= last_position;
     float scores[TILE / 8][4] = {};
     wait_for_copies_but<1>();
@@ -759,7 +759,7 @@ __device__ __forceinline__ void attention_tiles(const Attention& a) {
     if (is_seen) {
 #pragma unroll
       for (int pair = 0; pair < TILE / 16; pair++) {
-        // Of the rows, then of the rows 8 further, for 8 positions each: as `a` of `mma_m16n8k16`.
+        // Operand `a` of `mma_m16n8k16`: for every 8 positions, weights of the lane's first row, then of its second.
         unsigned weights[2][4];
 #pragma unroll
         for (int part = 0; part < 4; part++) {

@@ -246,7 +246,7 @@ impl DeviceModel {
         let mut prompt = None;
         let mut tokens = tokens;
         if self.copied.is_some() {
-            // Fewer tokens copy no parts and need no memory for them.
+            // Passes of fewer tokens copy no parts, so they need no memory for copies.
             let fewer = self.copies_from - 1;
             prompt = self.new_state(tokens, fewer, Products::Gemm, fits_prompt)?;
             if prompt.is_none() {
@@ -288,7 +288,7 @@ impl DeviceModel {
         Ok(())
     }
 
-    /// Buffers of as many tokens as there is room for, up to `tokens`; `None` if there is room for at most `fewer`.
+    /// Buffers for as many tokens as there is room for, up to `tokens`; `None` if there is room for no more than `fewer`.
     fn new_state(
         &self,
         mut tokens: usize,

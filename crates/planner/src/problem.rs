@@ -141,7 +141,7 @@ pub(crate) fn problem(
     problem
 }
 
-/// Whether all layers and `more` bytes fit the VRAM; predictors are not counted, as the policies are not known.
+/// Whether all layers and `more` bytes fit in VRAM. Predictors are not counted, because the policies are not yet known.
 fn fits_gpu(problem: &Problem, more: u64) -> bool {
     let layers = problem.layers.iter().map(|layer| {
         let neurons = layer.frequencies.len() as u64 * layer.neuron_bytes;

@@ -38,7 +38,7 @@ pub struct PlanOptions {
     pub kv_cache: Option<CacheFormat>,
     /// Prompt tokens per pass on the GPU: one of [`GPU_PREFILL_BATCHES`](powerinfer_artifact::plan::GPU_PREFILL_BATCHES), or
     /// [`PREFILL_BATCH`](powerinfer_artifact::plan::PREFILL_BATCH) [default: the largest that needs at most 10% of the VRAM for
-    /// weights, also when a bundle is re-planned].
+    /// weights; re-planning a bundle uses this default too].
     pub prompt_batch: Option<usize>,
     /// Machine to plan for [default: this one; `rtx4090` with this machine's memory if `vram` asks for a GPU that is not
     /// here].

@@ -272,8 +272,8 @@ pub fn copied_bytes(
 }
 
 /// Upper bound of the host memory, in bytes, of a prompt pass of `tokens` tokens that copies the parts that the GPU lacks. It
-/// includes pinned memory for a layer's attention and predictor, inputs and outputs of the layers, and a layer's keys and values before
-/// and after conversion.
+/// includes pinned memory for a layer's attention and predictor, inputs and outputs of the layers, and a layer's earlier keys
+/// and values in the format of the GPU.
 pub fn host_copy_bytes(
     config: &ModelConfig,
     quant: Format,

@@ -2,7 +2,7 @@
 
 use crate::{
     RuntimeError,
-    memory::{copying_pays, cpu_scratch_bytes, scratch_bytes},
+    memory::{cpu_scratch_bytes, scratch_bytes},
     model::Model,
     selector::LayerSelectors,
 };
@@ -163,25 +163,6 @@ pub(crate) fn check(bundle: &Bundle, held: &[MemoryUse]) -> Result<(), RuntimeEr
         }
     }
     Ok(())
-}
-
-/// Whether passes of more than [`PREFILL_BATCH`](crate::memory::PREFILL_BATCH) prompt tokens copy the parts that the GPU lacks. They do
-/// if copying saves time on the hardware that the plan of `bundle` was made for.
-pub(crate) fn copies_parts(bundle: &Bundle) -> bool {
-    let plan = bundle.plan();
-    !is_on_gpu(plan) && copying_pays(&plan.hardware, bundle.quant())
-}
-
-/// Whether `plan` has all layers on the GPU.
-fn is_on_gpu(plan: &Plan) -> bool {
-    plan.layers.iter().all(|layer| {
-        let parts = [
-            layer.attention,
-            layer.kv,
-            layer.predictor.unwrap_or(Device::Gpu),
-        ];
-        layer.hot_count == layer.neuron_count && parts.iter().all(|part| *part == Device::Gpu)
-    })
 }
 
 /// Prefill batch, in tokens, of the plan of `bundle`; the largest one if the plan has no memory account.

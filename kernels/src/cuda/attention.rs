@@ -13,8 +13,9 @@ const ATTENTION_THREADS: usize = 128;
 const TILE: usize = WARP;
 /// Query heads of a thread block, if several share a KV head.
 const QUERIES: usize = ATTENTION_THREADS / WARP;
-/// Queries of a thread block in a prompt, and on tensor cores.
+/// Queries per thread block in a prompt, without tensor cores.
 const PROMPT_QUERIES: usize = 16;
+/// Queries per thread block in a prompt, on tensor cores.
 const TILE_QUERIES: usize = 64;
 /// Thread blocks per multiprocessor: each has one tile of keys or values in flight.
 const BLOCKS: usize = 4;
@@ -217,7 +218,7 @@ impl Gpu {
         splits * tokens * heads * (shape.head_size + 2)
     }
 
-    /// Whether tensor cores multiply tiles of keys and values: those of prompts, in a format and size that they support.
+    /// Whether attention runs on tensor cores: only in prompts, for the cache format and head sizes that the kernel supports.
     fn uses_tiles(tokens: usize, shape: &CacheShape) -> bool {
         let is_supported = shape.head_size.is_multiple_of(16) && shape.head_size <= 128;
         shape.format == CacheFormat::F16 && is_supported && tokens > Self::BATCH

@@ -66,7 +66,7 @@ impl AttentionCase {
         let values_of = |seed, heads: usize| {
             let mut values = noise(seed, tokens * heads * self.size);
             if self.format == CacheFormat::F16 {
-                // Without norms and rotations, the cache then has the same numbers.
+                // Without norms and rotations, the cache then stores these values exactly.
                 for value in &mut values {
                     *value = half::f16::from_f32(*value).to_f32();
                 }

@@ -10,23 +10,28 @@ use powerinfer_gpu::{
 use powerinfer_kernels::cuda::{Device, GpuCache};
 
 use super::{place::device_selector, stored_layer::StoredLayerSource};
-use crate::{RuntimeError, model::Model, selector::Selector};
+use crate::{
+    RuntimeError,
+    memory::{PREFILL_BATCH, copying_pays},
+    model::Model,
+    selector::Selector,
+};
 
-/// Whether the kernels support the weight layouts of all layers.
-pub(super) fn can_copy(layers: &[StoredLayer]) -> bool {
-    layers.iter().all(|layer| {
-        let linears = [
-            &layer.query,
-            &layer.key,
-            &layer.value,
-            &layer.output,
-            &layer.gate,
-            layer.up.as_ref().unwrap_or(&layer.gate),
-        ];
-        linears
-            .into_iter()
-            .all(|linear| linear.layout == Layout::ByOutput)
-    })
+/// Whether prompts of more than [`PREFILL_BATCH`] tokens copy the parts that the device lacks: if the plan has memory for that, and
+/// kernels support the layouts of all weights. For a plan without a memory account, its hardware decides.
+pub(super) fn copies_parts(model: &Model) -> bool {
+    let (plan, quant) = (model.bundle.plan(), model.bundle.quant());
+    let is_planned = if plan.is_placed() {
+        plan.prompt_batch > PREFILL_BATCH
+    } else {
+        copying_pays(&plan.hardware, quant)
+    };
+    let is_by_output = |layer: &StoredLayer| {
+        let attention = [&layer.query, &layer.key, &layer.value, &layer.output];
+        let mut linears = attention.into_iter().chain([&layer.gate]).chain(&layer.up);
+        linears.all(|linear| linear.layout == Layout::ByOutput)
+    };
+    is_planned && model.weights.layers.iter().all(is_by_output)
 }
 
 /// Device memory for the parts of one layer of `model` that `on_device` lacks.

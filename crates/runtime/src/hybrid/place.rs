@@ -19,15 +19,12 @@ use powerinfer_kernels::{
 };
 
 use super::{
-    copied::{can_copy, copied_parts},
+    copied::{copied_parts, copies_parts},
     stored_layer::{StoredLayerSource, upload_stored},
 };
 use crate::{
-    ActivationFormat, RuntimeError,
-    memory::PREFILL_BATCH,
-    memory_use::{copies_parts, planned_prompt_tokens},
-    model::Model,
-    selector::Selector,
+    ActivationFormat, RuntimeError, memory::PREFILL_BATCH, memory_use::planned_prompt_tokens,
+    model::Model, selector::Selector,
 };
 
 /// Uploads what a selector of `hot` neurons needs on the device; `is_here` if the plan has the predictor there.
@@ -114,7 +111,7 @@ pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceMode
         config,
     };
     let slopes = upload.slopes()?;
-    let copies = copies_parts(bundle) && can_copy(&weights.layers);
+    let copies = copies_parts(model);
     let mut layers = Vec::new();
     for (index, (stored, plan)) in weights.layers.iter().zip(&plan.layers).enumerate() {
         let has_attention = plan.attention == plan::Device::Gpu;
@@ -236,9 +233,8 @@ pub(crate) fn allocate_prompt_buffers(
     let mut most = planned_prompt_tokens(bundle);
     if !device.computes_all_layers() {
         // The host computes its parts for at most `PREFILL_BATCH` tokens at a time.
-        let copies = copies_parts(bundle) && can_copy(&model.weights.layers);
-        let parts = (copies && most > PREFILL_BATCH)
-            .then(|| copied_parts(&Arc::clone(device.device()), device, model));
+        let parts =
+            copies_parts(model).then(|| copied_parts(&Arc::clone(device.device()), device, model));
         match parts {
             Some(Ok(parts)) => device.use_copied_parts(parts, PREFILL_BATCH + 1),
             None | Some(Err(RuntimeError::Device(DeviceError::OutOfMemory { .. }))) => {

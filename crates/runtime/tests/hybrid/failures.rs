@@ -121,6 +121,39 @@ fn a_failed_launch_is_an_error_that_leaves_the_sequence_as_it_was() {
 }
 
 #[test]
+fn a_launch_that_fails_in_a_copied_pass_leaves_the_sequence_as_it_was() {
+    let mut case = Case::open("llama-relu-gqa");
+    case.copies_cold_neurons = true;
+    let tokens: Vec<u32> = case.prompt.iter().copied().cycle().take(150).collect();
+    let mut failures = 0;
+    let mut want = Vec::new();
+    // Never, and in each part of a pass.
+    for launches in (20..160).step_by(14).chain([usize::MAX >> 1]).rev() {
+        let Some(device) = test_emulator(2, Order::Forward) else {
+            return;
+        };
+        let device = Arc::new(device.failing_after(launches));
+        let mut model = case.with(device, &PLACEMENTS);
+        let mut logits = Vec::new();
+        for part in [&tokens[..75], &tokens[75..149], &tokens[149..]] {
+            let before = model.position();
+            let found = model.forward(part).or_else(|error| {
+                failures += 1;
+                assert!(error.to_string().contains("made to fail"), "{error}");
+                assert_eq!(model.position(), before);
+                model.forward(part)
+            });
+            logits.extend(found.unwrap().into_iter().map(f32::to_bits));
+        }
+        if want.is_empty() {
+            want.clone_from(&logits);
+        }
+        assert!(logits == want, "{launches}");
+    }
+    assert!(failures > 3, "{failures}");
+}
+
+#[test]
 fn a_failed_capture_is_reported() {
     let case = Case::open("llama-relu-gqa");
     for (capture, part) in [(Fails, "made to fail"), (Unsupported, "does not capture")] {
