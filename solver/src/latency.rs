@@ -96,7 +96,7 @@ pub(crate) fn chain(problem: &Problem, candidates: &[Vec<Candidate>]) -> Chain {
 
 /// Whether the budget of some GPU covers what its use takes before any part is placed on it; without that,
 /// not even parts of 0 bytes can be on a GPU.
-fn has_gpu(problem: &Problem) -> bool {
+pub(crate) fn has_gpu(problem: &Problem) -> bool {
     let reserve = reserve_bytes(problem);
     let budgets = problem.budget.vram_per_gpu();
     problem.gpu().is_some() && budgets.iter().any(|vram| *vram >= reserve)

@@ -5,7 +5,7 @@ use powerinfer_artifact::plan::Device;
 
 use crate::{
     Backend, Candidate, Options, Problem, SolveError,
-    account::too_small,
+    account::{bytes_on, lines, too_small},
     baselines,
     candidate::with_modes,
     chain::Chain,
@@ -147,6 +147,18 @@ pub(crate) fn solve_latency(
     options: &Options,
 ) -> Result<(Solved, Vec<usize>), SolveError> {
     let chain = latency::chain(problem, candidates);
+    let pinned = Placement::cold(problem).with_pinned(problem);
+    let pinned = bytes_on(Device::Gpu, &lines(problem, &pinned));
+    if pinned > 0 && !latency::has_gpu(problem) {
+        // Some stage has no choice.
+        let needed = pinned.saturating_sub(reserve_bytes(problem));
+        return Err(explain(
+            problem,
+            candidates,
+            &chain,
+            Infeasible::Gpu { needed },
+        ));
+    }
     let solved = solve_chain(&chain, options, GOOD_ENOUGH)
         .map_err(|infeasible| explain(problem, candidates, &chain, infeasible))?;
     let answer = solved.answer;
@@ -230,10 +242,37 @@ fn explain(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        account::{bytes_on, lines},
-        samples,
-    };
+    use crate::samples;
+
+    #[test]
+    fn parts_pinned_to_a_gpu_whose_budget_is_below_the_reserve_do_not_fit() {
+        let mut problem = samples::small();
+        problem.layers[1].pins.attention = Some(Device::Gpu);
+        problem.budget.vram_bytes = reserve_bytes(&problem) - 1;
+        let candidates: Vec<Vec<Candidate>> = (problem.layers.iter())
+            .map(|layer| {
+                vec![Candidate {
+                    mode: layer.mode,
+                    frequencies: layer.frequencies.clone(),
+                    predictor_bytes: layer.predictor_bytes,
+                    allowed: true,
+                }]
+            })
+            .collect();
+        let options = Options::default();
+        let latency = solve_latency(&problem, &candidates, &options).map(|(solved, _)| solved);
+        for found in [latency, solve_impact(&problem, &options)] {
+            let error = found.err().unwrap();
+            let is_small = matches!(
+                error,
+                SolveError::TooSmall {
+                    device: Device::Gpu,
+                    ..
+                }
+            );
+            assert!(is_small, "{error}");
+        }
+    }
 
     #[test]
     fn a_simple_placement_keeps_the_budget_and_takes_the_fastest_candidates() {

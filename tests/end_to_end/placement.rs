@@ -107,6 +107,25 @@ fn pins_are_kept_and_impossible_ones_are_refused() {
     pinned(&["--pin", "ffn=gpu"]).bad(2, &["such as `attention=gpu`"]);
     let none = dry_run(&sandbox, &["--vram", "0G", "--pin", "head=gpu"]);
     none.bad(1, &["pinned to the GPU", "hint: allow VRAM"]);
+    for objective in ["latency", "impact"] {
+        // Less than any use of the GPU needs.
+        let options = [
+            "--vram",
+            "10M",
+            "--pin",
+            "attention=gpu",
+            "--objective",
+            objective,
+        ];
+        let none = dry_run(&sandbox, &options);
+        none.bad(
+            1,
+            &[
+                "does not fit: gpu memory is 10.0 MiB",
+                "hint: raise `--vram`",
+            ],
+        );
+    }
     let little = dry_run(&sandbox, &["--vram", "68M", "--pin", "layers=gpu"]);
     little.bad(
         1,
