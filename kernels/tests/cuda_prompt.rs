@@ -60,7 +60,7 @@ fn gemm_equals_that_of_the_cpu() {
                 on_every_device(|device| {
                     let gpu = Gpu::new(Arc::clone(device), arithmetic);
                     let linear = GpuLinear::upload(device, &packed.as_view(), Some(&bias)).unwrap();
-                    let mut x_f16 = gpu.new_f16_buffer(tokens + 3, columns + 9).unwrap();
+                    let mut x_f16 = gpu.new_f16_buffer(tokens + 3, columns + 9, format).unwrap();
                     let sums = gpu.new_split_sums(&[[columns, rows]], tokens).unwrap();
                     let x = upload(device, &x);
                     gpu.to_f16(&x, tokens, None, format, &mut x_f16, None)
@@ -125,7 +125,7 @@ fn long_sums_of_one_sign_keep_f32_precision() {
         on_every_device(|device| {
             let gpu = Gpu::new(Arc::clone(device), Arithmetic::Float);
             let linear = GpuLinear::upload(device, &packed.as_view(), None).unwrap();
-            let mut x_f16 = gpu.new_f16_buffer(tokens, columns).unwrap();
+            let mut x_f16 = gpu.new_f16_buffer(tokens, columns, Format::F32).unwrap();
             let sums = gpu.new_split_sums(&[[columns, rows]], tokens).unwrap();
             gpu.to_f16(
                 &upload(device, &x),
@@ -166,7 +166,7 @@ fn small_values_keep_their_precision_through_the_scale_per_token() {
     on_every_device(|device| {
         let gpu = Gpu::new(Arc::clone(device), Arithmetic::Float);
         let linear = GpuLinear::upload(device, &packed.as_view(), None).unwrap();
-        let mut x_f16 = gpu.new_f16_buffer(2, columns).unwrap();
+        let mut x_f16 = gpu.new_f16_buffer(2, columns, Format::F16).unwrap();
         let sums = gpu.new_split_sums(&[[columns, rows]], 2).unwrap();
         gpu.to_f16(&upload(device, &x), 2, None, Format::F16, &mut x_f16, None)
             .unwrap();
@@ -190,7 +190,7 @@ fn nan_and_infinity_propagate() {
             [1.0, 2.0, f32::INFINITY, 0.0],
             [0.0; 4],
         ];
-        let mut x_f16 = gpu.new_f16_buffer(3, 4).unwrap();
+        let mut x_f16 = gpu.new_f16_buffer(3, 4, Format::F16).unwrap();
         let sums = gpu.new_split_sums(&[[4, 3]], 3).unwrap();
         let x = upload(device, x.as_flattened());
         gpu.to_f16(&x, 3, None, Format::F16, &mut x_f16, None)
@@ -218,15 +218,8 @@ fn down_equals_that_of_the_cpu_for_many_tokens() {
             on_every_device(|device| {
                 let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
                 let view = packed.as_view();
-                let ffn = Ffn {
-                    gate: GpuLinear::upload(device, &view, None).unwrap(),
-                    up: None,
-                    down: GpuMatrix::upload(device, &view).unwrap(),
-                    bias: None,
-                    kind: FfnKind::Plain,
-                    activation: Activation::Relu,
-                };
-                let mut x_f16 = gpu.new_f16_buffer(tokens, hot).unwrap();
+                let down = GpuMatrix::upload(device, &view).unwrap();
+                let mut x_f16 = gpu.new_f16_buffer(tokens, hot, format).unwrap();
                 let sums = gpu.new_split_sums(&[[hot, hidden]], tokens).unwrap();
                 gpu.to_f16(
                     &upload(device, &products),
@@ -238,7 +231,8 @@ fn down_equals_that_of_the_cpu_for_many_tokens() {
                 )
                 .unwrap();
                 let mut out = upload(device, &before);
-                gpu.gemm_down(&x_f16, &ffn, &sums, DownAddends::default(), &mut out)
+                let (rows, addends) = (0..hot, DownAddends::default());
+                gpu.gemm_down(&x_f16, &down, &rows, &sums, addends, &mut out)
                     .unwrap();
                 let found = out.to_vec().unwrap();
                 // f16 has 11 significant bits.
@@ -315,9 +309,10 @@ fn check_ffn(
         let share = HostBuffer::new(device, tokens * hidden).unwrap();
         share.write_f32(&cold);
 
-        // As a batch.
-        let (mut x_f16, sums, mut scratch) = (
-            gpu.new_f16_buffer(tokens, hidden.max(hot)).unwrap(),
+        // As a batch, in two pieces.
+        let new_f16 = |columns| gpu.new_f16_buffer(tokens, columns, format).unwrap();
+        let (mut x_f16, mut products) = (new_f16(hidden), new_f16(hot));
+        let (sums, mut scratch) = (
             gpu.new_split_sums(&[[hidden, hot], [hot, hidden]], tokens)
                 .unwrap(),
             gpu.down_scratch([].into_iter(), 1).unwrap(),
@@ -333,34 +328,46 @@ fn check_ffn(
         )
         .unwrap();
         gpu.signal_host(host).unwrap();
-        let (mut gates, mut ups) = (zeros(device, tokens * hot), zeros(device, tokens * hot));
-        gpu.gemm(&x_f16, &ffn.gate, &sums, &mut gates, false)
-            .unwrap();
-        if let Some(up) = &ffn.up {
-            gpu.gemm(&x_f16, up, &sums, &mut ups, false).unwrap();
-        }
         let mask_on_device = Buffer::from_slice(device, &mask).unwrap();
-        gpu.activate_gate_up(
-            &ffn,
-            filter,
-            &mut gates,
-            ffn.up.is_some().then_some(&ups),
-            is_masked.then_some(TokenMasks {
-                mask: &mask_on_device,
-                neurons,
-                first: 0,
-            }),
-            &mut x_f16,
-            &mut scratch,
-        )
-        .unwrap();
         let mut hidden_on_device = upload(device, &before);
-        let addends = DownAddends {
-            offset: Some(&offset),
-            cold: Some(&share),
-        };
-        gpu.gemm_down(&x_f16, &ffn, &sums, addends, &mut hidden_on_device)
+        let half = hot / 2 + 1;
+        for rows in [0..half, half..hot] {
+            let products_of = |linear: &GpuLinear| {
+                let mut out = zeros(device, tokens * rows.len());
+                gpu.gemm_rows(&x_f16, linear, &rows, &sums, &mut out, false)
+                    .unwrap();
+                out
+            };
+            let mut gates = products_of(&ffn.gate);
+            let ups = ffn.up.as_ref().map(products_of);
+            gpu.activate_gate_up(
+                &ffn,
+                &rows,
+                filter,
+                &mut gates,
+                ups.as_ref(),
+                is_masked.then_some(TokenMasks {
+                    mask: &mask_on_device,
+                    neurons,
+                    first: 0,
+                }),
+                &mut products,
+                &mut scratch,
+            )
             .unwrap();
+            let addends = if rows.end == hot {
+                DownAddends {
+                    bias: ffn.bias.as_ref(),
+                    offset: Some(&offset),
+                    cold: Some(&share),
+                }
+            } else {
+                DownAddends::default()
+            };
+            let (down, out) = (&ffn.down, &mut hidden_on_device);
+            gpu.gemm_down(&products, down, &rows, &sums, addends, out)
+                .unwrap();
+        }
         let found = hidden_on_device.to_vec().unwrap();
         let down_rows = scratch.counts().unwrap().down_rows;
         assert_eq!(

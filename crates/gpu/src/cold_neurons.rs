@@ -196,9 +196,10 @@ impl DeviceModel {
                 neurons: layer.neurons,
                 first,
             });
+            let all = 0..piece.count;
             activate_batch(
                 &self.gpu,
-                &piece.ffn,
+                (&piece.ffn, &all),
                 found.selector.filter(Some([&piece.scale, &piece.centre])),
                 masks,
                 (&prompt.input, &prompt.sums),
@@ -207,7 +208,8 @@ impl DeviceModel {
             )?;
             self.gpu.gemm_down(
                 &prompt.products,
-                &piece.ffn,
+                &piece.ffn.down,
+                &all,
                 &prompt.sums,
                 DownAddends::default(),
                 &mut state.hidden,

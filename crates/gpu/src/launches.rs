@@ -1,6 +1,7 @@
 //! Steps of a layer on the device, in the order of the forward pass, and the exchange with the host.
 
 use std::{
+    ops::Range,
     sync::atomic::Ordering,
     time::{Duration, Instant},
 };
@@ -11,7 +12,8 @@ use powerinfer_kernels::cuda::{
 };
 
 use crate::{
-    CopiedParts, DeviceFfn, DeviceModel, DeviceSelector, copied_parts::attention_of, head::Embedded,
+    CopiedParts, DeviceFfn, DeviceModel, DeviceSelector, copied_parts::attention_of,
+    head::Embedded, state::pieces,
 };
 
 /// How long the host waits for the device before it gives up.
@@ -29,32 +31,32 @@ pub enum FfnInput {
     Residual,
 }
 
-/// Computes the factors of the rows of down for several tokens from their input in 16 bits; the products of gate and
-/// up are kept in `gate` and `up`.
+/// Computes the factors of the rows of down for several tokens, for the neurons `rows`, from their input in 16 bits; the products
+/// of gate and up are kept in `gate` and `up`.
 pub(crate) fn activate_batch(
     gpu: &Gpu,
-    ffn: &Ffn,
+    (ffn, rows): (&Ffn, &Range<usize>),
     filter: NeuronFilter<'_>,
     masks: Option<TokenMasks<'_>>,
     (input, sums): (&F16Buffer, &SplitSums),
     (gate, up, out): (&mut Buffer<f32>, &mut Buffer<f32>, &mut F16Buffer),
     scratch: &mut DownScratch,
 ) -> Result<(), DeviceError> {
-    let count = input.tokens() * ffn.down.rows();
+    let count = input.tokens() * rows.len();
     gate.set_len(count);
     if count == 0 {
         return out.clear(input.tokens());
     }
-    gpu.gemm(input, &ffn.gate, sums, gate, false)?;
+    gpu.gemm_rows(input, &ffn.gate, rows, sums, gate, false)?;
     let up = match &ffn.up {
         None => None,
         Some(linear) => {
             up.set_len(count);
-            gpu.gemm(input, linear, sums, up, false)?;
+            gpu.gemm_rows(input, linear, rows, sums, up, false)?;
             Some(&*up)
         }
     };
-    gpu.activate_gate_up(ffn, filter, gate, up, masks, out, scratch)
+    gpu.activate_gate_up(ffn, rows, filter, gate, up, masks, out, scratch)
 }
 
 /// Hidden state and host memory.
@@ -390,7 +392,8 @@ impl DeviceModel {
         }
     }
 
-    /// Computes gate and up of the hot neurons; `for_host` also writes the FFN's input to host memory.
+    /// Computes gate and up of the hot neurons; `for_host` also writes the FFN's input to host memory. In a prompt, all pieces of
+    /// neurons but the last are also multiplied by down.
     pub fn gate_up(
         &mut self,
         index: usize,
@@ -430,17 +433,26 @@ impl DeviceModel {
                 neurons: layer.neurons,
                 first: 0,
             });
-            let products = (&mut state.products, &mut prompt.up, &mut prompt.products);
-            let (gpu, scratch) = (&self.gpu, &mut state.down);
-            return activate_batch(
-                gpu,
-                &found.ffn,
-                filter,
-                masks,
-                (&prompt.input, &prompt.sums),
-                products,
-                scratch,
-            );
+            let (ffn, hot) = (&found.ffn, layer.hot_count());
+            for rows in pieces(hot, prompt.most_neurons) {
+                let products = (&mut state.products, &mut prompt.up, &mut prompt.products);
+                activate_batch(
+                    &self.gpu,
+                    (ffn, &rows),
+                    filter,
+                    masks,
+                    (&prompt.input, &prompt.sums),
+                    products,
+                    &mut state.down,
+                )?;
+                if rows.end < hot {
+                    let (x, addends) = (&prompt.products, DownAddends::default());
+                    let (down, out) = (&ffn.down, &mut state.hidden);
+                    self.gpu
+                        .gemm_down(x, down, &rows, &prompt.sums, addends, out)?;
+                }
+            }
+            return Ok(());
         }
         let products = &mut state.products;
         self.gpu.gate_up(
@@ -481,13 +493,17 @@ impl DeviceModel {
         let state = &mut self.state;
         if let Some(prompt) = &state.prompt {
             let addends = DownAddends {
+                bias: found.ffn.bias.as_ref(),
                 offset: found.offset.as_ref(),
                 cold: cold.then_some(&state.cold),
             };
             let (products, sums) = (&prompt.products, &prompt.sums);
+            let (down, out) = (&found.ffn.down, &mut state.hidden);
+            let rows = pieces(layer.hot_count(), prompt.most_neurons).next_back();
+            let rows = rows.expect("at least one piece");
             return self
                 .gpu
-                .gemm_down(products, &found.ffn, sums, addends, &mut state.hidden);
+                .gemm_down(products, down, &rows, sums, addends, out);
         }
         let share = ColdSum {
             sum: &state.cold,

@@ -11,7 +11,7 @@ use crate::{
     CopiedParts, DeviceHead, DeviceLayer,
     head::Embedded,
     segments::GraphSegments,
-    state::{Products, State},
+    state::{PROMPT, Products, State},
 };
 
 /// Sizes of a model and of its KV cache.
@@ -27,6 +27,8 @@ pub struct ModelShape {
     pub kv_heads: usize,
     /// Numbers of a head.
     pub head_size: usize,
+    /// Whether the FFN reads the same hidden state as attention.
+    pub is_parallel: bool,
     /// Pairs of numbers of a head that are rotated.
     pub rotated_pairs: usize,
     /// Maximum number of positions of a KV cache.
@@ -44,6 +46,7 @@ impl ModelShape {
             heads: config.head_count,
             kv_heads: config.kv_head_count,
             head_size: config.head_size,
+            is_parallel: config.block.is_parallel(),
             rotated_pairs: match &config.positions {
                 Positions::Rotary(rotary) => rotary.frequencies.len(),
                 _ => 0,
@@ -109,7 +112,7 @@ impl DeviceModel {
         layers: Vec<DeviceLayer>,
         head: Option<DeviceHead>,
     ) -> Result<Self, DeviceError> {
-        let state = State::new(&gpu, &shape, &layers, 0, 1, Products::Gemv)?;
+        let state = State::new(&gpu, &shape, &layers, None, 1, Products::Gemv)?;
         Self::with_state(gpu, shape, layers, head, state)
     }
 
@@ -248,7 +251,7 @@ impl DeviceModel {
         if self.copied.is_some() {
             // Passes of fewer tokens copy no parts, so they need no memory for copies.
             let fewer = self.copies_from - 1;
-            prompt = self.new_state(tokens, fewer, Products::Gemm, fits_prompt)?;
+            prompt = self.new_state(tokens, fewer, PROMPT, fits_prompt)?;
             if prompt.is_none() {
                 self.copied = None;
                 tokens = tokens.min(fewer);
@@ -256,7 +259,7 @@ impl DeviceModel {
         }
         let fits_prompt = |state: &State| fits(state.bytes());
         if prompt.is_none() {
-            prompt = self.new_state(tokens, Gpu::BATCH, Products::Gemm, fits_prompt)?;
+            prompt = self.new_state(tokens, Gpu::BATCH, PROMPT, fits_prompt)?;
         }
         self.other = prompt;
         let copied = self.copied.as_ref().map_or(0, CopiedParts::bytes);
@@ -298,8 +301,8 @@ impl DeviceModel {
     ) -> Result<Option<State>, DeviceError> {
         while tokens > fewer {
             let (gpu, layers) = (&self.gpu, &self.layers);
-            let rank = self.copied_parts(tokens).map_or(0, CopiedParts::rank);
-            match State::new(gpu, &self.shape, layers, rank, tokens, products) {
+            let copied = self.copied_parts(tokens);
+            match State::new(gpu, &self.shape, layers, copied, tokens, products) {
                 Ok(state) if fits(&state) => return Ok(Some(state)),
                 Ok(_) | Err(DeviceError::OutOfMemory { .. }) => {}
                 Err(other) => return Err(other),

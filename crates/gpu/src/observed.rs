@@ -85,8 +85,10 @@ impl ObservedLayer {
         let counts = gpu.new_activity_counts(neurons, parts, windows)?;
         let layers = vec![on_device];
         let mut tokens = BATCH.min(longest).max(2);
+        // Activations of all neurons are read together.
+        let products = Products::Gemm { neurons };
         let state = loop {
-            match State::new(&gpu, &shape, &layers, 0, tokens, Products::Gemm) {
+            match State::new(&gpu, &shape, &layers, None, tokens, products) {
                 Err(DeviceError::OutOfMemory { .. }) if tokens > 2 => tokens = tokens.div_ceil(2),
                 other => break other?,
             }

@@ -1,12 +1,15 @@
 //! Buffers of the tokens that run: vectors on the device, and memory that both sides access.
 
+use std::ops::Range;
+
 use powerinfer_kernels::cuda::{
-    Buffer, CachePlace, DeviceError, DownScratch, F16Buffer, Gpu, GpuCache, HostBuffer, KeptInput,
-    NeuronCounts, SplitSums,
+    Buffer, CachePlace, DeviceError, DownScratch, F16Buffer, Gpu, GpuCache, GpuMatrix, HostBuffer,
+    KeptInput, NeuronCounts, SplitSums,
 };
+use powerinfer_tensor::Format;
 
 use crate::{
-    DeviceLayer, ModelShape,
+    CopiedParts, DeviceLayer, ModelShape,
     cold_neurons::{COPIED_NEURONS, Piece},
 };
 
@@ -16,7 +19,27 @@ pub(crate) enum Products {
     /// By products of vectors: a token, or a batch of up to [`Gpu::BATCH`].
     Gemv,
     /// By products of matrices: a prompt.
-    Gemm,
+    Gemm {
+        /// Most neurons on the device that are multiplied at a time.
+        neurons: usize,
+    },
+}
+
+/// Products of a prompt. More neurons at a time would fill a GPU no better, and their products need more memory.
+pub(crate) const PROMPT: Products = Products::Gemm {
+    neurons: RESIDENT_NEURONS,
+};
+
+/// Most neurons of a layer on the device that a prompt multiplies at a time.
+pub(crate) const RESIDENT_NEURONS: usize = 4096;
+
+/// Splits `count` neurons into pieces of at most `most`; at least one piece, which may be empty.
+pub(crate) fn pieces(
+    count: usize,
+    most: usize,
+) -> impl DoubleEndedIterator<Item = Range<usize>> + use<> {
+    let pieces = count.div_ceil(most).max(1);
+    (0..pieces).map(move |piece| piece * most..count.min((piece + 1) * most))
 }
 
 /// Buffers of up to [`capacity`](State::capacity) tokens.
@@ -29,7 +52,7 @@ pub(crate) struct State {
     /// The first of them, as the host knows them.
     known_caches: Vec<CachePlace>,
     pub(crate) hidden: Buffer<f32>,
-    /// Input of the FFN if attention has already been added to `hidden`.
+    /// Input of the FFN in parallel blocks, in which attention has already been added to `hidden`.
     pub(crate) residual: Buffer<f32>,
     pub(crate) query: Buffer<f32>,
     pub(crate) key: Buffer<f32>,
@@ -43,11 +66,11 @@ pub(crate) struct State {
     pub(crate) attention_counters: Buffer<u32>,
     /// Hidden units of a predictor, `[tokens, rank]`.
     pub(crate) units: Buffer<f32>,
-    /// The FFN's input in 8 bits, as the predictor has read it.
+    /// The FFN's input in 8 bits, as the predictor has read it; not in a prompt.
     pub(crate) kept: KeptInput,
     /// Predicted neurons, a bit each.
     pub(crate) mask: Buffer<u32>,
-    /// Factors of the rows of down: `[tokens, hot]`.
+    /// Factors of the rows of down: `[tokens, hot]`, in a prompt those of a piece.
     pub(crate) products: Buffer<f32>,
     pub(crate) down: DownScratch,
     /// The FFN's input, for the host.
@@ -68,6 +91,19 @@ pub(crate) struct State {
     pub(crate) counts: NeuronCounts,
 }
 
+/// The format among those of the weights, copied ones included, whose inputs need most terms in 16 bits.
+fn finest_format(layers: &[DeviceLayer], copied: Option<&CopiedParts>) -> Format {
+    let own = layers.iter().filter_map(|layer| layer.attention.as_ref());
+    let attentions = own.chain(copied.and_then(CopiedParts::attention));
+    let projections =
+        attentions.flat_map(|attention| [&attention.query.matrix, &attention.output.matrix]);
+    let ffns = layers.iter().filter_map(|layer| layer.ffn.as_ref());
+    let neurons = ffns.flat_map(|found| [&found.ffn.gate.matrix, &found.ffn.down]);
+    let mut formats = projections.chain(neurons).map(GpuMatrix::format);
+    let is_exact = formats.any(|format| format == Format::F32);
+    if is_exact { Format::F32 } else { Format::Q8_0 }
+}
+
 /// Buffers of products of matrices.
 #[derive(Debug)]
 pub(crate) struct Prompt {
@@ -76,19 +112,21 @@ pub(crate) struct Prompt {
     /// Factors of the rows of down in 16 bits.
     pub(crate) products: F16Buffer,
     pub(crate) sums: SplitSums,
-    /// `[tokens, hot]`.
+    /// `[tokens, neurons of a piece]`.
     pub(crate) up: Buffer<f32>,
+    /// Most neurons on the device that are multiplied at a time.
+    pub(crate) most_neurons: usize,
     /// Cold neurons in copies that alternate.
     pub(crate) pieces: Option<[Piece; 2]>,
 }
 
 impl State {
-    /// Zeroed buffers of up to `tokens` tokens of a model; `rank` is the largest rank of the copied predictors.
+    /// Zeroed buffers of up to `tokens` tokens of a model, which may use `copied` parts.
     pub(crate) fn new(
         gpu: &Gpu,
         shape: &ModelShape,
         layers: &[DeviceLayer],
-        rank: usize,
+        copied: Option<&CopiedParts>,
         tokens: usize,
         products: Products,
     ) -> Result<Self, DeviceError> {
@@ -100,6 +138,7 @@ impl State {
             heads,
             kv_heads,
             head_size,
+            is_parallel,
             rotated_pairs,
             ..
         } = *shape;
@@ -110,18 +149,23 @@ impl State {
         let streamed = || {
             let streams = |layer: &&DeviceLayer| {
                 let streams = layer.streams_from.is_some_and(|least| tokens >= least);
-                products == Products::Gemm && layer.ffn.is_some() && streams
+                products != Products::Gemv && layer.ffn.is_some() && streams
             };
             layers.iter().filter(streams)
         };
         let cold = streamed().map(|layer| layer.neurons - layer.hot_count());
         let most_cold = cold.max().unwrap_or(0);
-        let wide = hot.max(most_cold.min(COPIED_NEURONS));
+        let (most_neurons, vectors) = match products {
+            Products::Gemv => (usize::MAX, tokens),
+            Products::Gemm { neurons } => (neurons, 0),
+        };
+        let wide = hot.min(most_neurons).max(most_cold.min(COPIED_NEURONS));
+        let format = finest_format(layers, copied);
         let prompt = match products {
             Products::Gemv => None,
-            Products::Gemm => Some(Prompt {
-                input: gpu.new_f16_buffer(tokens, hidden.max(queries))?,
-                products: gpu.new_f16_buffer(tokens, wide)?,
+            Products::Gemm { .. } => Some(Prompt {
+                input: gpu.new_f16_buffer(tokens, hidden.max(queries), format)?,
+                products: gpu.new_f16_buffer(tokens, wide, format)?,
                 sums: gpu.new_split_sums(
                     &[
                         [hidden, queries.max(keys).max(wide)],
@@ -130,6 +174,7 @@ impl State {
                     tokens,
                 )?,
                 up: floats(wide)?,
+                most_neurons,
                 pieces: match streamed().find_map(|layer| layer.ffn.as_ref()) {
                     None => None,
                     Some(ffn) => {
@@ -143,7 +188,7 @@ impl State {
         let downs = ffns().map(|ffn| &ffn.ffn.down).filter(|_| prompt.is_none());
         let down = gpu.down_scratch(downs, tokens)?;
         let ranks = ffns().map(|ffn| ffn.selector.rank());
-        let rank = ranks.fold(rank, usize::max);
+        let rank = ranks.fold(copied.map_or(0, CopiedParts::rank), usize::max);
         // Few tokens are shared between more thread blocks.
         let partial = [1, tokens.min(Gpu::BATCH), tokens]
             .map(|tokens| gpu.attention_scratch_len(tokens, heads, &shape.cache()))
@@ -154,7 +199,7 @@ impl State {
             caches: Buffer::new(device, tokens * layers.len())?,
             known_caches: Vec::new(),
             hidden: floats(hidden)?,
-            residual: floats(hidden)?,
+            residual: floats(if is_parallel { hidden } else { 0 })?,
             query: floats(queries)?,
             key: floats(keys)?,
             value: floats(keys)?,
@@ -165,7 +210,7 @@ impl State {
             attention_partial: Buffer::new(device, partial.unwrap_or(0))?,
             attention_counters: Buffer::new(device, tokens * heads)?,
             units: floats(rank)?,
-            kept: KeptInput::new(device, hidden, tokens)?,
+            kept: KeptInput::new(device, hidden, vectors)?,
             mask: Buffer::new(device, words)?,
             products: floats(wide)?,
             down,

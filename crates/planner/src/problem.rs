@@ -83,21 +83,21 @@ pub(crate) fn problem(
         vocabulary: config.vocabulary_size,
     };
     let rank = predictors.rank;
+    let on_gpu = |tokens| memory::device_scratch_bytes(config, quant, &budget, rank, tokens);
+    let gpu_scratch_bytes = on_gpu(PREFILL_BATCH);
+    let gpu_prompt_bytes = GPU_PREFILL_BATCHES
+        .into_iter()
+        .filter(|tokens| prompt_batch.is_none_or(|most| *tokens <= most))
+        .map(|tokens| (tokens, on_gpu(tokens) - gpu_scratch_bytes))
+        .collect();
     let mut problem = Problem {
         layers: vec![layer; config.layer_count],
         embedding_bytes: memory::embedding_bytes(config, quant),
         head_bytes: memory::head_bytes(config, quant),
         tied_head: config.tied_embeddings,
-        gpu_scratch_bytes: memory::device_scratch_bytes(config, quant, context, rank),
+        gpu_scratch_bytes,
         prompt_batch: PREFILL_BATCH,
-        gpu_prompt_bytes: GPU_PREFILL_BATCHES
-            .into_iter()
-            .filter(|tokens| prompt_batch.is_none_or(|most| *tokens <= most))
-            .map(|tokens| {
-                let bytes = memory::device_prompt_bytes(config, context, rank, tokens);
-                (tokens, bytes)
-            })
-            .collect(),
+        gpu_prompt_bytes,
         cpu_scratch_bytes: memory::cpu_scratch_bytes(config, context, rank),
         hidden_bytes: config.hidden_size as u64 * 4,
         group_size: GROUP_SIZE,

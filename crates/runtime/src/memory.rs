@@ -6,12 +6,8 @@
 
 use powerinfer_artifact::{hardware::Hardware, plan::Budget, predictor_file::PredictorSummary};
 use powerinfer_bundle::{neuron_bytes, weight_bytes, weight_bytes_by_input};
-use powerinfer_gpu::COPIED_NEURONS;
-use powerinfer_kernels::{
-    PackedActivations, QuantisedActivations,
-    cuda::{CachePlace, SplitSums},
-    kernel_scratch_bytes,
-};
+use powerinfer_gpu::DeviceScratch;
+use powerinfer_kernels::{PackedActivations, QuantisedActivations, kernel_scratch_bytes};
 use powerinfer_model::{LayerWeight, ModelConfig, Weight};
 use powerinfer_tensor::{BLOCK, CacheFormat, Format, SignMatrix};
 
@@ -199,51 +195,22 @@ pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     (tokens + spans + context) * FLOAT
 }
 
-/// Bytes of a device's results, counters and sums across thread blocks; they hardly depend on the model.
-const DEVICE_BUFFERS: u64 = 1 << 20;
-
-/// Upper bound of the temporary memory on a device: as much as on the CPU, plus two buffers for cold neurons that prompts copy,
-/// with weights in `quant`. The bound exceeds the allocated memory by less than 64 MiB.
-pub fn device_scratch_bytes(config: &ModelConfig, quant: Format, context: u64, rank: usize) -> u64 {
-    let copied = COPIED_NEURONS.min(config.ffn_size) as u64 * neuron_bytes(config, quant);
-    let sums = split_sum_bytes(config, PREFILL_BATCH);
-    scratch_bytes(config, context, rank) + 2 * copied + sums + DEVICE_BUFFERS
-}
-
-/// Upper bound of the bytes of partial sums, for `tokens` tokens, in GEMMs that are split among thread blocks.
-fn split_sum_bytes(config: &ModelConfig, tokens: usize) -> u64 {
-    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
-    let queries = config.head_count * config.head_size;
-    let keys = config.kv_head_count * config.head_size;
-    let products = [
-        [hidden, queries.max(keys).max(neurons)],
-        [queries.max(neurons), hidden],
-    ];
-    SplitSums::max_bytes(&products, tokens) as u64
+/// Upper bound of the temporary memory on a device, with weights in `quant`, for predictors with at most `rank` hidden units and prompts
+/// of up to `tokens` tokens at a time. The bound exceeds the allocated memory by less than 64 MiB.
+pub fn device_scratch_bytes(
+    config: &ModelConfig,
+    quant: Format,
+    budget: &Budget,
+    rank: usize,
+    tokens: usize,
+) -> u64 {
+    let context = usize::try_from(budget.context_tokens).unwrap_or(usize::MAX);
+    DeviceScratch::new(config, quant, (context, budget.kv_cache), rank).bytes(tokens)
 }
 
 /// Upper bound of the temporary memory on the CPU: [`scratch_bytes`] and the buffers of each thread.
 pub fn cpu_scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     scratch_bytes(config, context, rank) + (BATCH_THREADS * thread_bytes(config)) as u64
-}
-
-/// Upper bound of the temporary device memory, in bytes, that a prefill batch of `tokens` tokens needs in addition to that of
-/// [`PREFILL_BATCH`].
-pub fn device_prompt_bytes(config: &ModelConfig, context: u64, rank: usize, tokens: usize) -> u64 {
-    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
-    let queries = config.head_count * config.head_size;
-    let keys = config.kv_head_count * config.head_size;
-    // Hidden state, FFN input and its 8-bit copy; queries and attention output, keys and values, angles, counters; predictor units and
-    // mask; products of gate and up. Inputs of GEMMs have two terms of 16 bits each, padded to tiles of 64 columns.
-    let attention = 3 * hidden + 2 * queries + 2 * keys + config.head_size + config.head_count;
-    let ffn = rank + neurons.div_ceil(32) + 2 * neurons;
-    let padded = hidden.max(queries) + neurons + 2 * 64;
-    let places = config.layer_count * size_of::<CachePlace>();
-    let per_token = (attention + ffn + padded) * size_of::<f32>() + places;
-    let of_context = |tokens: usize| (tokens as u64).min(context);
-    let more = (of_context(tokens) - of_context(PREFILL_BATCH)) * per_token as u64;
-    let sums = [tokens, PREFILL_BATCH].map(|tokens| split_sum_bytes(config, tokens));
-    more + sums[0].saturating_sub(sums[1])
 }
 
 /// Whether, for more than [`PREFILL_BATCH`] tokens, copying weights in `quant` to the GPU is faster than multiplying them on the CPU.

@@ -1,17 +1,9 @@
 //! Memory in use by the lines of a plan, and the check that the plan accounts for it.
 
-use crate::{
-    RuntimeError,
-    memory::{cpu_scratch_bytes, scratch_bytes},
-    model::Model,
-    selector::LayerSelectors,
-};
-use powerinfer_artifact::{
-    plan::{
-        ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, GPU_PREFILL_BATCHES, HEAD,
-        HOT_NEURONS, KV_CACHE, PREDICTORS, Plan, SCRATCH,
-    },
-    predictor_file::PredictorFile,
+use crate::{RuntimeError, memory::cpu_scratch_bytes, model::Model, selector::LayerSelectors};
+use powerinfer_artifact::plan::{
+    ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, GPU_PREFILL_BATCHES, HEAD,
+    HOT_NEURONS, KV_CACHE, PREDICTORS, Plan, SCRATCH,
 };
 use powerinfer_bundle::{Bundle, StoredLinear, StoredNorm};
 use powerinfer_gpu::DeviceModel;
@@ -136,17 +128,6 @@ pub(crate) fn check(bundle: &Bundle, held: &[MemoryUse]) -> Result<(), RuntimeEr
             held,
         })
     };
-    // The scratch line of a GPU covers that of the CPU without its threads.
-    if let Some(planned) = scratch_line(plan, Device::Gpu) {
-        let taken = scratch_bytes(
-            bundle.config(),
-            plan.budget.context_tokens,
-            largest_rank(bundle),
-        );
-        if planned < taken {
-            return wrong(SCRATCH, planned, taken);
-        }
-    }
     for MemoryUse { line, bytes, .. } in held {
         let planned = planned(plan, line);
         let is_right = match *line {
@@ -175,27 +156,18 @@ pub(crate) fn planned_prompt_tokens(bundle: &Bundle) -> usize {
     }
 }
 
-/// Largest rank of the predictors of `bundle`; 0 if there are none.
-fn largest_rank(bundle: &Bundle) -> usize {
-    let layers = bundle.predictors().map_or(&[][..], PredictorFile::layers);
-    layers.iter().map(|layer| layer.rank).max().unwrap_or(0)
-}
-
 /// Bytes that `plan` has for `line`.
 fn planned(plan: &Plan, line: &str) -> u64 {
     match line {
         NEURONS => plan
             .line(HOT_NEURONS)
             .saturating_add(plan.line(COLD_NEURONS)),
-        SCRATCH => scratch_line(plan, Device::Cpu).unwrap_or(0),
+        SCRATCH => {
+            let is_it = |line: &&BudgetLine| line.name == SCRATCH && line.device == Device::Cpu;
+            plan.lines.iter().find(is_it).map_or(0, |line| line.bytes)
+        }
         line => plan.line(line),
     }
-}
-
-/// Bytes of scratch that `plan` has on `device`.
-fn scratch_line(plan: &Plan, device: Device) -> Option<u64> {
-    let is_it = |line: &&BudgetLine| line.name == SCRATCH && line.device == device;
-    plan.lines.iter().find(is_it).map(|line| line.bytes)
 }
 
 fn skips_inputs(plan: &Plan) -> bool {

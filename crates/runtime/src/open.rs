@@ -5,7 +5,7 @@ use std::{sync::Arc, thread};
 use powerinfer_artifact::{
     ByteSize, Hint, Progress, counted,
     mapped_file::Residence,
-    plan::{BudgetLine, Device, Plan, Policy, RESERVE},
+    plan::{Device, Plan, Policy, RESERVE},
 };
 use powerinfer_bundle::Bundle;
 use powerinfer_kernels::{
@@ -129,7 +129,11 @@ impl Engine {
         };
         match device(bundle.plan(), &execution.device, progress)? {
             Some(Opened::Cuda(card)) => run_on(card, bundle, options, progress),
-            Some(Opened::Given(device)) => Self::with_device(bundle, options, device),
+            Some(Opened::Given(device)) => {
+                let engine = Self::with_device(bundle, options, device)?;
+                detail_memory(&engine, None, progress);
+                Ok(engine)
+            }
             None => Self::new(bundle, options),
         }
     }
@@ -201,8 +205,6 @@ fn run_on(
     progress: &dyn Progress,
 ) -> Result<Engine, RuntimeError> {
     let budget = bundle.plan().budget.vram_bytes;
-    let on_gpu = |line: &&BudgetLine| line.device == Device::Gpu;
-    let lines: Vec<BudgetLine> = bundle.plan().lines.iter().filter(on_gpu).cloned().collect();
     let (what, planned) = (describe(bundle.plan()), bundle.plan().totals.gpu_bytes);
     let (free, _) = card.memory()?;
     let runtime = Engine::with_device(bundle, options, Arc::clone(&card) as _)?;
@@ -221,26 +223,35 @@ fn run_on(
         ByteSize(budget),
         runtime.prompt_batch()
     ));
-    let held = runtime.memory();
-    let mut others = taken;
-    for line in lines.iter().filter(|line| line.name != RESERVE) {
-        let held = held
-            .iter()
-            .find(|held| held.device == Device::Gpu && held.line == line.name);
-        let bytes = held.map_or(0, |held| held.bytes);
-        others = others.saturating_sub(bytes);
-        progress.detail(&memory_line(line, bytes));
-    }
-    for line in lines.iter().filter(|line| line.name == RESERVE) {
-        progress.detail(&memory_line(line, others));
-    }
+    detail_memory(&runtime, Some(taken), progress);
     Ok(runtime)
 }
 
-/// Formats the planned and the actual size of a line of the memory account.
-fn memory_line(line: &BudgetLine, taken: u64) -> String {
-    let (planned, taken) = (ByteSize(line.bytes), ByteSize(taken));
-    format!("{:<12} {planned} planned, {taken} taken", line.name)
+/// Prints planned and actual bytes of each line of the plan's account of the device. The reserve is what the other lines leave of the
+/// bytes `taken`, if they are known.
+fn detail_memory(engine: &Engine, taken: Option<u64>, progress: &dyn Progress) {
+    let held = engine.memory();
+    let held: Vec<_> = held
+        .iter()
+        .filter(|held| held.device == Device::Gpu)
+        .collect();
+    let all: u64 = held.iter().map(|held| held.bytes).sum();
+    let lines = engine.bundle().plan().lines.iter();
+    for line in lines.filter(|line| line.device == Device::Gpu) {
+        let bytes = if line.name == RESERVE {
+            taken.map(|taken| taken.saturating_sub(all))
+        } else {
+            let own = held.iter().find(|held| held.line == line.name);
+            Some(own.map_or(0, |held| held.bytes))
+        };
+        if let Some(bytes) = bytes {
+            let (planned, bytes) = (ByteSize(line.bytes), ByteSize(bytes));
+            progress.detail(&format!(
+                "{:<12} {planned} planned, {bytes} taken",
+                line.name
+            ));
+        }
+    }
 }
 
 /// Names the parts that `plan` puts on a GPU.

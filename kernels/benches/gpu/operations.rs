@@ -165,7 +165,7 @@ impl Bench {
                 let last = (tokens - 1) * columns;
                 let (want, want_last) = (tiled.products(&x[..columns]), tiled.products(&x[last..]));
                 let x = Buffer::from_slice(&self.device, &x)?;
-                let mut x_f16 = self.gpu.new_f16_buffer(tokens, columns)?;
+                let mut x_f16 = self.gpu.new_f16_buffer(tokens, columns, format)?;
                 self.gpu
                     .to_f16(&x, tokens, None, format, &mut x_f16, None)?;
                 let mut out = Buffer::new(&self.device, tokens * rows)?;

@@ -4,7 +4,7 @@ use powerinfer_tensor::{BLOCK, CacheFormat};
 
 use super::{
     Buffer, CachePlace, CacheShape, DeviceError, Gpu, GpuNorm, arguments,
-    gpu::{WARP, kernel, width},
+    gpu::{MAX_MULTIPROCESSORS, WARP, kernel, width},
 };
 
 /// Threads per block.
@@ -93,7 +93,7 @@ impl Gpu {
         assert!(layer < layers);
         let heads = attention.query.len() / size / tokens;
         let group = heads / kv_heads;
-        let splits = self.attention_splits(tokens, heads, shape);
+        let splits = attention_splits(self.multiprocessors(), tokens, heads, shape);
         let words = self.attention_scratch_len(tokens, heads, shape);
         assert!(partial.len() >= words && counters.len() >= tokens * heads);
         assert!(
@@ -211,11 +211,12 @@ impl Gpu {
 
     /// Elements of the scratch buffer `partial` of [`Gpu::attend`].
     pub fn attention_scratch_len(&self, tokens: usize, heads: usize, shape: &CacheShape) -> usize {
-        if Self::is_prompt(tokens, shape.head_size) {
-            return 0;
-        }
-        let splits = self.attention_splits(tokens, heads, shape);
-        splits * tokens * heads * (shape.head_size + 2)
+        scratch_len(self.multiprocessors(), tokens, heads, shape)
+    }
+
+    /// Upper bound of [`attention_scratch_len`](Self::attention_scratch_len) on any GPU.
+    pub fn max_attention_scratch(tokens: usize, heads: usize, shape: &CacheShape) -> usize {
+        scratch_len(MAX_MULTIPROCESSORS, tokens, heads, shape)
     }
 
     /// Whether attention runs on tensor cores: only in prompts, for the cache format and head sizes that the kernel supports.
@@ -229,20 +230,32 @@ impl Gpu {
     fn is_prompt(tokens: usize, head_size: usize) -> bool {
         tokens > Self::BATCH && head_size <= 256
     }
+}
 
-    /// Thread blocks that split the positions of a KV head: enough to fill the device, if the context is long enough.
-    /// More tokens than a batch fill it without splits. If fewer positions are visible, the kernel uses fewer splits: results do not
-    /// depend on `shape.context`.
-    fn attention_splits(&self, tokens: usize, heads: usize, shape: &CacheShape) -> usize {
-        if tokens > Self::BATCH {
-            return 1;
-        }
-        let CacheShape {
-            kv_heads, context, ..
-        } = *shape;
-        let heads = kv_heads * (heads / kv_heads).div_ceil(QUERIES);
-        let blocks = BLOCKS * self.device().info().multiprocessors;
-        let limit = context.div_ceil(TILE).clamp(1, TILE);
-        blocks.div_ceil(heads).clamp(1, limit)
+fn scratch_len(multiprocessors: usize, tokens: usize, heads: usize, shape: &CacheShape) -> usize {
+    if Gpu::is_prompt(tokens, shape.head_size) {
+        return 0;
     }
+    let splits = attention_splits(multiprocessors, tokens, heads, shape);
+    splits * tokens * heads * (shape.head_size + 2)
+}
+
+/// Thread blocks that split the positions of a KV head: enough to fill the device, if the context is long enough.
+/// More tokens than a batch fill it without splits. If fewer positions are visible, the kernel uses fewer splits: results do not
+/// depend on `shape.context`.
+fn attention_splits(
+    multiprocessors: usize,
+    tokens: usize,
+    heads: usize,
+    shape: &CacheShape,
+) -> usize {
+    if tokens > Gpu::BATCH {
+        return 1;
+    }
+    let CacheShape {
+        kv_heads, context, ..
+    } = *shape;
+    let heads = kv_heads * (heads / kv_heads).div_ceil(QUERIES);
+    let limit = context.div_ceil(TILE).clamp(1, TILE);
+    (BLOCKS * multiprocessors).div_ceil(heads).clamp(1, limit)
 }

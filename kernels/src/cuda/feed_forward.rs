@@ -1,13 +1,16 @@
 //! The FFN of a token, or of a batch, over the hot neurons: the kernels `gate_up` and `down` of `feed_forward.cu`.
 
 use bytemuck::Zeroable;
-use powerinfer_tensor::FfnKind;
+use powerinfer_tensor::{FfnKind, Format};
 
 use super::{
     Buffer, DeviceError, Ffn, Gpu, GpuMatrix, GpuNorm, HostBuffer, KeptInput, NeuronFilter,
     arguments,
     ffn::neurons,
-    gpu::{GEMV_THREADS, THREADS, WARP, WORD, input_bytes, kernel, mask_bytes, width},
+    gpu::{
+        GEMV_THREADS, MAX_MULTIPROCESSORS, THREADS, WARP, WORD, input_bytes, kernel, mask_bytes,
+        width,
+    },
 };
 use crate::Arithmetic;
 
@@ -165,7 +168,7 @@ impl Gpu {
             arguments.up = up_matrix.argument();
             arguments.up_bias = up.bias_address();
         }
-        arguments.ffn = neurons(ffn, filter);
+        arguments.ffn = neurons(ffn, &(0..ffn.gate.matrix.rows()), filter);
         if let Some(host) = host {
             assert!(host.input.len() >= tokens * columns && !host.step.is_empty());
             arguments.host_input = match kept {
@@ -235,11 +238,14 @@ impl Gpu {
             counted,
         } = scratch;
         let matrix = &ffn.down;
-        let (columns, format) = (matrix.columns(), matrix.format());
-        let (tiles, chunks) = (Self::down_tiles(matrix), self.down_chunks(matrix));
+        let (format, rows, columns) = (matrix.format(), matrix.rows(), matrix.columns());
+        let tiles = down_tiles(format, columns);
+        let multiprocessors = self.multiprocessors();
+        let chunks = down_chunks(multiprocessors, format, rows, columns);
         let tokens = hidden.len() / columns.max(1);
         assert!(activations.len() >= tokens * matrix.rows() && hidden.len() == tokens * columns);
-        assert!(partial.len() >= tokens * self.partial_len(matrix));
+        let partial_len = down_partial_len(multiprocessors, format, rows, columns);
+        assert!(partial.len() >= tokens * partial_len);
         assert!(counters.len() >= tokens * tiles);
         assert!(
             [ffn.bias.as_ref(), offset]
@@ -282,11 +288,11 @@ impl Gpu {
         matrices: impl Iterator<Item = &'a GpuMatrix>,
         tokens: usize,
     ) -> Result<DownScratch, DeviceError> {
-        let largest = |(partial, tiles): (usize, usize), matrix| {
-            (
-                partial.max(self.partial_len(matrix)),
-                tiles.max(Self::down_tiles(matrix)),
-            )
+        let multiprocessors = self.multiprocessors();
+        let largest = |(partial, tiles): (usize, usize), matrix: &GpuMatrix| {
+            let (format, columns) = (matrix.format(), matrix.columns());
+            let own = down_partial_len(multiprocessors, format, matrix.rows(), columns);
+            (partial.max(own), tiles.max(down_tiles(format, columns)))
         };
         let (partial, tiles) = matrices.fold((0, 0), largest);
         Ok(DownScratch {
@@ -296,23 +302,32 @@ impl Gpu {
         })
     }
 
-    /// Thread blocks along the columns of down.
-    fn down_tiles(matrix: &GpuMatrix) -> usize {
-        matrix
-            .columns()
-            .div_ceil(ROW_THREADS * width(matrix.format()))
-            .max(1)
+    /// Upper bound of the bytes of [`down_scratch`](Self::down_scratch) on any GPU, for matrices of up to `rows` rows.
+    pub fn max_down_scratch_bytes(
+        format: Format,
+        rows: usize,
+        columns: usize,
+        tokens: usize,
+    ) -> usize {
+        let partial = down_partial_len(MAX_MULTIPROCESSORS, format, rows, columns);
+        (tokens * (partial + down_tiles(format, columns)) + 3) * size_of::<u32>()
     }
+}
 
-    /// Elements of a token's partial sums, `[chunks, hidden]`, rows padded to a multiple of four.
-    fn partial_len(&self, matrix: &GpuMatrix) -> usize {
-        self.down_chunks(matrix) * matrix.columns().next_multiple_of(4)
-    }
+/// Thread blocks along the columns of down.
+fn down_tiles(format: Format, columns: usize) -> usize {
+    columns.div_ceil(ROW_THREADS * width(format)).max(1)
+}
 
-    /// Thread blocks along the neurons.
-    fn down_chunks(&self, matrix: &GpuMatrix) -> usize {
-        let blocks = 2 * self.device().info().multiprocessors;
-        let limit = matrix.rows().div_ceil(WORD).max(1);
-        blocks.div_ceil(Self::down_tiles(matrix)).clamp(1, limit)
-    }
+/// Elements of a token's partial sums, `[chunks, hidden]`, rows padded to a multiple of four.
+fn down_partial_len(multiprocessors: usize, format: Format, rows: usize, columns: usize) -> usize {
+    down_chunks(multiprocessors, format, rows, columns) * columns.next_multiple_of(4)
+}
+
+/// Thread blocks along the neurons.
+fn down_chunks(multiprocessors: usize, format: Format, rows: usize, columns: usize) -> usize {
+    let limit = rows.div_ceil(WORD).max(1);
+    (2 * multiprocessors)
+        .div_ceil(down_tiles(format, columns))
+        .clamp(1, limit)
 }

@@ -1,5 +1,7 @@
 //! An FFN's weights on a device, and the filter of neurons to skip.
 
+use std::ops::Range;
+
 use bytemuck::Zeroable;
 use powerinfer_tensor::{Activation, FfnKind};
 
@@ -56,9 +58,12 @@ pub struct Ffn {
     pub activation: Activation,
 }
 
-/// The kernel arguments for the neurons of `ffn` under `filter`.
-pub(super) fn neurons(ffn: &Ffn, filter: NeuronFilter<'_>) -> arguments::Neurons {
-    let hot = ffn.gate.matrix.rows();
+/// The kernel arguments for the neurons `rows` of `ffn` under `filter`.
+pub(super) fn neurons(
+    ffn: &Ffn,
+    rows: &Range<usize>,
+    filter: NeuronFilter<'_>,
+) -> arguments::Neurons {
     let mut argument = arguments::Neurons::zeroed();
     (argument.activation, argument.fat_threshold) = activation_argument(ffn.activation);
     argument.kind = match ffn.kind {
@@ -67,8 +72,8 @@ pub(super) fn neurons(ffn: &Ffn, filter: NeuronFilter<'_>) -> arguments::Neurons
         FfnKind::DoublyGated => 2,
     };
     let per_neuron = |values: &Buffer<f32>| {
-        assert!(values.len() >= hot, "one value per neuron");
-        values.address()
+        assert!(values.len() >= rows.end, "one value per neuron");
+        values.address() + (rows.start * size_of::<f32>()) as u64
     };
     argument.filter = match filter {
         NeuronFilter::All => 0,

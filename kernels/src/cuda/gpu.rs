@@ -13,6 +13,8 @@ pub(super) const THREADS: usize = 256;
 /// Threads per block of kernels whose warps compute the product of a row of weights each.
 pub(super) const GEMV_THREADS: usize = 512;
 pub(super) const WARP: usize = 32;
+/// Maximum number of multiprocessors for which scratch memory is sized; no GPU has more.
+pub(super) const MAX_MULTIPROCESSORS: usize = 192;
 /// Neurons per word of a bit mask.
 pub(super) const WORD: usize = 32;
 
@@ -32,6 +34,10 @@ impl Gpu {
     /// The device that kernels are launched on.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
+    }
+
+    pub(super) fn multiprocessors(&self) -> usize {
+        self.device.info().multiprocessors
     }
 
     /// Whether rows of `format` are multiplied with an int8 input.
@@ -55,7 +61,7 @@ impl Gpu {
     /// Thread blocks for `rows` rows, one warp per row, at most one per multiprocessor; warps loop if there are more rows.
     pub(super) fn row_blocks(&self, rows: usize) -> u32 {
         let blocks = rows.div_ceil(GEMV_THREADS / WARP);
-        blocks.min(self.device.info().multiprocessors) as u32
+        blocks.min(self.multiprocessors()) as u32
     }
 
     /// Launches a kernel; `what` names the operand that has to fit into `shared_bytes` of shared memory.

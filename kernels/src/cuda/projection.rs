@@ -31,10 +31,15 @@ impl KeptInput {
         tokens: usize,
     ) -> Result<Self, DeviceError> {
         Ok(Self {
-            memory: Buffer::new(device, (tokens * int8_bytes(columns)).div_ceil(16))?,
+            memory: Buffer::new(device, Self::max_bytes(columns, tokens) / 16)?,
             columns: 0,
             tokens: 0,
         })
+    }
+
+    /// Bytes for inputs of up to `tokens` tokens of up to `columns`.
+    pub fn max_bytes(columns: usize, tokens: usize) -> usize {
+        (tokens * int8_bytes(columns)).next_multiple_of(16)
     }
 
     /// Allocated bytes.

@@ -4,13 +4,15 @@
 //! f32 precision is asked for, weights and inputs are split into an f16 and the f16 of its residual, and three
 //! products are added.
 
+use std::ops::Range;
+
 use bytemuck::Zeroable;
 
 use super::{
     Buffer, DeviceError, DownScratch, Ffn, Gpu, GpuLinear, GpuMatrix, GpuNorm, HostBuffer,
     HostMirror, NeuronFilter, arguments,
     ffn::neurons,
-    gpu::{THREADS, WARP, WORD, input_bytes, kernel},
+    gpu::{MAX_MULTIPROCESSORS, THREADS, WARP, WORD, input_bytes, kernel},
 };
 use crate::Arithmetic;
 use powerinfer_tensor::Format;
@@ -28,8 +30,6 @@ const STAGES: usize = 3;
 /// Thread blocks per multiprocessor up to which tiles are split along the columns, in two waves; stages of a split, at least.
 const SPLIT_BLOCKS: usize = 4;
 const SPLIT_STAGES: usize = 4;
-/// Maximum number of multiprocessors for which splits are sized; no GPU has more.
-const MAX_MULTIPROCESSORS: usize = 192;
 
 /// Vectors of several tokens in f16, the input of [`Gpu::gemm`].
 #[derive(Debug)]
@@ -76,6 +76,14 @@ impl SplitSums {
 }
 
 impl F16Buffer {
+    /// Bytes for up to `tokens` vectors of `columns` elements, the inputs of matrices of `format`; those of quantised matrices are in
+    /// 8 bits in decoding.
+    pub fn max_bytes(tokens: usize, columns: usize, format: Format) -> usize {
+        let padded = columns.next_multiple_of(TILE_COLUMNS);
+        let number = terms(Arithmetic::Integer, format) * size_of::<u16>();
+        tokens * (number * padded + size_of::<f32>())
+    }
+
     /// Number of tokens.
     pub fn tokens(&self) -> usize {
         self.tokens
@@ -134,6 +142,8 @@ pub struct TokenMasks<'a> {
 /// Terms added to the output of [`Gpu::gemm_down`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DownAddends<'a> {
+    /// `[hidden]`, added to every token: the bias of down.
+    pub bias: Option<&'a Buffer<f32>>,
     /// `[hidden]`, added to every token.
     pub offset: Option<&'a Buffer<f32>>,
     /// `[tokens, hidden]`: the sums of the host's cold neurons.
@@ -141,15 +151,21 @@ pub struct DownAddends<'a> {
 }
 
 impl Gpu {
-    /// Allocates an [`F16Buffer`] for up to `tokens` vectors of `columns` elements, with residuals.
+    /// Allocates an [`F16Buffer`] for up to `tokens` vectors of `columns` elements, the inputs of matrices of `format`.
     ///
     /// # Errors
     ///
     /// The device is out of memory.
-    pub fn new_f16_buffer(&self, tokens: usize, columns: usize) -> Result<F16Buffer, DeviceError> {
+    pub fn new_f16_buffer(
+        &self,
+        tokens: usize,
+        columns: usize,
+        format: Format,
+    ) -> Result<F16Buffer, DeviceError> {
         let padded = columns.next_multiple_of(TILE_COLUMNS);
+        let numbers = self.terms(format) * tokens * padded;
         Ok(F16Buffer {
-            values: Buffer::new(self.device(), 2 * tokens * padded)?,
+            values: Buffer::new(self.device(), numbers)?,
             scales: Buffer::new(self.device(), tokens)?,
             tokens,
             columns,
@@ -167,11 +183,7 @@ impl Gpu {
         products: &[[usize; 2]],
         tokens: usize,
     ) -> Result<SplitSums, DeviceError> {
-        let multiprocessors = self
-            .device()
-            .info()
-            .multiprocessors
-            .min(MAX_MULTIPROCESSORS);
+        let multiprocessors = self.multiprocessors().min(MAX_MULTIPROCESSORS);
         let blocks = split_blocks(products, tokens, multiprocessors);
         Ok(SplitSums {
             partial: Buffer::new(self.device(), blocks * NARROW * NARROW)?,
@@ -246,22 +258,47 @@ impl Gpu {
         out: &mut Buffer<f32>,
         accumulate: bool,
     ) -> Result<(), DeviceError> {
-        let matrix = &linear.matrix;
-        assert_eq!(matrix.columns(), x.columns, "one column per input");
-        assert_eq!(out.len(), x.tokens * matrix.rows(), "one output per row");
-        let arguments = arguments::Gemm {
-            bias: linear.bias_address(),
-            out: out.address(),
-            accumulate: accumulate.into(),
-            ..operands(matrix, x, sums)
-        };
-        self.launch_gemm("gemm", matrix, matrix.rows(), x, sums, &arguments)
+        self.gemm_rows(x, linear, &(0..linear.matrix.rows()), sums, out, accumulate)
     }
 
-    /// `h = act(gate) * up`, in place of `gate` and as f16 in `out`; 0 for neurons outside of `masks` and for those that
-    /// `filter` drops.
+    /// As [`gemm`](Self::gemm), with only the given rows of the matrix and of its bias.
     ///
-    /// `gate` and `up` are `[tokens, hot]`: the products with the input.
+    /// # Errors
+    ///
+    /// The launch fails.
+    ///
+    /// # Panics
+    ///
+    /// A shape does not match.
+    pub fn gemm_rows(
+        &self,
+        x: &F16Buffer,
+        linear: &GpuLinear,
+        rows: &Range<usize>,
+        sums: &SplitSums,
+        out: &mut Buffer<f32>,
+        accumulate: bool,
+    ) -> Result<(), DeviceError> {
+        let matrix = &linear.matrix;
+        assert_eq!(matrix.columns(), x.columns, "one column per input");
+        assert_eq!(out.len(), x.tokens * rows.len(), "one output per row");
+        let bias = match linear.bias_address() {
+            0 => 0,
+            bias => bias + (rows.start * size_of::<f32>()) as u64,
+        };
+        let arguments = arguments::Gemm {
+            bias,
+            out: out.address(),
+            accumulate: accumulate.into(),
+            ..operands(matrix, rows, x, sums)
+        };
+        self.launch_gemm("gemm", matrix, rows.len(), x, sums, &arguments)
+    }
+
+    /// `h = act(gate) * up` of the neurons `rows`, in place of `gate` and as f16 in `out`; 0 for neurons outside of `masks` and for
+    /// those that `filter` drops.
+    ///
+    /// `gate` and `up` are `[tokens, rows]`: the products with the input.
     ///
     /// # Errors
     ///
@@ -277,6 +314,7 @@ impl Gpu {
     pub fn activate_gate_up(
         &self,
         ffn: &Ffn,
+        rows: &Range<usize>,
         filter: NeuronFilter<'_>,
         gate: &mut Buffer<f32>,
         up: Option<&Buffer<f32>>,
@@ -284,24 +322,24 @@ impl Gpu {
         out: &mut F16Buffer,
         scratch: &mut DownScratch,
     ) -> Result<(), DeviceError> {
-        let hot = ffn.down.rows();
-        let tokens = gate.len() / hot.max(1);
-        assert_eq!(gate.len(), tokens * hot, "one value per neuron");
+        let count = rows.len();
+        let tokens = gate.len() / count.max(1);
+        assert_eq!(gate.len(), tokens * count, "one value per neuron");
         assert!(up.is_none_or(|up| up.len() == gate.len()) && up.is_some() == ffn.up.is_some());
         let words = |masks: TokenMasks<'_>| masks.neurons.div_ceil(WORD);
         assert!(masks.is_none_or(|masks| {
-            masks.first + hot <= masks.neurons && masks.mask.len() == tokens * words(masks)
+            masks.first + rows.end <= masks.neurons && masks.mask.len() == tokens * words(masks)
         }));
-        out.set_shape(tokens, hot, self.terms(ffn.down.format()));
+        out.set_shape(tokens, count, self.terms(ffn.down.format()));
         let arguments = arguments::ActivateGateUp {
-            ffn: neurons(ffn, filter),
+            ffn: neurons(ffn, rows, filter),
             gate: gate.address(),
             up: up.map_or(0, Buffer::address),
             mask: masks.map_or(0, |masks| masks.mask.address()),
             mask_words: masks.map_or(0, words) as i32,
-            first_neuron: masks.map_or(0, |masks| masks.first) as i32,
+            first_neuron: masks.map_or(0, |masks| masks.first + rows.start) as i32,
             padding: 0,
-            count: hot as i32,
+            count: count as i32,
             out: out.argument(),
             down_rows: scratch.down_rows_address(),
         };
@@ -316,7 +354,7 @@ impl Gpu {
         )
     }
 
-    /// `hidden += x · down + bias + addends`; `x` is `[tokens, hot]`, `hidden` `[tokens, hidden]`.
+    /// `hidden += x · down + addends` of the neurons `rows`; `x` is `[tokens, rows]`, `hidden` `[tokens, hidden]`.
     ///
     /// # Errors
     ///
@@ -328,24 +366,25 @@ impl Gpu {
     pub fn gemm_down(
         &self,
         x: &F16Buffer,
-        ffn: &Ffn,
+        matrix: &GpuMatrix,
+        rows: &Range<usize>,
         sums: &SplitSums,
         addends: DownAddends<'_>,
         hidden: &mut Buffer<f32>,
     ) -> Result<(), DeviceError> {
-        let (matrix, size) = (&ffn.down, ffn.down.columns());
-        assert_eq!(matrix.rows(), x.columns, "one row per neuron");
+        let size = matrix.columns();
+        assert_eq!(rows.len(), x.columns, "one row per neuron");
         assert_eq!(hidden.len(), x.tokens * size, "one output per column");
-        let vectors = [ffn.bias.as_ref(), addends.offset].into_iter().flatten();
+        let vectors = [addends.bias, addends.offset].into_iter().flatten();
         assert!(vectors.into_iter().all(|vector| vector.len() == size));
         assert!(addends.cold.is_none_or(|cold| cold.len() >= hidden.len()));
         let arguments = arguments::Gemm {
-            bias: ffn.bias.as_ref().map_or(0, Buffer::address),
+            bias: addends.bias.map_or(0, Buffer::address),
             offset: addends.offset.map_or(0, Buffer::address),
             cold: addends.cold.map_or(0, |cold| cold.address(0)),
             out: hidden.address(),
             accumulate: 1,
-            ..operands(matrix, x, sums)
+            ..operands(matrix, rows, x, sums)
         };
         self.launch_gemm("gemm_down", matrix, size, x, sums, &arguments)
     }
@@ -382,13 +421,17 @@ impl Gpu {
         self.launch(&name, grid, GEMM_THREADS, shared, what, arguments)
     }
 
-    /// f16 terms per value: one if int8 would do, two for f32 precision.
     fn terms(&self, format: Format) -> usize {
-        if self.arithmetic == Arithmetic::Integer && format != Format::F32 {
-            1
-        } else {
-            2
-        }
+        terms(self.arithmetic, format)
+    }
+}
+
+/// f16 terms per value: one if int8 would do, two for f32 precision.
+fn terms(arithmetic: Arithmetic, format: Format) -> usize {
+    if arithmetic == Arithmetic::Integer && format != Format::F32 {
+        1
+    } else {
+        2
     }
 }
 
@@ -408,9 +451,14 @@ fn split_blocks(products: &[[usize; 2]], tokens: usize, multiprocessors: usize) 
     most.min(SPLIT_BLOCKS * multiprocessors)
 }
 
-fn operands(matrix: &GpuMatrix, x: &F16Buffer, sums: &SplitSums) -> arguments::Gemm {
+fn operands(
+    matrix: &GpuMatrix,
+    rows: &Range<usize>,
+    x: &F16Buffer,
+    sums: &SplitSums,
+) -> arguments::Gemm {
     arguments::Gemm {
-        matrix: matrix.argument(),
+        matrix: matrix.rows_argument(rows),
         x: x.argument(),
         partial: sums.partial.address(),
         counters: sums.counters.address(),

@@ -116,12 +116,25 @@ impl GpuMatrix {
     }
 
     pub(super) fn argument(&self) -> arguments::Matrix {
-        let address = |plane: &Option<Buffer<u8>>| plane.as_ref().map_or(0, Buffer::address);
+        self.rows_argument(&(0..self.rows))
+    }
+
+    /// Kernel argument for some rows.
+    ///
+    /// # Panics
+    ///
+    /// The matrix has fewer rows.
+    pub(super) fn rows_argument(&self, rows: &Range<usize>) -> arguments::Matrix {
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows");
+        let address = |plane: &Buffer<u8>| {
+            let row = plane.capacity() / self.capacity.max(1);
+            plane.address() + (rows.start * row) as u64
+        };
         arguments::Matrix {
-            quants: self.quants.address(),
-            scales: address(&self.scales),
-            factors: address(&self.factors),
-            rows: self.rows as i32,
+            quants: address(&self.quants),
+            scales: self.scales.as_ref().map_or(0, address),
+            factors: self.factors.as_ref().map_or(0, address),
+            rows: rows.len() as i32,
             columns: self.columns as i32,
         }
     }

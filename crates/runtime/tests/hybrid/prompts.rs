@@ -1,7 +1,8 @@
 //! Prompts at once, their memory, the sequences after them and the first token after a prompt.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, path::Path, sync::Arc, time::Duration};
 
+use candle_core::{Device as CandleDevice, Tensor};
 use powerinfer_artifact::{
     Hint,
     plan::{Device, Policy},
@@ -10,7 +11,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_emulator::{Order, test_device, test_emulator};
-use powerinfer_model::{LanguageModel, greedy_token};
+use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
 use powerinfer_runtime::{
     ActivationFormat, Engine, Generation, Passes, Sampler, SamplingSettings, SingleSession,
     StopConditions, Text, Wanted, memory::PREFILL_BATCH, run_pass,
@@ -20,6 +21,7 @@ use powerinfer_tensor::{CacheFormat, Format};
 use crate::{
     assert_near,
     case::Case,
+    golden::Golden,
     one_by_one,
     placement::{ALL, HALF, PLACEMENTS, Placement},
     predictors::write_random_networks,
@@ -91,6 +93,62 @@ fn long_prompts_run_at_once_if_the_device_has_all_layers() {
     // Only on the host are other sessions in the same pass.
     assert_eq!(model.prompt_room(3), PREFILL_BATCH);
     assert_eq!(case.on_host(&[ALL]).prompt_room(3), PREFILL_BATCH - 3);
+}
+
+#[test]
+fn prompts_multiply_many_neurons_in_pieces() {
+    for (name, placements) in [("llama-relu-gqa", &[ALL]), ("opt-preln", &[HALF])] {
+        let folder = tempfile::tempdir().unwrap();
+        let golden = Golden::open(name);
+        // Several pieces of 4096 neurons each.
+        widen(
+            &golden.folder,
+            if name == "opt-preln" { 90 } else { 50 },
+            folder.path(),
+        );
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let case = Case::new(checkpoint, golden.ids("p17.input_ids"));
+        assert!(case.config().ffn_size * placements[0].quarters / 4 > 8192);
+        let Some(mut model) = case.on_device(Order::Shuffled(3), placements) else {
+            return;
+        };
+        let want = case.on_host(&[ALL]).forward(&case.prompt).unwrap();
+        let found = model.forward(&case.prompt).unwrap();
+        assert_near(&found, &want, 1e-4, name);
+        let statistics = model.observers_mut().take_statistics();
+        let share = statistics.computed_share();
+        assert!(share > 0.1 && share < 0.9, "{name}: {share} of the neurons");
+    }
+}
+
+/// Writes the checkpoint in `from` to `to`, with every neuron `times` times, each with a part of its output.
+fn widen(from: &Path, times: usize, to: &Path) {
+    let file = from.join("model.safetensors");
+    let tensors = candle_core::safetensors::load(file, &CandleDevice::Cpu).unwrap();
+    let widened: HashMap<String, Tensor> = tensors
+        .into_iter()
+        .map(|(name, tensor)| {
+            let is = |parts: [&str; 3]| parts.iter().any(|part| name.contains(part));
+            let repeat = |axis| Tensor::cat(&vec![&tensor; times], axis).unwrap();
+            let tensor = if is(["gate_proj", "up_proj", "fc1"]) {
+                repeat(0)
+            } else if is(["down_proj", "down_proj", "fc2.weight"]) {
+                (repeat(1) / times as f64).unwrap()
+            } else {
+                tensor
+            };
+            (name, tensor)
+        })
+        .collect();
+    candle_core::safetensors::save(&widened, to.join("model.safetensors")).unwrap();
+    let config = std::fs::read_to_string(from.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    for key in ["intermediate_size", "ffn_dim"] {
+        if let Some(size) = config[key].as_u64() {
+            config[key] = (size * times as u64).into();
+        }
+    }
+    std::fs::write(to.join("config.json"), config.to_string()).unwrap();
 }
 
 #[test]
