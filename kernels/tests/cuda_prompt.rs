@@ -330,8 +330,11 @@ fn check_ffn(
         gpu.signal_host(host).unwrap();
         let mask_on_device = Buffer::from_slice(device, &mask).unwrap();
         let mut hidden_on_device = upload(device, &before);
-        let half = hot / 2 + 1;
+        let half = hot.div_ceil(2);
         for rows in [0..half, half..hot] {
+            if rows.is_empty() {
+                continue;
+            }
             let products_of = |linear: &GpuLinear| {
                 let mut out = zeros(device, tokens * rows.len());
                 gpu.gemm_rows(&x_f16, linear, &rows, &sums, &mut out, false)
