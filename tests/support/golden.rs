@@ -65,6 +65,16 @@ pub(crate) const FAMILIES: [&str; 23] = [
     "starcoder2",
 ];
 
+/// Golden mixtures of experts, in the folder `shared/golden` next to the repository or in it.
+#[allow(dead_code, reason = "not in all tests")]
+pub(crate) const MIXTURES: [&str; 5] = [
+    "mixtral",
+    "olmoe",
+    "qwen2moe",
+    "qwen3moe",
+    "turbosparse-mixtral",
+];
+
 /// The models with logits of masked FFNs.
 pub(crate) const SPARSE_MODELS: [&str; 3] = ["falcon-new-relu", "llama-relu-gqa", "opt-preln"];
 

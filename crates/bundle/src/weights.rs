@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use powerinfer_artifact::{
     ArtifactError, TensorFile, matrix_planes::StoredMatrix, plan::LayerPlan, tensor_file::Dtype,
 };
-use powerinfer_model::{LayerWeight, ModelConfig, Weight};
+use powerinfer_model::{Experts, LayerWeight, ModelConfig, Weight};
 use powerinfer_tensor::Format;
 
 use crate::BundleError;
@@ -88,6 +88,8 @@ fn base_name(weight: Weight) -> String {
         LayerWeight::FfnOutputNorm => "ffn_output_norm",
         LayerWeight::FfnNorm => "ffn_norm",
         LayerWeight::FfnNormBias => "ffn_norm.bias",
+        LayerWeight::Router => "router",
+        LayerWeight::SharedGate => "shared_gate",
         LayerWeight::Gate => "gate",
         LayerWeight::GateBias => "gate.bias",
         LayerWeight::Up => "up",
@@ -112,12 +114,14 @@ pub(crate) fn stored_shape(config: &ModelConfig, weight: Weight, layout: Layout)
     }
 }
 
-/// Format of a stored weight: norms, biases and positions are F32, matrices `quant`.
+/// Format of a stored weight: norms, biases, positions and routers are F32, other matrices `quant`.
 pub(crate) fn stored_format(config: &ModelConfig, weight: Weight, quant: Format) -> Format {
-    if config.shape(weight).len() == 1 || weight == Weight::Positions {
-        Format::F32
-    } else {
-        quant
+    match weight {
+        Weight::Positions | Weight::Layer(_, LayerWeight::Router | LayerWeight::SharedGate) => {
+            Format::F32
+        }
+        _ if config.shape(weight).len() == 1 => Format::F32,
+        _ => quant,
     }
 }
 
@@ -216,6 +220,12 @@ pub struct StoredLayer {
     pub attention_output_norm: Option<StoredNorm>,
     /// Norm before the FFN, if separate.
     pub ffn_norm: Option<StoredNorm>,
+    /// Router of a mixture of experts, `[experts, hidden]`.
+    pub router: Option<StoredLinear>,
+    /// Projection to the logit of the shared expert's weight, `[1, hidden]`, if any.
+    pub shared_gate: Option<StoredLinear>,
+    /// The expert of each neuron, `[neurons]`, hottest first, with the shared expert last; empty in dense models.
+    pub blocks: Vec<u16>,
     /// `[neurons, hidden]`, hottest first.
     pub gate: StoredLinear,
     /// `[neurons, hidden]`, hottest first; `None` if the FFN is not gated.
@@ -318,7 +328,7 @@ impl<'a> Finder<'a> {
         })
     }
 
-    /// Finds a matrix without bias, if the model has it.
+    /// Finds a matrix without bias by output, if the model has it.
     fn linear_without_bias(&self, weight: Weight) -> Result<Option<StoredLinear>, ArtifactError> {
         let matrix = self.matrix_if(weight)?;
         Ok(matrix.map(|matrix| StoredLinear {
@@ -336,7 +346,13 @@ impl<'a> Finder<'a> {
             let weight = self.vector(at(weight))?;
             Ok(weight.map(|weight| StoredNorm { weight, bias: None }))
         };
-        neuron_order(self.file, self.config, layer)?;
+        let order = neuron_order(self.file, self.config, layer)?;
+        let block = |experts: &Experts| {
+            let blocks = order
+                .iter()
+                .map(|neuron| experts.block_of(*neuron as usize) as u16);
+            blocks.collect()
+        };
         let up = self.config.is_gated();
         Ok(StoredLayer {
             attention_norm: norm(LayerWeight::AttentionNorm, LayerWeight::AttentionNormBias)?,
@@ -350,6 +366,9 @@ impl<'a> Finder<'a> {
                 .map(|(query, key)| [query, key]),
             output: linear(LayerWeight::Output, LayerWeight::OutputBias)?,
             ffn_norm: norm(LayerWeight::FfnNorm, LayerWeight::FfnNormBias)?,
+            router: self.linear_without_bias(at(LayerWeight::Router))?,
+            shared_gate: self.linear_without_bias(at(LayerWeight::SharedGate))?,
+            blocks: self.config.experts.as_ref().map(block).unwrap_or_default(),
             gate: linear(LayerWeight::Gate, LayerWeight::GateBias)?,
             up: up
                 .then(|| linear(LayerWeight::Up, LayerWeight::UpBias))

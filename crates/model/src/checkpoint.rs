@@ -170,6 +170,29 @@ impl Checkpoint {
                 self.check_finite(&name, 0, &values)?;
                 source.apply(values, &shape)
             }
+            WeightSource::Stacked { by_columns, .. } => {
+                let mut values = vec![0.0; shape.iter().product()];
+                let mut first = 0;
+                for (part, part_shape) in source.tensors(&shape) {
+                    let WeightSource::Tensor { name, .. } = part else {
+                        unreachable!("a tensor");
+                    };
+                    let name = self.resolve(name)?;
+                    let own = self.container.read(&name)?;
+                    self.check_finite(&name, 0, &own)?;
+                    let own = part.apply(own, &part_shape);
+                    let (width, all) = match by_columns {
+                        true => (part_shape[1], shape[1]),
+                        false => (own.len(), own.len()),
+                    };
+                    let rows = own.chunks_exact(width).enumerate();
+                    rows.for_each(|(row, own)| {
+                        values[first + row * all..][..width].copy_from_slice(own);
+                    });
+                    first += width;
+                }
+                values
+            }
         };
         Ok(self.multiplied(weight, values))
     }
@@ -318,7 +341,7 @@ impl Checkpoint {
         let head = self.naming.source(&self.config, Weight::Head);
         let is_there = |source: &WeightSource| match source {
             WeightSource::Tensor { name, .. } => self.resolve(name).is_ok(),
-            WeightSource::Constant(_) => true,
+            WeightSource::Constant(_) | WeightSource::Stacked { .. } => true,
         };
         if !is_there(&source) && is_there(&head) {
             head
@@ -356,22 +379,24 @@ impl Checkpoint {
         let mut used = BTreeSet::new();
         for weight in self.config.weights() {
             let source = self.source(weight);
-            let WeightSource::Tensor { name, .. } = &source else {
-                continue;
-            };
-            let name = self.resolve(name)?;
-            let expected = source.tensor_shape(&self.config.shape(weight));
-            let found = self.container.shape(&name).unwrap_or_default();
-            if found != expected {
-                return Err(ModelError::WrongShape {
-                    path: self.container.path(&name),
-                    tensor: name,
-                    expected,
-                    found,
-                });
+            for (source, shape) in source.tensors(&self.config.shape(weight)) {
+                let WeightSource::Tensor { name, .. } = source else {
+                    continue;
+                };
+                let name = self.resolve(name)?;
+                let expected = source.tensor_shape(&shape);
+                let found = self.container.shape(&name).unwrap_or_default();
+                if found != expected {
+                    return Err(ModelError::WrongShape {
+                        path: self.container.path(&name),
+                        tensor: name,
+                        expected,
+                        found,
+                    });
+                }
+                self.container.check_type(&name)?;
+                used.insert(name);
             }
-            self.container.check_type(&name)?;
-            used.insert(name);
         }
         // With tied embeddings, a stored head duplicates them.
         if let WeightSource::Tensor { name, .. } = self.source(Weight::Head) {

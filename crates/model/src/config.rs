@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Activation, FfnKind, LayerWeight, ModelError, NormKind, Rotary, Weight, families,
+    Activation, Experts, FfnKind, LayerWeight, ModelError, NormKind, Rotary, Weight, families,
     keys::{Keys, MAX_HEAD_SIZE},
     kinds, quantised,
 };
@@ -173,7 +173,7 @@ pub struct Biases {
     pub head: bool,
 }
 
-/// Configuration of a dense decoder.
+/// Configuration of a decoder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
     /// Name of the checkpoint's family.
@@ -192,8 +192,11 @@ pub struct ModelConfig {
     pub kv_head_count: usize,
     /// Elements per head.
     pub head_size: usize,
-    /// Number of FFN neurons per layer (d_ff).
+    /// Number of FFN neurons per layer (d_ff), those of all experts together.
     pub ffn_size: usize,
+    /// Experts of the FFNs; `None` in dense models.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Experts>,
     /// Number of tokens in the vocabulary.
     pub vocabulary_size: usize,
     /// Longest sequence that the model supports.
@@ -255,9 +258,12 @@ impl ModelConfig {
             })?;
         let keys = Keys::new(path, &map);
         quantised::check(&keys, path)?;
-        kinds::check(&keys, path)?;
-        let family = families::of(&keys)?;
+        let dense = || kinds::check_dense(&keys, path);
+        let family = families::of(&keys).or_else(|error| dense().and(Err(error)))?;
         let config = (family.describe)(&keys)?;
+        if config.experts.is_none() {
+            dense()?;
+        }
         config.validate().map_err(|reason| keys.bad(reason))?;
         let ignored = keys.finish_as(families::keys_of_class(&keys).as_deref())?;
         Ok((config, ignored))
@@ -280,6 +286,16 @@ impl ModelConfig {
             ("vocabulary", self.vocabulary_size, 1 << 24),
             ("context length", self.context_length, 1 << 30),
         ];
+        if let Some(experts) = &self.experts {
+            experts.validate()?;
+            if experts.neurons() != self.ffn_size {
+                return Err(format!(
+                    "the experts have {} neurons, but the layers {}",
+                    experts.neurons(),
+                    self.ffn_size
+                ));
+            }
+        }
         if let Some((what, size, _)) = sizes
             .iter()
             .find(|(_, size, most)| !(1..=*most).contains(size))
@@ -407,6 +423,10 @@ impl ModelConfig {
                 }
                 LayerWeight::KeyNorm | LayerWeight::KeyNormBias => vec![self.head_norm_size(keys)],
                 LayerWeight::Output => vec![hidden, queries],
+                LayerWeight::Router => {
+                    vec![self.experts.as_ref().map_or(0, |found| found.count), hidden]
+                }
+                LayerWeight::SharedGate => vec![1, hidden],
                 LayerWeight::Gate | LayerWeight::Up => vec![self.ffn_size, hidden],
                 LayerWeight::GateBias | LayerWeight::UpBias => vec![self.ffn_size],
                 LayerWeight::Down => vec![hidden, self.ffn_size],
@@ -431,6 +451,8 @@ impl ModelConfig {
             Some("soft caps of attention scores")
         } else if matches!(self.positions, Positions::RotaryByLayer { .. }) {
             Some("different position encodings in different layers")
+        } else if self.experts.is_some() {
+            Some("a mixture of experts")
         } else if self.query_key_norm == QueryKeyNorm::AllHeads {
             Some("norms of all queries of a token")
         } else {
@@ -519,6 +541,8 @@ impl ModelConfig {
             ..
         } = self.biases;
         let heads = self.query_key_norm != QueryKeyNorm::None;
+        let experts = self.experts.as_ref();
+        let shared_gate = experts.is_some_and(|experts| experts.has_shared_gate);
         [
             (before, LayerWeight::AttentionNorm),
             (before && biased_norm, LayerWeight::AttentionNormBias),
@@ -537,6 +561,8 @@ impl ModelConfig {
             (after, LayerWeight::AttentionOutputNorm),
             (own_norm, LayerWeight::FfnNorm),
             (own_norm && biased_norm, LayerWeight::FfnNormBias),
+            (experts.is_some(), LayerWeight::Router),
+            (shared_gate, LayerWeight::SharedGate),
             (true, LayerWeight::Gate),
             (ffn, LayerWeight::GateBias),
             (self.is_gated(), LayerWeight::Up),

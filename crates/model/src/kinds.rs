@@ -7,8 +7,8 @@ use crate::{ModelError, keys::Keys};
 /// Advice for models that are not text decoders.
 const GIVE_DECODER: &str = "give a dense decoder that generates text";
 
-/// Checks that a configuration does not describe a mixture of experts.
-pub(crate) fn check(keys: &Keys<'_>, path: &Path) -> Result<(), ModelError> {
+/// Checks that a configuration of a dense family does not describe a mixture of experts.
+pub(crate) fn check_dense(keys: &Keys<'_>, path: &Path) -> Result<(), ModelError> {
     for key in [
         "num_local_experts",
         "num_experts",

@@ -14,6 +14,22 @@ pub(crate) enum WeightSource {
         /// Transformation of the rows.
         transform: Transform,
     },
+    /// Matrices stacked by rows, or side by side: those of the experts.
+    Stacked {
+        /// The matrices, in order.
+        parts: Vec<Part>,
+        /// Whether they stand side by side.
+        by_columns: bool,
+    },
+}
+
+/// A matrix of a stack.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Part {
+    /// Origin of its values.
+    pub(crate) source: WeightSource,
+    /// Number of its rows, or of its columns if the matrices stand side by side.
+    pub(crate) size: usize,
 }
 
 /// Selection of a tensor's rows.
@@ -74,7 +90,23 @@ impl WeightSource {
                 rows,
                 transform,
             },
-            constant => constant,
+            other => other,
+        }
+    }
+
+    /// Returns the tensors that a weight of `shape` is read from, each with its source and the shape of its part of the weight.
+    pub(crate) fn tensors(&self, shape: &[usize]) -> Vec<(&Self, Vec<usize>)> {
+        match self {
+            Self::Constant(_) => Vec::new(),
+            Self::Tensor { .. } => vec![(self, shape.to_vec())],
+            Self::Stacked { parts, by_columns } => parts
+                .iter()
+                .flat_map(|part| {
+                    let mut shape = shape.to_vec();
+                    shape[usize::from(*by_columns)] = part.size;
+                    part.source.tensors(&shape)
+                })
+                .collect(),
         }
     }
 
@@ -229,7 +261,7 @@ impl WeightSource {
     fn transform(&self) -> Transform {
         match self {
             Self::Tensor { transform, .. } => *transform,
-            Self::Constant(_) => Transform::None,
+            Self::Constant(_) | Self::Stacked { .. } => Transform::None,
         }
     }
 }

@@ -60,6 +60,10 @@ pub enum LayerWeight {
     FfnNorm,
     /// Bias of the norm before the FFN, `[hidden]`.
     FfnNormBias,
+    /// Router of a mixture of experts: a row per expert, `[experts, hidden]`.
+    Router,
+    /// Projection to the logit of the shared expert's weight, `[1, hidden]`.
+    SharedGate,
     /// Projection followed by the activation function, one row per neuron, `[ffn, hidden]`: the gate, or the
     /// first matrix of an FFN without gate.
     Gate,

@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 
-use candle_core::{Result, Tensor};
-use powerinfer_model::{Activation, Checkpoint, FfnKind, LayerWeight, ModelError, Weight};
+use candle_core::{Device, Result, Tensor};
+use powerinfer_model::{Activation, Checkpoint, Experts, FfnKind, LayerWeight, ModelError, Weight};
 
 use crate::operations::{activate, failed, linear, load};
 
 /// Weights of an FFN.
-const WEIGHTS: [LayerWeight; 6] = [
+const WEIGHTS: [LayerWeight; 8] = [
+    LayerWeight::Router,
+    LayerWeight::SharedGate,
     LayerWeight::Gate,
     LayerWeight::GateBias,
     LayerWeight::Up,
@@ -22,17 +24,18 @@ const WEIGHTS: [LayerWeight; 6] = [
 pub struct FeedForward {
     kind: FfnKind,
     activation: Activation,
+    experts: Option<Experts>,
     weights: HashMap<LayerWeight, Tensor>,
 }
 
-/// Intermediate values of an FFN.
+/// Intermediate values of an FFN. In a mixture of experts, activations and products of neurons that are not selected are 0.
 #[derive(Debug)]
 pub struct Neurons {
     /// `act(gate·x)`: `[tokens, ffn]`.
     pub activation: Tensor,
     /// `[tokens, ffn]`: `up·x`, after the activation function if it applies to both; `None` without gate.
     pub up: Option<Tensor>,
-    /// Input of the down projection: `[tokens, ffn]`.
+    /// Input of the down projection, times routing weights: `[tokens, ffn]`.
     pub product: Tensor,
 }
 
@@ -49,6 +52,7 @@ impl FeedForward {
         Ok(Self {
             kind: config.ffn,
             activation: config.activation,
+            experts: config.experts.clone(),
             weights: weights
                 .map(|weight| Ok((weight, load(checkpoint, Weight::Layer(index, weight))?)))
                 .collect::<std::result::Result<_, ModelError>>()?,
@@ -60,7 +64,7 @@ impl FeedForward {
         WEIGHTS.contains(&weight)
     }
 
-    /// Computes the neurons for `x [tokens, hidden]`, the FFN's input after its norm.
+    /// Computes the neurons for `x [tokens, hidden]`, the FFN's input after its norm. A router reads `x`, too.
     ///
     /// # Errors
     ///
@@ -80,11 +84,38 @@ impl FeedForward {
             None => activation.clone(),
             Some(up) => (&activation * up)?,
         };
+        let (activation, product) = match &self.experts {
+            None => (activation, product),
+            Some(experts) => {
+                let weights = self.routing_weights(experts, x)?;
+                let is_selected = weights.ne(0.0)?.to_dtype(activation.dtype())?;
+                ((activation * is_selected)?, (product * weights)?)
+            }
+        };
         Ok(Neurons {
             activation,
             up,
             product,
         })
+    }
+
+    /// Routing weight of every neuron for `x [tokens, hidden]`: `[tokens, ffn]`.
+    fn routing_weights(&self, experts: &Experts, x: &Tensor) -> Result<Tensor> {
+        let logits = linear(x, &self.weights[&LayerWeight::Router], None)?.to_vec2::<f32>()?;
+        let shared = match self.weights.get(&LayerWeight::SharedGate) {
+            None => None,
+            Some(gate) => Some(linear(x, gate, None)?.flatten_all()?.to_vec1::<f32>()?),
+        };
+        let mut weights = vec![0.0; experts.blocks()];
+        let mut all = Vec::with_capacity(logits.len() * experts.neurons());
+        for (token, logits) in logits.iter().enumerate() {
+            let shared = shared.as_ref().map(|logits| logits[token]);
+            experts.route(logits, shared, &mut weights);
+            for (block, weight) in weights.iter().enumerate() {
+                all.extend(experts.neurons_of(block).map(|_| *weight));
+            }
+        }
+        Tensor::from_vec(all, (logits.len(), experts.neurons()), &Device::Cpu)
     }
 
     /// Computes the FFN's output `[tokens, hidden]` from `product [tokens, ffn]`.

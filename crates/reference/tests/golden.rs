@@ -7,7 +7,7 @@ mod golden;
 use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
-use golden::{FAMILIES, Golden, MODELS, PROMPTS, SPARSE_MODELS, floats};
+use golden::{FAMILIES, Golden, MIXTURES, MODELS, PROMPTS, SPARSE_MODELS, floats};
 use powerinfer_artifact::TensorFile;
 use powerinfer_model::{LanguageModel, greedy_token};
 use powerinfer_reference::{FfnObservation, FfnObserver, NoObserver, ReferenceModel};
@@ -67,8 +67,49 @@ fn logits_and_activations_match_transformers() {
 }
 
 #[test]
+fn experts_and_their_neurons_match_transformers() {
+    for (name, golden) in Golden::present(&MIXTURES) {
+        let model = load(&golden);
+        let experts = model.config().experts.clone().unwrap();
+        for prompt in PROMPTS {
+            let ids = golden.ids(&format!("{prompt}.input_ids"));
+            let mut recorder = Recorder::default();
+            let logits = model.run(&ids, &mut recorder).unwrap();
+            let what = format!("{name} {prompt}");
+            golden.assert_logits(&flat(&logits), prompt, &what);
+            for layer in 0..model.config().layer_count {
+                let at = |part: &str| format!("{prompt}.layers.{layer}.{part}");
+                let selected = golden.expected.find(&at("router_ids")).unwrap();
+                let selected = selected.bytes.as_chunks::<8>().0.iter();
+                let selected = selected.map(|id| u64::from_le_bytes(*id) as usize);
+                let weights = golden.floats(&at("router_weights"));
+                let products = golden.floats(&at("expert_prod"));
+                // What is not selected is 0.
+                let mut want = vec![0.0; ids.len() * model.config().ffn_size];
+                let chosen = selected.zip(weights).zip(products.chunks(experts.size));
+                for (index, ((expert, weight), products)) in chosen.enumerate() {
+                    let token = index / experts.per_token * model.config().ffn_size;
+                    let places = experts.neurons_of(expert);
+                    for (place, product) in places.zip(products) {
+                        want[token + place] = weight * product;
+                    }
+                }
+                let found = &recorder.0[&format!("layers.{layer}.ffn_prod")];
+                let routed = experts.count * experts.size;
+                for (found, want) in found
+                    .chunks(model.config().ffn_size)
+                    .zip(want.chunks(model.config().ffn_size))
+                {
+                    golden.assert_close(&found[..routed], &want[..routed], &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn greedy_ids_are_exact() {
-    for (name, golden) in Golden::present(&[&MODELS[..], &FAMILIES].concat()) {
+    for (name, golden) in Golden::present(&[&MODELS[..], &FAMILIES, &MIXTURES].concat()) {
         let mut model = load(&golden);
         for prompt in PROMPTS {
             model.reset();

@@ -56,6 +56,8 @@ pub(crate) trait LayerExecutor: std::fmt::Debug + Send {
 pub(crate) struct CpuExecutor {
     /// Hidden states before attention, `[tokens, hidden]`, if the FFN or its predictor reads them.
     pub(crate) residual: Vec<f32>,
+    /// Hidden states before attention, `[tokens, hidden]`, if routers read them.
+    layer_input: Vec<f32>,
     attention: AttentionBuffers,
     ffn: FfnBuffers,
     ffn_input: Vec<f32>,
@@ -98,6 +100,9 @@ impl LayerExecutor for CpuExecutor {
 
         // x = norm(h), or h where the norm comes after.
         let hidden = &pass.buffers.hidden;
+        if model.routes_layer_input() {
+            hidden.clone_into(&mut self.layer_input);
+        }
         if model.config.block.norms_input() {
             model.norm_of(model.attention_norm(layer), hidden, &mut buffers.x);
         } else {
@@ -207,6 +212,7 @@ impl LayerExecutor for CpuExecutor {
             is_decode: pass.tokens.len() == pass.sessions.len(),
             x: &self.ffn_input,
             predictor_input: predicts_residual.then_some(&self.residual),
+            router_input: model.routes_layer_input().then_some(&self.layer_input),
         };
         let (hidden, ffn) = (&mut pass.buffers.hidden, model.ffn(layer));
         if let Some(norm) = &weights.ffn_output_norm {

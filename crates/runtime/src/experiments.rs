@@ -208,7 +208,15 @@ impl<'a> Experiments<'a> {
         let (mut hidden, mut statistics) = (x.clone(), Statistics::default());
         let (threads, buffers) = (&self.engine.model.threads, &mut self.engine.ffn_buffers);
         statistics.start_clock();
-        ffn.add_output(threads, &x, None, &mut hidden, buffers, &mut statistics);
+        ffn.add_output(
+            threads,
+            &x,
+            None,
+            None,
+            &mut hidden,
+            buffers,
+            &mut statistics,
+        );
         let stages = statistics.stages.unwrap_or_default();
         stages.lap(Stage::GateUp).time + stages.lap(Stage::Down).time
     }

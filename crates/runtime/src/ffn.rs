@@ -3,6 +3,9 @@
 //! ```text
 //! h_i = act(gate_i · x) · (up_i · x)        out = Σ_{i selected} h_i · down_i
 //! ```
+//!
+//! In a mixture of experts, `h_i` is also multiplied by the routing weight of the neuron's expert, and only neurons of the token's
+//! experts can be selected.
 
 mod batch;
 
@@ -22,6 +25,7 @@ use crate::{
     input::{Input, InputBuffers, Vector},
     linear::Linear,
     predictor::PredictionBuffers,
+    router::{NeuronWeights, Router, Routes},
     scratch::ThreadBuffer,
     selector::Selector,
     threads::add,
@@ -40,6 +44,8 @@ pub(crate) struct Ffn<'a> {
     /// Inputs of gate and up below this magnitude count as 0.
     pub(crate) input_threshold: f32,
     pub(crate) selector: Selector<'a>,
+    /// In a mixture of experts, selects the experts whose neurons are computed.
+    pub(crate) router: Option<Router<'a>>,
     /// Neurons of the hot prefix, whose sum is computed apart from that of the cold ones.
     pub(crate) hot_count: usize,
 }
@@ -61,6 +67,7 @@ const NONE: NeuronValue = (u32::MAX, 0.0);
 #[derive(Debug, Default)]
 pub(crate) struct FfnBuffers {
     pub(crate) prediction: PredictionBuffers,
+    routes: Routes,
     /// The FFN's input, and that of its predictor if it differs.
     inputs: [InputBuffers; 2],
     /// Products of all neurons for all tokens, of matrices stored by input.
@@ -149,8 +156,8 @@ impl Active {
 }
 
 impl Ffn<'_> {
-    /// Adds the FFN's output for `x [tokens, hidden]` to `hidden`. Predictors read `predictor_input`, of the same shape,
-    /// or `x` if it is `None`.
+    /// Adds the FFN's output for `x [tokens, hidden]` to `hidden`. Predictors read `predictor_input` and routers `router_input`, both of
+    /// the same shape, or `x` if it is `None`.
     ///
     /// The hot and the cold neurons are summed apart, each from gate to down, and merged once. Neuron selection and
     /// results do not depend on batching: tokens share the reading of rows and nothing else.
@@ -159,12 +166,19 @@ impl Ffn<'_> {
         threads: &Threads,
         x: &[f32],
         predictor_input: Option<&[f32]>,
+        router_input: Option<&[f32]>,
         hidden: &mut [f32],
         buffers: &mut FfnBuffers,
         statistics: &mut Statistics,
     ) {
         let (size, neurons) = (self.gate.inputs(), self.gate.outputs());
         let tokens = x.len() / size;
+        if let Some(router) = &self.router {
+            statistics.mark(Stage::GateUp);
+            let read = router.route(threads, router_input.unwrap_or(x), &mut buffers.routes);
+            statistics.bytes_read += read as u64;
+            statistics.mark(Stage::Prediction);
+        }
         let mut inputs = std::mem::take(&mut buffers.inputs);
         let [input, other] = &mut inputs;
         let x = self.gate.input(threads, x, self.input_threshold, input);
@@ -196,6 +210,10 @@ impl Ffn<'_> {
             let read = read.as_ref().unwrap_or(&x);
             self.selector.predict(threads, read, prediction, statistics);
             statistics.mark(Stage::Prediction);
+        }
+        if let Some(router) = &self.router {
+            let masks = &mut buffers.prediction.masks;
+            router.mask(&mut buffers.routes, masks, self.selector.predicts());
         }
         for neurons in [0..self.hot_count, self.hot_count..neurons] {
             if !neurons.is_empty() {
@@ -269,6 +287,11 @@ impl Ffn<'_> {
         statistics.mark(Stage::Down);
     }
 
+    /// Whether masks say which neurons are computed at most.
+    fn is_masked(&self) -> bool {
+        self.selector.predicts() || self.router.is_some()
+    }
+
     /// Computes gate and up of `neurons` for a single token; returns the bytes read.
     fn gate_up_of_one(
         &self,
@@ -281,13 +304,15 @@ impl Ffn<'_> {
             slots,
             parts,
             prediction,
+            routes,
             active,
             gate_products,
             up_products,
             ..
         } = buffers;
         let most = neurons.len();
-        let masks = self.selector.predicts().then_some(&prediction.masks);
+        let masks = self.is_masked().then_some(&prediction.masks);
+        let weights = self.router.as_ref().map(|router| router.weights(routes, 0));
         let count = masks.map_or(most, |masks| masks.count(neurons.clone()));
         let (slots, read) = (first(slots, count, most), RowsRead::default());
         parts.resize_with(most / LISTED_ROWS + 1, AtomicU64::default);
@@ -301,7 +326,7 @@ impl Ffn<'_> {
                     None => rows.extend(part.clone().map(|row| (neurons.start + row) as u32)),
                 }
                 let passed = self.gate_stage(isa, x, rows, gates, slots);
-                let computed = self.up_stage(isa, x, ups, passed, slots);
+                let computed = self.up_stage(isa, x, ups, weights, passed, slots);
                 let lengths = (part.len() as u64) << 32 | computed as u64;
                 parts[part.start / LISTED_ROWS].store(lengths, Ordering::Relaxed);
                 read.add(rows.len(), passed);
@@ -330,6 +355,7 @@ impl Ffn<'_> {
         let FfnBuffers {
             slots,
             prediction,
+            routes,
             active,
             gate_products,
             up_products,
@@ -340,7 +366,8 @@ impl Ffn<'_> {
             ffn: self,
             isa: threads.isa(),
             x,
-            masks: self.selector.predicts().then_some(&prediction.masks),
+            masks: self.is_masked().then_some(&prediction.masks),
+            routes,
             gate_products,
             up_products,
         };
@@ -402,12 +429,13 @@ impl Ffn<'_> {
     }
 
     /// Replaces the first `passed` of `slots`, neurons of one token that passed the gate, by the selected ones and their
-    /// `h_i`; the slots after them become [`NONE`]. Returns the number of selected ones.
+    /// `h_i`, times `weights`; the slots after them become [`NONE`]. Returns the number of selected ones.
     fn up_stage(
         &self,
         isa: Isa,
         x: Vector<'_>,
         known: Option<Known<'_>>,
+        weights: Option<NeuronWeights<'_>>,
         passed: usize,
         slots: &mut [NeuronValue],
     ) -> usize {
@@ -424,7 +452,10 @@ impl Ffn<'_> {
         }
         let mut computed = 0;
         for index in 0..passed {
-            let (row, product) = slots[index];
+            let (row, mut product) = slots[index];
+            if let Some(weights) = &weights {
+                product *= weights.of(row);
+            }
             if let Some(coefficient) = self.selector.coefficient(row as usize, product) {
                 slots[computed] = (row, coefficient);
                 computed += 1;

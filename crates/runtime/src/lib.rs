@@ -30,6 +30,7 @@ mod pass;
 mod predictor;
 mod prompt_cache;
 mod rotary;
+mod router;
 mod sampling;
 mod scratch;
 mod selector;

@@ -13,6 +13,7 @@ use crate::{
     hybrid::{self, HybridExecutor},
     memory_use,
     model::Model,
+    router::ExpertPlaces,
     selector::LayerSelectors,
 };
 
@@ -71,7 +72,14 @@ fn load(
     // A policy that is asked for is measured by itself, without the plan's skipped inputs.
     let planned = layers.iter().map(|layer| layer.input_thresholds);
     let input_thresholds = planned.map(|found| found.filter(|_| options.policy.is_none()));
+    let experts = config.experts.as_ref().map(|experts| {
+        let layers = weights.layers.iter();
+        layers
+            .map(|layer| ExpertPlaces::new(experts, &layer.blocks))
+            .collect()
+    });
     let model = Model {
+        experts: experts.unwrap_or_default(),
         input_thresholds: input_thresholds.collect(),
         config,
         weights,

@@ -51,6 +51,13 @@ impl Masks {
         }
     }
 
+    /// Clears the bits that are not set in `words`, `[words, tokens]`.
+    pub(crate) fn intersect(&mut self, words: &[u64]) {
+        for (own, other) in self.words.iter_mut().zip(words) {
+            *own &= other;
+        }
+    }
+
     /// The masks as `[tokens, ⌈neurons / 32⌉]` words of 32 neurons.
     pub(crate) fn words32(&self, neurons: usize) -> Vec<u32> {
         let tokens = (0..self.tokens).flat_map(|token| {

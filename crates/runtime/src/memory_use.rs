@@ -44,6 +44,8 @@ pub(crate) fn held(model: &Model, session_bytes: u64) -> Vec<MemoryUse> {
         attention += norms.into_iter().flatten().map(norm).sum::<usize>();
         attention += layer.head_norms.iter().flatten().map(norm).sum::<usize>();
         attention += bias(&layer.down);
+        let routing = [&layer.router, &layer.shared_gate].into_iter().flatten();
+        attention += routing.map(linear).sum::<usize>();
         neurons += linear(&layer.gate) + layer.up.as_ref().map_or(0, linear);
         neurons += layer.down.matrix.bytes();
     }

@@ -10,6 +10,7 @@ use crate::{
     ffn::Ffn,
     input::InputBuffers,
     linear::Linear,
+    router::{ExpertPlaces, Router},
     selector::{LayerSelectors, Selector},
 };
 
@@ -21,6 +22,8 @@ pub(crate) struct Model {
     pub(crate) weights: StoredWeights,
     /// Per layer, what the bundle has for its policies.
     pub(crate) selectors: Vec<LayerSelectors>,
+    /// Per layer, the places of each expert's neurons; empty in dense models.
+    pub(crate) experts: Vec<ExpertPlaces>,
     /// The policy of every layer.
     pub(crate) policies: Vec<Policy>,
     /// Per layer, the magnitudes below which inputs of projections are skipped; none if all are read.
@@ -60,8 +63,27 @@ impl Model {
             activation: self.config.activation,
             input_threshold: 0.0,
             selector,
+            router: self.router(layer),
             hot_count: self.bundle.plan().layers[layer].hot_count,
         }
+    }
+
+    /// The router of `layer`, in a mixture of experts.
+    fn router(&self, layer: usize) -> Option<Router<'_>> {
+        let stored = &self.weights.layers[layer];
+        Some(Router {
+            experts: self.config.experts.as_ref()?,
+            linear: self.linear(stored.router.as_ref()?),
+            shared_gate: stored.shared_gate.as_ref().map(|gate| self.linear(gate)),
+            places: &self.experts[layer],
+            blocks: &stored.blocks,
+        })
+    }
+
+    /// Whether routers read the input of their layer instead of the FFN's.
+    pub(crate) fn routes_layer_input(&self) -> bool {
+        let experts = self.config.experts.as_ref();
+        experts.is_some_and(|experts| experts.reads_layer_input)
     }
 
     /// Whether the predictor of `layer` reads the hidden state before the FFN's norm.

@@ -52,6 +52,8 @@ pub(crate) struct FfnCall<'a> {
     pub(crate) x: &'a [f32],
     /// Input of the predictor, `[tokens, hidden]`, if it is not `x`.
     pub(crate) predictor_input: Option<&'a [f32]>,
+    /// Input of the router, `[tokens, hidden]`, if it is not `x`.
+    pub(crate) router_input: Option<&'a [f32]>,
 }
 
 impl Observers {
@@ -187,6 +189,7 @@ impl Observers {
                 threads,
                 call.x,
                 call.predictor_input,
+                call.router_input,
                 hidden,
                 buffers,
                 counts,

@@ -165,6 +165,7 @@ impl Engine {
             bundle,
             config,
             weights: _,
+            experts: _,
             selectors,
             policies,
             input_thresholds,

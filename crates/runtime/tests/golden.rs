@@ -12,7 +12,7 @@ mod predictor_files;
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
-use golden::{FAMILIES, Golden, MODELS, PROMPTS, SPARSE_MODELS, floats};
+use golden::{FAMILIES, Golden, MIXTURES, MODELS, PROMPTS, SPARSE_MODELS, floats};
 use packing::pack_bundle;
 use powerinfer_artifact::{
     TensorFile,
@@ -81,7 +81,7 @@ fn runtime(
 
 #[test]
 fn logits_are_those_of_the_standard_implementation() {
-    for (name, golden) in Golden::present(&[&MODELS[..], &FAMILIES].concat()) {
+    for (name, golden) in Golden::present(&[&MODELS[..], &FAMILIES, &MIXTURES].concat()) {
         for policy in [Policy::Dense, Policy::Exact] {
             let mut model = runtime(&golden, Format::F32, 70, policy, 2);
             for prompt in PROMPTS {
@@ -112,7 +112,7 @@ fn greedy(model: &mut SingleSession, prompt: &[u32], count: usize) -> (Vec<u32>,
 
 #[test]
 fn greedy_ids_are_exact() {
-    for (name, golden) in Golden::present(&[&MODELS[..], &FAMILIES].concat()) {
+    for (name, golden) in Golden::present(&[&MODELS[..], &FAMILIES, &MIXTURES].concat()) {
         let mut model = runtime(&golden, Format::F32, 100, Policy::Exact, 1);
         for prompt in PROMPTS {
             let expected = golden.ids(&format!("{prompt}.greedy_ids"));

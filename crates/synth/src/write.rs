@@ -276,6 +276,9 @@ impl<'a> RowGenerator<'a> {
                     | LayerWeight::FfnOutputNorm
                     | LayerWeight::QueryNorm
                     | LayerWeight::KeyNorm => Distribution::Constant(tensor.one),
+                    LayerWeight::Router | LayerWeight::SharedGate => {
+                        unreachable!("synthetic models are dense")
+                    }
                     LayerWeight::Query | LayerWeight::Key | LayerWeight::Value => {
                         noise(head_deviation(config), 0.0)
                     }

@@ -82,6 +82,7 @@ fn describe(
         kv_head_count: head_count,
         head_size,
         ffn_size: keys.size_or(&["n_inner"], 4 * hidden_size)?,
+        experts: None,
         vocabulary_size: keys.size_or(&["vocab_size"], 50257)?,
         context_length: keys.size_or(&["n_positions", "max_position_embeddings"], 1024)?,
         positions: Positions::Learned { offset: 0 },

@@ -38,6 +38,7 @@ pub(super) const GPT_NEOX: Family = Family {
             kv_head_count: head_count,
             head_size,
             ffn_size: keys.size_or(&["intermediate_size"], 24576)?,
+            experts: None,
             vocabulary_size: keys.size_or(&["vocab_size"], 50432)?,
             context_length,
             positions: Positions::Rotary(rotary(keys, head_size, context_length, &defaults)?),

@@ -113,6 +113,7 @@ pub(super) fn llama_like(
         query_key_norm: QueryKeyNorm::None,
         final_norm: true,
         ffn: FfnKind::Gated,
+        experts: None,
         activation: activation(keys, "hidden_act", defaults.activation)?,
         soft_caps: SoftCaps::default(),
         multipliers: Multipliers::default(),

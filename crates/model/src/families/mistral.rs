@@ -18,14 +18,15 @@ pub(super) const MISTRAL: Family = Family {
     ignored: IGNORED,
 };
 
+pub(super) const DEFAULTS: Defaults = Defaults {
+    ffn_size: 14336,
+    kv_heads: Some(8),
+    context: 4096 * 32,
+    ..LLAMA_DEFAULTS
+};
+
 /// Reads a configuration with Mistral's keys.
 pub(super) fn mistral_like(keys: &Keys<'_>, family: &str) -> Result<ModelConfig, ModelError> {
-    const DEFAULTS: Defaults = Defaults {
-        ffn_size: 14336,
-        kv_heads: Some(8),
-        context: 4096 * 32,
-        ..LLAMA_DEFAULTS
-    };
     const WINDOW: usize = 4096;
     let mut config = llama_like(keys, family, &DEFAULTS)?;
     let window = match keys.size("sliding_window")? {

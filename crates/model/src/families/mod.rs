@@ -14,6 +14,7 @@ mod granite;
 mod llama;
 mod minicpm;
 mod mistral;
+mod mixtral;
 mod nanochat;
 mod nemotron;
 mod olmo2;
@@ -21,12 +22,18 @@ mod opt;
 mod phi;
 mod phi3;
 mod qwen;
+mod qwen_moe;
 mod smollm3;
 mod sparse_llama;
 mod stablelm;
 mod starcoder2;
 
-use crate::{ModelConfig, ModelError, Weight, keys::Keys, kinds, source::WeightSource};
+use crate::{
+    LayerWeight, ModelConfig, ModelError, Weight,
+    keys::Keys,
+    kinds,
+    source::{Part, WeightSource},
+};
 
 /// Family of decoders.
 pub(crate) struct Family {
@@ -43,13 +50,18 @@ pub(crate) struct Family {
 }
 
 /// All families.
-const ALL: [&Family; 27] = [
+const ALL: [&Family; 32] = [
     &llama::LLAMA,
     &sparse_llama::SPARSE_LLAMA,
     &mistral::MISTRAL,
     &bamboo::BAMBOO,
+    &mixtral::MIXTRAL,
+    &mixtral::TURBO_SPARSE_MIXTRAL,
     &qwen::QWEN2,
     &qwen::QWEN3,
+    &qwen_moe::QWEN2_MOE,
+    &qwen_moe::QWEN3_MOE,
+    &qwen_moe::OLMOE,
     &gemma::GEMMA,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
@@ -164,4 +176,41 @@ fn layer_windows(
 /// Source of the whole tensor `{prefix}.{layer}.{name}`.
 fn layer_tensor(prefix: &str, layer: usize, name: &str) -> WeightSource {
     WeightSource::tensor(format!("{prefix}.{layer}.{name}"))
+}
+
+/// Source of a router, or of a weight of all experts that is stacked from one tensor per expert: gate, up and down are called
+/// `names` and follow each expert's index in `folder`. A shared expert has Llama's names. `None` for other weights.
+fn expert_source(
+    config: &ModelConfig,
+    weight: Weight,
+    folder: &str,
+    names: [&str; 3],
+    router: &str,
+) -> Option<WeightSource> {
+    let Weight::Layer(layer, weight) = weight else {
+        return None;
+    };
+    let (name, shared, by_columns) = match weight {
+        LayerWeight::Router => return Some(layer_tensor("model.layers", layer, router)),
+        LayerWeight::Gate => (names[0], "gate_proj", false),
+        LayerWeight::Up => (names[1], "up_proj", false),
+        LayerWeight::Down => (names[2], "down_proj", true),
+        _ => return None,
+    };
+    let experts = config.experts.as_ref()?;
+    let parts = (0..experts.blocks()).map(|block| {
+        let name = if block < experts.count {
+            format!("{folder}.{block}.{name}.weight")
+        } else {
+            format!("mlp.shared_expert.{shared}.weight")
+        };
+        Part {
+            source: layer_tensor("model.layers", layer, &name),
+            size: experts.neurons_of(block).len(),
+        }
+    });
+    Some(WeightSource::Stacked {
+        parts: parts.collect(),
+        by_columns,
+    })
 }

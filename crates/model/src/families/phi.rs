@@ -36,6 +36,7 @@ pub(super) const PHI: Family = Family {
             kv_head_count: keys.size_or(&["num_key_value_heads"], head_count)?,
             head_size,
             ffn_size: keys.size_or(&["intermediate_size"], 8192)?,
+            experts: None,
             vocabulary_size: keys.size_or(&["vocab_size"], 51200)?,
             context_length,
             positions: Positions::Rotary(rotary(keys, head_size, context_length, &defaults)?),

@@ -9,7 +9,7 @@ use crate::{
     keys::Keys,
 };
 
-const DEFAULTS: Defaults = Defaults {
+pub(super) const DEFAULTS: Defaults = Defaults {
     ffn_size: 22016,
     kv_heads: Some(32),
     vocabulary: 151_936,
@@ -57,7 +57,7 @@ pub(super) const QWEN3: Family = Family {
 
 /// Reads the sliding windows: off by default; if on, on the layers listed in `layer_types`, or from
 /// `max_window_layers` on.
-fn windows(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), ModelError> {
+pub(super) fn windows(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), ModelError> {
     let enabled = keys.flag("use_sliding_window", false)?;
     let window = match keys.size("sliding_window")? {
         None if !keys.has("sliding_window") => Some(4096),

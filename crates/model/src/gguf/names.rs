@@ -99,6 +99,8 @@ impl Layout {
             LayerWeight::FfnOutputNorm => at("post_ffw_norm.weight"),
             LayerWeight::FfnNorm => at("ffn_norm.weight"),
             LayerWeight::FfnNormBias => at("ffn_norm.bias"),
+            LayerWeight::Router => at("ffn_gate_inp.weight"),
+            LayerWeight::SharedGate => at("ffn_gate_inp_shexp.weight"),
             // The first matrix of an FFN without gate is called up.
             LayerWeight::Gate if !config.is_gated() => at("ffn_up.weight"),
             LayerWeight::GateBias if !config.is_gated() => at("ffn_up.bias"),

@@ -7,7 +7,8 @@ use powerinfer_kernels::Isa;
 
 use super::{Ffn, Known, NeuronValue, ROWS, RowsRead, known};
 use crate::{
-    input::Input, linear::Linear, masks::Masks, memory::PREFILL_BATCH, scratch::ThreadBuffer,
+    input::Input, linear::Linear, masks::Masks, memory::PREFILL_BATCH, router::Routes,
+    scratch::ThreadBuffer,
 };
 
 thread_local! {
@@ -20,8 +21,10 @@ pub(super) struct Batch<'a> {
     pub(super) ffn: &'a Ffn<'a>,
     pub(super) isa: Isa,
     pub(super) x: &'a Input<'a>,
-    /// The predicted neurons, if neurons are predicted.
+    /// The predicted or routed neurons, if neurons are predicted or routed.
     pub(super) masks: Option<&'a Masks>,
+    /// Routing weights, in a mixture of experts.
+    pub(super) routes: &'a Routes,
     /// Products of all neurons, if matrices are stored by input.
     pub(super) gate_products: &'a [f32],
     pub(super) up_products: &'a [f32],
@@ -104,7 +107,10 @@ impl Batch<'_> {
         for (token, slots) in slots.chunks_exact_mut(width).enumerate() {
             let known = up.and_then(|up| self.known(up, products, self.up_products, group, token));
             let x = self.x.vector(token);
-            self.ffn.up_stage(self.isa, x, known, passed[token], slots);
+            let router = self.ffn.router.as_ref();
+            let weights = router.map(|router| router.weights(self.routes, token));
+            self.ffn
+                .up_stage(self.isa, x, known, weights, passed[token], slots);
         }
         if gemm.is_some() { every(width) } else { read }
     }

@@ -1,0 +1,177 @@
+//! Mixtures of experts: blocks of an FFN's neurons, of which a router selects a few for every token.
+//!
+//! An FFN with E experts of F neurons is an FFN of E·F neurons, and expert `e` consists of the neurons `e·F..(e + 1)·F`. A token
+//! computes the neurons of its selected experts, each times the expert's routing weight; all others are 0. Neurons of a shared expert
+//! follow those of all others, and every token computes them.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+/// How routing weights follow from the router's logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RouterScores {
+    /// Softmax over all experts (Qwen2-MoE, OLMoE).
+    Softmax,
+    /// Softmax over the selected experts (Mixtral, Qwen3-MoE).
+    SoftmaxOfSelected,
+    /// Sigmoid, divided by the sum over the selected experts (SmallThinker).
+    SigmoidOfSelected,
+}
+
+/// Experts of every layer's FFN.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Experts {
+    /// Number of experts, without a shared one.
+    pub count: usize,
+    /// Number of neurons of an expert.
+    pub size: usize,
+    /// Number of experts that a token selects.
+    pub per_token: usize,
+    /// How routing weights follow from logits.
+    pub scores: RouterScores,
+    /// Whether the router reads the layer's input, before attention and its norm, instead of the FFN's.
+    pub reads_layer_input: bool,
+    /// Number of neurons of the shared expert; 0 without one.
+    pub shared_size: usize,
+    /// Whether the shared expert's weight is the sigmoid of a projection of the FFN's input, instead of 1.
+    pub has_shared_gate: bool,
+}
+
+impl Experts {
+    /// Returns the number of neurons of all experts together.
+    pub fn neurons(&self) -> usize {
+        self.count * self.size + self.shared_size
+    }
+
+    /// Returns the number of blocks of neurons: the experts, then the shared one, if there is one.
+    pub fn blocks(&self) -> usize {
+        self.count + usize::from(self.shared_size > 0)
+    }
+
+    /// Returns the neurons of a block.
+    pub fn neurons_of(&self, block: usize) -> Range<usize> {
+        let start = block * self.size;
+        let size = if block < self.count {
+            self.size
+        } else {
+            self.shared_size
+        };
+        start..start + size
+    }
+
+    /// Returns the block of a neuron.
+    pub fn block_of(&self, neuron: usize) -> usize {
+        (neuron / self.size).min(self.count)
+    }
+
+    /// Returns the number of neurons that a token computes if no policy skips any.
+    pub fn neurons_per_token(&self) -> usize {
+        self.per_token * self.size + self.shared_size
+    }
+
+    /// Sets `weights`, one per block, to the routing weights that follow from `logits`, one per expert; 0 for the experts that are not
+    /// selected. Of equal logits, that of the first expert counts as larger. `shared_gate` is the logit of the shared expert's weight.
+    ///
+    /// # Panics
+    ///
+    /// If the numbers of logits or weights differ from those of experts or blocks.
+    pub fn route(&self, logits: &[f32], shared_gate: Option<f32>, weights: &mut [f32]) {
+        assert_eq!((logits.len(), weights.len()), (self.count, self.blocks()));
+        let mut order: Vec<usize> = (0..self.count).collect();
+        // A stable sort keeps the first of equal logits first.
+        order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+        let selected = &order[..self.per_token];
+        let largest = f64::from(logits[selected[0]]);
+        let score = |expert: usize| {
+            let logit = f64::from(logits[expert]);
+            match self.scores {
+                RouterScores::Softmax | RouterScores::SoftmaxOfSelected => (logit - largest).exp(),
+                RouterScores::SigmoidOfSelected => sigmoid(logit),
+            }
+        };
+        let summed = match self.scores {
+            RouterScores::Softmax => &order[..],
+            RouterScores::SoftmaxOfSelected | RouterScores::SigmoidOfSelected => selected,
+        };
+        let sum: f64 = summed.iter().map(|expert| score(*expert)).sum();
+        weights.fill(0.0);
+        for expert in selected {
+            weights[*expert] = (score(*expert) / sum) as f32;
+        }
+        if self.shared_size > 0 {
+            weights[self.count] = shared_gate.map_or(1.0, |logit| sigmoid(logit.into()) as f32);
+        }
+    }
+
+    /// Checks that sizes are within limits; returns what is wrong.
+    pub(crate) fn validate(&self) -> Result<(), String> {
+        // A bundle stores the block of a neuron in 16 bits.
+        if !(1..1 << 15).contains(&self.count) || self.size == 0 {
+            return Err(format!(
+                "{} experts of {} neurons are not supported",
+                self.count, self.size
+            ));
+        }
+        if !(1..=self.count).contains(&self.per_token) {
+            return Err(format!(
+                "{} of {} experts per token (`num_experts_per_tok`) are not possible",
+                self.per_token, self.count
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXPERTS: Experts = Experts {
+        count: 4,
+        size: 3,
+        per_token: 2,
+        scores: RouterScores::Softmax,
+        reads_layer_input: false,
+        shared_size: 5,
+        has_shared_gate: true,
+    };
+
+    #[test]
+    fn blocks_cover_every_neuron_once() {
+        let all: Vec<usize> = (0..EXPERTS.blocks())
+            .flat_map(|block| EXPERTS.neurons_of(block))
+            .collect();
+        assert_eq!(all, (0..EXPERTS.neurons()).collect::<Vec<_>>());
+        for block in 0..EXPERTS.blocks() {
+            assert!(
+                EXPERTS
+                    .neurons_of(block)
+                    .all(|neuron| EXPERTS.block_of(neuron) == block)
+            );
+        }
+    }
+
+    #[test]
+    fn the_first_of_equal_logits_is_selected() {
+        for scores in [
+            RouterScores::Softmax,
+            RouterScores::SoftmaxOfSelected,
+            RouterScores::SigmoidOfSelected,
+        ] {
+            let experts = Experts { scores, ..EXPERTS };
+            let mut weights = [9.0; 5];
+            experts.route(&[1.0, 2.0, 1.0, 1.0], Some(0.0), &mut weights);
+            assert!(weights[1] > weights[0] && weights[0] > 0.0, "{weights:?}");
+            assert_eq!(weights[2..], [0.0, 0.0, 0.5], "{scores:?}");
+            let sum: f32 = weights[..4].iter().sum();
+            let is_one = (sum - 1.0).abs() < 1e-6;
+            assert_eq!(is_one, scores != RouterScores::Softmax, "{scores:?}: {sum}");
+        }
+    }
+}

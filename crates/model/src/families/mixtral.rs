@@ -1,0 +1,63 @@
+//! Mixtral and TurboSparse-Mixtral: Mistral with experts; TurboSparse (Song et al. 2024, §4) has a ReLU on gate *and* up.
+
+use crate::{
+    Experts, FfnKind, ModelConfig, ModelError, RouterScores, Weight,
+    families::{
+        Family, expert_source,
+        llama::{IGNORED, llama_like, llama_names},
+        mistral,
+    },
+    keys::Keys,
+    source::WeightSource,
+};
+
+/// Mixtral.
+pub(super) const MIXTRAL: Family = Family {
+    name: "mixtral",
+    architectures: &["MixtralForCausalLM"],
+    describe: |keys| describe(keys, "mixtral"),
+    source,
+    ignored: IGNORED,
+};
+
+/// TurboSparse-Mixtral.
+pub(super) const TURBO_SPARSE_MIXTRAL: Family = Family {
+    name: "turbosparse-mixtral",
+    architectures: &["TurboSparseMixtralForCausalLM"],
+    describe: |keys| {
+        let mut config = describe(keys, "turbosparse-mixtral")?;
+        config.ffn = FfnKind::DoublyGated;
+        Ok(config)
+    },
+    source,
+    ignored: IGNORED,
+};
+
+fn describe(keys: &Keys<'_>, family: &str) -> Result<ModelConfig, ModelError> {
+    let mut config = llama_like(keys, family, &mistral::DEFAULTS)?;
+    let window = keys.size("sliding_window")?;
+    config.attention_windows = vec![window; config.layer_count];
+    let experts = Experts {
+        count: keys.size_or(&["num_local_experts"], 8)?,
+        size: config.ffn_size,
+        per_token: keys.size_or(&["num_experts_per_tok"], 2)?,
+        scores: RouterScores::SoftmaxOfSelected,
+        reads_layer_input: false,
+        shared_size: 0,
+        has_shared_gate: false,
+    };
+    config.ffn_size = experts.neurons();
+    config.experts = Some(experts);
+    Ok(config)
+}
+
+fn source(config: &ModelConfig, weight: Weight) -> WeightSource {
+    expert_source(
+        config,
+        weight,
+        "block_sparse_moe.experts",
+        ["w1", "w3", "w2"],
+        "block_sparse_moe.gate.weight",
+    )
+    .unwrap_or_else(|| llama_names(weight))
+}

@@ -1,0 +1,145 @@
+//! Mixtures of experts with the names of Qwen: Qwen2-MoE (a shared expert), Qwen3-MoE and OLMoE.
+
+use crate::{
+    Experts, LayerWeight, ModelConfig, ModelError, QueryKeyNorm, RouterScores, Weight,
+    families::{
+        Family, expert_source, layer_tensor,
+        llama::{Defaults, IGNORED, LLAMA_DEFAULTS, biases, llama_like, llama_names},
+        qwen,
+    },
+    keys::Keys,
+    source::WeightSource,
+};
+
+/// Qwen 1.5 and 2 with experts.
+pub(super) const QWEN2_MOE: Family = Family {
+    name: "qwen2-moe",
+    architectures: &["Qwen2MoeForCausalLM"],
+    describe: |keys| {
+        let defaults = Defaults {
+            kv_heads: Some(16),
+            ..qwen::DEFAULTS
+        };
+        let mut config = llama_like(keys, "qwen2-moe", &defaults)?;
+        config.biases.query_key_value = keys.flag("qkv_bias", true)?;
+        qwen::windows(keys, &mut config)?;
+        every_layer_has_experts(keys)?;
+        let experts = Experts {
+            shared_size: keys.size_or(&["shared_expert_intermediate_size"], 5632)?,
+            has_shared_gate: true,
+            ..experts(
+                keys,
+                keys.size_or(&["moe_intermediate_size"], 1408)?,
+                [60, 4],
+            )?
+        };
+        Ok(with_experts(config, experts))
+    },
+    source: |config, weight| match weight {
+        Weight::Layer(layer, LayerWeight::SharedGate) => {
+            layer_tensor("model.layers", layer, "mlp.shared_expert_gate.weight")
+        }
+        weight => source(config, weight),
+    },
+    ignored: IGNORED,
+};
+
+/// Qwen 3 with experts.
+pub(super) const QWEN3_MOE: Family = Family {
+    name: "qwen3-moe",
+    architectures: &["Qwen3MoeForCausalLM"],
+    describe: |keys| {
+        let defaults = Defaults {
+            kv_heads: Some(4),
+            ..qwen::DEFAULTS
+        };
+        let mut config = llama_like(keys, "qwen3-moe", &defaults)?;
+        config.query_key_norm = QueryKeyNorm::PerHead;
+        config.biases = biases(keys)?;
+        qwen::windows(keys, &mut config)?;
+        every_layer_has_experts(keys)?;
+        let size = keys.size_or(&["moe_intermediate_size"], 768)?;
+        let experts = experts(keys, size, [128, 8])?;
+        Ok(with_experts(config, experts))
+    },
+    source,
+    ignored: IGNORED,
+};
+
+/// OLMoE.
+pub(super) const OLMOE: Family = Family {
+    name: "olmoe",
+    architectures: &["OlmoeForCausalLM"],
+    describe: |keys| {
+        let defaults = Defaults {
+            hidden_size: 2048,
+            layers: 16,
+            heads: 16,
+            ffn_size: 2048,
+            vocabulary: 50304,
+            context: 4096,
+            epsilon: ("rms_norm_eps", 1e-5),
+            ..LLAMA_DEFAULTS
+        };
+        let mut config = llama_like(keys, "olmoe", &defaults)?;
+        config.query_key_norm = QueryKeyNorm::AllHeads;
+        config.biases = biases(keys)?;
+        if let Some(clip) = keys.number("clip_qkv")? {
+            let clip = clip.to_string();
+            return Err(keys.unsupported("clip_qkv", &clip, "null"));
+        }
+        let experts = experts(keys, config.ffn_size, [64, 8])?;
+        Ok(with_experts(config, experts))
+    },
+    source,
+    ignored: IGNORED,
+};
+
+/// Reads the keys of experts that these families share.
+fn experts(
+    keys: &Keys<'_>,
+    size: usize,
+    [count, per_token]: [usize; 2],
+) -> Result<Experts, ModelError> {
+    Ok(Experts {
+        count: keys.size_or(&["num_experts"], count)?,
+        size,
+        per_token: keys.size_or(&["num_experts_per_tok"], per_token)?,
+        scores: match keys.flag("norm_topk_prob", false)? {
+            true => RouterScores::SoftmaxOfSelected,
+            false => RouterScores::Softmax,
+        },
+        reads_layer_input: false,
+        shared_size: 0,
+        has_shared_gate: false,
+    })
+}
+
+fn with_experts(mut config: ModelConfig, experts: Experts) -> ModelConfig {
+    config.ffn_size = experts.neurons();
+    config.experts = Some(experts);
+    config
+}
+
+/// Checks that no layer has a dense FFN.
+fn every_layer_has_experts(keys: &Keys<'_>) -> Result<(), ModelError> {
+    let step = keys.size_or(&["decoder_sparse_step"], 1)?;
+    if step != 1 {
+        return Err(keys.unsupported("decoder_sparse_step", &step.to_string(), "1"));
+    }
+    match keys.list("mlp_only_layers")? {
+        Some([_, ..]) => Err(keys.unsupported("mlp_only_layers", "not empty", "[]")),
+        _ => Ok(()),
+    }
+}
+
+fn source(config: &ModelConfig, weight: Weight) -> WeightSource {
+    expert_source(
+        config,
+        weight,
+        "mlp.experts",
+        ["gate_proj", "up_proj", "down_proj"],
+        "mlp.gate.weight",
+    )
+    .unwrap_or_else(|| llama_names(weight))
+}

@@ -1,0 +1,129 @@
+//! Routing in mixtures of experts: which neurons each token computes, and the weights of their experts.
+
+use powerinfer_model::Experts;
+
+use crate::{
+    Threads,
+    input::InputBuffers,
+    linear::Linear,
+    masks::{Masks, WORD},
+};
+
+/// A layer's router, borrowed for a forward pass.
+#[derive(Clone, Copy)]
+pub(crate) struct Router<'a> {
+    pub(crate) experts: &'a Experts,
+    pub(crate) linear: Linear<'a>,
+    pub(crate) shared_gate: Option<Linear<'a>>,
+    pub(crate) places: &'a ExpertPlaces,
+    /// The block of each neuron.
+    pub(crate) blocks: &'a [u16],
+}
+
+/// Places of the neurons of each block in a layer of a bundle.
+#[derive(Debug, Default)]
+pub(crate) struct ExpertPlaces {
+    /// Per block, the words of a mask in which it has neurons, and their bits.
+    words: Vec<Vec<(u32, u64)>>,
+}
+
+impl ExpertPlaces {
+    /// Places in a layer whose neurons belong to `blocks`.
+    pub(crate) fn new(experts: &Experts, blocks: &[u16]) -> Self {
+        let mut words: Vec<Vec<(u32, u64)>> = vec![Vec::new(); experts.blocks()];
+        for (neuron, block) in blocks.iter().enumerate() {
+            let (word, bit) = ((neuron / WORD) as u32, 1 << (neuron % WORD));
+            match words[usize::from(*block)].last_mut() {
+                Some((last, bits)) if *last == word => *bits |= bit,
+                _ => words[usize::from(*block)].push((word, bit)),
+            }
+        }
+        Self { words }
+    }
+}
+
+/// Routing weights of the tokens of a pass in a layer.
+#[derive(Debug, Default)]
+pub(crate) struct Routes {
+    /// `[tokens, blocks]`; 0 for experts that are not selected.
+    weights: Vec<f32>,
+    logits: Vec<f32>,
+    shared_logits: Vec<f32>,
+    input: InputBuffers,
+    words: Vec<u64>,
+}
+
+/// Routing weights of the neurons of one token.
+#[derive(Clone, Copy)]
+pub(crate) struct NeuronWeights<'a> {
+    weights: &'a [f32],
+    blocks: &'a [u16],
+}
+
+impl NeuronWeights<'_> {
+    /// The weight of the neuron's expert.
+    pub(crate) fn of(&self, neuron: u32) -> f32 {
+        self.weights[usize::from(self.blocks[neuron as usize])]
+    }
+}
+
+impl Router<'_> {
+    /// Selects the experts of each token of `x [tokens, hidden]`; returns the bytes read.
+    pub(crate) fn route(&self, threads: &Threads, x: &[f32], routes: &mut Routes) -> usize {
+        let Routes {
+            weights,
+            logits,
+            shared_logits,
+            input,
+            ..
+        } = routes;
+        let x = self.linear.input(threads, x, 0.0, input);
+        let mut read = self.linear.product(threads, &x, 0.0, logits);
+        if let Some(gate) = &self.shared_gate {
+            read += gate.product(threads, &x, 0.0, shared_logits);
+        }
+        let blocks = self.experts.blocks();
+        weights.resize(x.tokens() * blocks, 0.0);
+        let tokens = weights
+            .chunks_exact_mut(blocks)
+            .zip(logits.chunks_exact(self.experts.count));
+        for (token, (weights, logits)) in tokens.enumerate() {
+            let shared = self.shared_gate.map(|_| shared_logits[token]);
+            self.experts.route(logits, shared, weights);
+        }
+        read
+    }
+
+    /// Sets `masks` to the neurons of each token's experts; keeps only those of the predicted ones if `is_predicted`.
+    pub(crate) fn mask(&self, routes: &mut Routes, masks: &mut Masks, is_predicted: bool) {
+        let Routes { weights, words, .. } = routes;
+        let tokens = weights.len() / self.experts.blocks();
+        let routed = if is_predicted {
+            words.clear();
+            words.resize(self.blocks.len().div_ceil(WORD) * tokens, 0);
+            &mut words[..]
+        } else {
+            masks.reset(self.blocks.len(), tokens)
+        };
+        for (token, weights) in weights.chunks_exact(self.experts.blocks()).enumerate() {
+            let selected = weights.iter().zip(&self.places.words);
+            // A weight may be NaN: then the result must be, too.
+            let selected = selected.filter(|(weight, _)| **weight != 0.0);
+            for (word, bits) in selected.flat_map(|(_, words)| words) {
+                routed[*word as usize * tokens + token] |= bits;
+            }
+        }
+        if is_predicted {
+            masks.intersect(words);
+        }
+    }
+
+    /// Routing weights of `token`.
+    pub(crate) fn weights<'r>(&'r self, routes: &'r Routes, token: usize) -> NeuronWeights<'r> {
+        let blocks = self.experts.blocks();
+        NeuronWeights {
+            weights: &routes.weights[token * blocks..][..blocks],
+            blocks: self.blocks,
+        }
+    }
+}
