@@ -67,11 +67,12 @@ pub(crate) const FAMILIES: [&str; 23] = [
 
 /// Golden mixtures of experts, in the folder `shared/golden` next to the repository or in it.
 #[allow(dead_code, reason = "not in all tests")]
-pub(crate) const MIXTURES: [&str; 5] = [
+pub(crate) const MIXTURES: [&str; 6] = [
     "mixtral",
     "olmoe",
     "qwen2moe",
     "qwen3moe",
+    "smallthinker",
     "turbosparse-mixtral",
 ];
 

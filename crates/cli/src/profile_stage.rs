@@ -57,7 +57,7 @@ impl TraceArguments {
         if let Some(obstacle) = checkpoint.config().device_obstacle() {
             let family = &checkpoint.config().family;
             output.say(format!(
-                "{family} runs only on the CPU: its {obstacle} are not supported on GPUs"
+                "{family} runs only on the CPU: GPUs do not support {obstacle}"
             ));
             return Ok(None);
         }

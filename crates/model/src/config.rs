@@ -452,7 +452,7 @@ impl ModelConfig {
         } else if matches!(self.positions, Positions::RotaryByLayer { .. }) {
             Some("different position encodings in different layers")
         } else if self.experts.is_some() {
-            Some("a mixture of experts")
+            Some("experts")
         } else if self.query_key_norm == QueryKeyNorm::AllHeads {
             Some("norms of all queries of a token")
         } else {

@@ -49,7 +49,7 @@ impl Sample {
         let inputs = (0..tokens).map(|place| place * part.tokens() / tokens);
         let inputs: Vec<f32> = inputs.flat_map(|token| part.input(token)).collect();
         let x = Tensor::from_vec(inputs, (tokens, part.hidden_size), &Device::Cpu)?;
-        let neurons = ffn.neurons(&x)?;
+        let neurons = ffn.neurons(&x, &x)?;
         let values = |tensor: &Tensor| tensor.flatten_all()?.to_vec1::<f32>();
         Ok(Self {
             tokens,

@@ -64,12 +64,13 @@ impl FeedForward {
         WEIGHTS.contains(&weight)
     }
 
-    /// Computes the neurons for `x [tokens, hidden]`, the FFN's input after its norm. A router reads `x`, too.
+    /// Computes the neurons for `x [tokens, hidden]`, the FFN's input after its norm. A router reads `layer_input [tokens, hidden]` if
+    /// the model's routers do so, else `x`.
     ///
     /// # Errors
     ///
     /// `x` has another shape.
-    pub fn neurons(&self, x: &Tensor) -> Result<Neurons> {
+    pub fn neurons(&self, x: &Tensor, layer_input: &Tensor) -> Result<Neurons> {
         let gate = self.linear(x, LayerWeight::Gate, LayerWeight::GateBias)?;
         let activation = activate(self.activation, &gate)?;
         let up = match self.kind {
@@ -87,7 +88,12 @@ impl FeedForward {
         let (activation, product) = match &self.experts {
             None => (activation, product),
             Some(experts) => {
-                let weights = self.routing_weights(experts, x)?;
+                let read = if experts.reads_layer_input {
+                    layer_input
+                } else {
+                    x
+                };
+                let weights = self.routing_weights(experts, read)?;
                 let is_selected = weights.ne(0.0)?.to_dtype(activation.dtype())?;
                 ((activation * is_selected)?, (product * weights)?)
             }

@@ -59,7 +59,8 @@ impl Layer {
         self.run(hidden, observer).map_err(failed)
     }
 
-    fn run(&self, hidden: &Tensor, observer: &mut dyn FfnObserver) -> Result<Tensor> {
+    fn run(&self, input: &Tensor, observer: &mut dyn FfnObserver) -> Result<Tensor> {
+        let hidden = input;
         let attention_norm = |x: &Tensor| {
             self.norm(
                 x,
@@ -72,37 +73,37 @@ impl Layer {
             |x: &Tensor, weight: LayerWeight| norm(&self.config, x, &self.weights[&weight], None);
         match self.config.block {
             Block::OutputNorm | Block::Sandwich => {
-                let input = if self.config.block.norms_input() {
+                let normed = if self.config.block.norms_input() {
                     attention_norm(hidden)?
                 } else {
                     hidden.clone()
                 };
                 let attended =
-                    output_norm(&self.attention(&input)?, LayerWeight::AttentionOutputNorm)?;
+                    output_norm(&self.attention(&normed)?, LayerWeight::AttentionOutputNorm)?;
                 let hidden = (hidden + attended)?;
-                let input = if self.config.block.norms_input() {
+                let normed = if self.config.block.norms_input() {
                     ffn_norm(&hidden)?
                 } else {
                     hidden.clone()
                 };
-                let output = self.ffn(&hidden, &input, observer)?;
+                let output = self.ffn(input, &hidden, &normed, observer)?;
                 &hidden + output_norm(&output, LayerWeight::FfnOutputNorm)?
             }
             Block::PreNorm => {
                 let hidden = (hidden + self.attention(&attention_norm(hidden)?)?)?;
-                &hidden + self.ffn(&hidden, &ffn_norm(&hidden)?, observer)?
+                &hidden + self.ffn(input, &hidden, &ffn_norm(&hidden)?, observer)?
             }
             Block::PostNorm => {
                 let hidden = attention_norm(&(hidden + self.attention(hidden)?)?)?;
-                ffn_norm(&(&hidden + self.ffn(&hidden, &hidden, observer)?)?)
+                ffn_norm(&(&hidden + self.ffn(input, &hidden, &hidden, observer)?)?)
             }
             Block::Parallel => {
                 let attended = self.attention(&attention_norm(hidden)?)?;
-                (hidden + attended)? + self.ffn(hidden, &ffn_norm(hidden)?, observer)?
+                (hidden + attended)? + self.ffn(input, hidden, &ffn_norm(hidden)?, observer)?
             }
             Block::ParallelSharedNorm => {
                 let normed = attention_norm(hidden)?;
-                (hidden + self.attention(&normed)?)? + self.ffn(hidden, &normed, observer)?
+                (hidden + self.attention(&normed)?)? + self.ffn(input, hidden, &normed, observer)?
             }
         }
     }
@@ -178,13 +179,19 @@ impl Layer {
         self.linear(&mixed, LayerWeight::Output, LayerWeight::OutputBias)
     }
 
-    /// Computes the FFN for `x`, the norm of `residual`, and calls the observer.
-    fn ffn(&self, residual: &Tensor, x: &Tensor, observer: &mut dyn FfnObserver) -> Result<Tensor> {
+    /// Computes the FFN for `x`, the norm of `residual`, in the layer with input `input`, and calls the observer.
+    fn ffn(
+        &self,
+        input: &Tensor,
+        residual: &Tensor,
+        x: &Tensor,
+        observer: &mut dyn FfnObserver,
+    ) -> Result<Tensor> {
         let Neurons {
             activation,
             product,
             ..
-        } = self.ffn.neurons(x)?;
+        } = self.ffn.neurons(x, input)?;
         let observation = FfnObservation {
             layer: self.index,
             residual,

@@ -23,6 +23,7 @@ mod phi;
 mod phi3;
 mod qwen;
 mod qwen_moe;
+mod smallthinker;
 mod smollm3;
 mod sparse_llama;
 mod stablelm;
@@ -50,7 +51,7 @@ pub(crate) struct Family {
 }
 
 /// All families.
-const ALL: [&Family; 32] = [
+const ALL: [&Family; 33] = [
     &llama::LLAMA,
     &sparse_llama::SPARSE_LLAMA,
     &mistral::MISTRAL,
@@ -62,6 +63,7 @@ const ALL: [&Family; 32] = [
     &qwen_moe::QWEN2_MOE,
     &qwen_moe::QWEN3_MOE,
     &qwen_moe::OLMOE,
+    &smallthinker::SMALL_THINKER,
     &gemma::GEMMA,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
@@ -171,6 +173,23 @@ fn layer_windows(
             }
         })
         .collect()
+}
+
+/// Reads a list of 0 and 1, one per layer.
+fn layer_flags(keys: &Keys<'_>, key: &str, layers: usize) -> Result<Option<Vec<bool>>, ModelError> {
+    let Some(stated) = keys.list(key)? else {
+        return Ok(None);
+    };
+    let flags = stated.iter().map(|flag| match flag.as_u64() {
+        Some(flag @ 0..=1) => Some(flag == 1),
+        _ => None,
+    });
+    match flags.collect::<Option<Vec<bool>>>() {
+        Some(flags) if flags.len() == layers => Ok(Some(flags)),
+        _ => Err(keys.bad(format!(
+            "`{key}` is not a list of 0 and 1 for {layers} layers"
+        ))),
+    }
 }
 
 /// Source of the whole tensor `{prefix}.{layer}.{name}`.

@@ -3,7 +3,7 @@
 use crate::{
     ModelConfig, ModelError, Positions,
     families::{
-        Family, layer_windows,
+        Family, layer_flags, layer_windows,
         llama::{Defaults, IGNORED, LLAMA_DEFAULTS, biases, llama_like, llama_names},
     },
     keys::Keys,
@@ -49,25 +49,16 @@ pub(super) const SMOLLM3: Family = Family {
 /// Reads which layers have a position encoding: by default all but every fourth.
 fn rotated_layers(keys: &Keys<'_>, layers: usize) -> Result<Vec<bool>, ModelError> {
     let interval = keys.size_or(&["no_rope_layer_interval"], 4)?;
-    let Some(stated) = keys.list("no_rope_layers")? else {
-        return Ok((1..=layers)
+    Ok(match layer_flags(keys, "no_rope_layers", layers)? {
+        Some(flags) => flags,
+        None => (1..=layers)
             .map(|layer| !layer.is_multiple_of(interval))
-            .collect());
-    };
-    let flags: Option<Vec<bool>> = stated
-        .iter()
-        .map(|flag| flag.as_u64().map(|flag| flag != 0))
-        .collect();
-    match flags {
-        Some(flags) if flags.len() == layers => Ok(flags),
-        _ => Err(keys.bad(format!(
-            "`no_rope_layers` is not a list of 0 and 1 for {layers} layers"
-        ))),
-    }
+            .collect(),
+    })
 }
 
 /// Restricts the rotary embedding of `config` to the layers that are `rotated`.
-fn without_some(config: &ModelConfig, rotated: &[bool]) -> Positions {
+pub(super) fn without_some(config: &ModelConfig, rotated: &[bool]) -> Positions {
     Positions::RotaryByLayer {
         tables: config.rotary_tables().to_vec(),
         layers: rotated.iter().map(|rotated| rotated.then_some(0)).collect(),
