@@ -146,6 +146,24 @@ impl LayerMode {
         }
     }
 
+    /// This mode in a mixture of experts: of the neurons that are read whether active or not, a token reads the average share
+    /// `selected`, those of its experts.
+    pub fn of_experts(self, selected: f64) -> Self {
+        let ReadCost {
+            bytes,
+            scattered_rows,
+            axpy_rows,
+        } = self.per_neuron;
+        Self {
+            per_neuron: ReadCost {
+                bytes: bytes * selected,
+                scattered_rows: scattered_rows * selected,
+                axpy_rows: axpy_rows * selected,
+            },
+            ..self
+        }
+    }
+
     /// Total work of one token for `count` neurons of which `active` are active on average.
     ///
     /// Rows of active neurons are counted as non-adjacent in proportion to the inactive share.
@@ -185,6 +203,20 @@ mod tests {
         assert_eq!(work(25.0).scattered_rows, 25.0 * 2.0 * 0.75);
         assert_eq!((work(25.0).axpy_rows, work(25.0).bytes), (25.0, 15_000.0));
         assert_eq!(mode.work(0.0, 0.0), ReadCost::default());
+    }
+
+    #[test]
+    fn a_token_reads_the_neurons_of_its_experts() {
+        let neuron = NeuronShape {
+            bytes: 300,
+            matrices: 3,
+        };
+        let mode = LayerMode::exact(neuron).of_experts(0.25);
+        assert_eq!(mode.work(100.0, 10.0).bytes, 25.0 * 100.0 + 10.0 * 200.0);
+        assert_eq!(
+            LayerMode::exact(neuron).of_experts(1.0),
+            LayerMode::exact(neuron)
+        );
     }
 
     #[test]

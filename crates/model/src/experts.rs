@@ -71,6 +71,11 @@ impl Experts {
         self.per_token * self.size + self.shared_size
     }
 
+    /// Returns the share of the neurons that a token computes if no policy skips any.
+    pub fn selected_share(&self) -> f64 {
+        self.neurons_per_token() as f64 / self.neurons() as f64
+    }
+
     /// Sets `weights`, one per block, to the routing weights that follow from `logits`, one per expert; 0 for the experts that are not
     /// selected. Of equal logits, that of the first expert counts as larger. `shared_gate` is the logit of the shared expert's weight.
     ///

@@ -60,15 +60,33 @@ impl<'a> ModeBuilder<'a> {
 
     /// Policy `dense`; gate and up skip the share `input_sparsity` of their inputs.
     pub(crate) fn dense(self, input_sparsity: Option<f64>) -> LayerMode {
-        match input_sparsity {
+        self.of_experts(match input_sparsity {
             None => LayerMode::dense(self.shape),
             Some(share) => LayerMode::dense_of_inputs(self.shape, 1.0 - share),
+        })
+    }
+
+    /// `mode` if only the neurons of a token's experts are read.
+    fn of_experts(self, mode: LayerMode) -> LayerMode {
+        match &self.config.experts {
+            None => mode,
+            Some(experts) => mode.of_experts(experts.selected_share()),
+        }
+    }
+
+    /// Policy `dense` in a mixture of experts whose activation is never zero: the active neurons are those of selected experts.
+    pub(crate) fn dense_experts(self) -> LayerMode {
+        let dense = LayerMode::dense(self.shape);
+        LayerMode {
+            per_neuron: dense.per_active_neuron,
+            per_active_neuron: dense.per_neuron,
+            ..dense
         }
     }
 
     /// Policy `exact`.
     pub(crate) fn exact(self) -> LayerMode {
-        LayerMode::exact(self.shape)
+        self.of_experts(LayerMode::exact(self.shape))
     }
 
     /// Policy `predicted`, with a predictor of `units` in format `format`.
@@ -93,7 +111,7 @@ impl<'a> ModeBuilder<'a> {
 
     /// Policy `threshold`, by `score`.
     pub(crate) fn threshold(self, score: Score) -> LayerMode {
-        LayerMode::threshold(self.shape, score)
+        self.of_experts(LayerMode::threshold(self.shape, score))
     }
 
     /// Threshold at error level `level`, with the score that reads the fewest bytes; `None` without curves. A level is an

@@ -180,9 +180,14 @@ impl<'a> Subject<'a> {
                 add(mode, frequencies, held(true), may);
             }
         } else {
-            let all = vec![1.0; self.config.ffn_size];
-            let dense = modes.dense(self.inputs_left_out);
-            add(dense, &all, network_bytes, true);
+            if self.config.experts.is_some() && self.inputs_left_out.is_none() {
+                let selected: Vec<f64> = order.iter().map(|n| frequencies[*n as usize]).collect();
+                add(modes.dense_experts(), &selected, network_bytes, true);
+            } else {
+                let all = vec![1.0; self.config.ffn_size];
+                let dense = modes.dense(self.inputs_left_out);
+                add(dense, &all, network_bytes, true);
+            }
             if let (Some(level), Some(file)) = (allowed.level, self.predictors)
                 && let Some((chosen, kept)) = self.at_level(file, layer, level)?
             {

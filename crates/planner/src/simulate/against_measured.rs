@@ -193,6 +193,7 @@ fn placed<'a>(
             mode,
             frequencies,
             hot_count,
+            selected: 1.0,
             neuron_bytes: neuron_bytes(config, QUANT),
             attention,
             attention_bytes: memory::attention_bytes(config, QUANT, false),

@@ -8,7 +8,7 @@ use powerinfer_artifact::{
     hardware::Hardware,
     plan::{Device, Plan, Policy},
 };
-use powerinfer_model::ModelConfig;
+use powerinfer_model::{Experts, ModelConfig};
 use powerinfer_runtime::memory::kv_bytes;
 use powerinfer_solver::{
     Candidate, LayerMode, Problem, ReadCost,
@@ -44,6 +44,8 @@ pub(crate) struct PlacedLayer<'a> {
     pub(crate) frequencies: &'a [f64],
     /// Number of hot neurons.
     pub(crate) hot_count: usize,
+    /// Share of the neurons that belong to a token's experts; 1 in dense models.
+    pub(crate) selected: f64,
     /// Bytes of a neuron.
     pub(crate) neuron_bytes: u64,
     /// Device of attention.
@@ -242,6 +244,7 @@ impl Estimator<'_> {
                 },
                 per_active_neuron: ReadCost::default(),
             }
+            .of_experts(layer.selected)
         } else {
             layer.mode
         };
@@ -296,11 +299,14 @@ impl<'a> Placed<'a> {
         chosen: &[&'a Candidate],
     ) -> Self {
         let kv_bytes = kv_bytes(config, BLOCK as u64, plan.budget.kv_cache) as f64 / BLOCK as f64;
+        let experts = config.experts.as_ref();
+        let selected = experts.map_or(1.0, Experts::selected_share);
         let layers = plan.layers.iter().zip(&problem.layers).zip(chosen);
         let layers = layers.map(|((plan, layer), chosen)| PlacedLayer {
             mode: chosen.mode,
             frequencies: &chosen.frequencies,
             hot_count: plan.hot_count,
+            selected,
             neuron_bytes: layer.neuron_bytes,
             attention: plan.attention,
             attention_bytes: layer.attention_read_bytes,

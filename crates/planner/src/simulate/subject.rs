@@ -231,6 +231,7 @@ impl Subject<'_> {
                     mode: layer.mode,
                     frequencies: all_active,
                     hot_count,
+                    selected: 1.0,
                     neuron_bytes: layer.neuron_bytes,
                     attention: layer_device,
                     attention_bytes: layer.attention_bytes,
