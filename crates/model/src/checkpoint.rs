@@ -11,7 +11,7 @@ use crate::{
     families, foreign,
     gguf::{self, Layout},
     quantised,
-    source::WeightSource,
+    source::{Rows, WeightSource},
 };
 
 /// Open checkpoint; all tensors exist with the shapes that the configuration requires.
@@ -174,12 +174,19 @@ impl Checkpoint {
                 let mut values = vec![0.0; shape.iter().product()];
                 let mut first = 0;
                 for (part, part_shape) in source.tensors(&shape) {
-                    let WeightSource::Tensor { name, .. } = part else {
+                    let WeightSource::Tensor { name, rows, .. } = part else {
                         unreachable!("a tensor");
                     };
                     let name = self.resolve(name)?;
-                    let own = self.container.read(&name)?;
-                    self.check_finite(&name, 0, &own)?;
+                    let (own, before) = match *rows {
+                        Rows::Slice { index, .. } => {
+                            let own = self.container.read_rows(&name, index..index + 1)?;
+                            let before = index * own.len();
+                            (own, before)
+                        }
+                        _ => (self.container.read(&name)?, 0),
+                    };
+                    self.check_finite(&name, before, &own)?;
                     let own = part.apply(own, &part_shape);
                     let (width, all) = match by_columns {
                         true => (part_shape[1], shape[1]),
@@ -386,7 +393,8 @@ impl Checkpoint {
                 let name = self.resolve(name)?;
                 let expected = source.tensor_shape(&shape);
                 let found = self.container.shape(&name).unwrap_or_default();
-                if found != expected {
+                // A single row may be stored as a vector.
+                if found != expected && expected != [&[1], &found[..]].concat() {
                     return Err(ModelError::WrongShape {
                         path: self.container.path(&name),
                         tensor: name,

@@ -31,8 +31,17 @@ pub(crate) fn mixture(path: &Path, cause: String) -> ModelError {
     ModelError::UnsupportedKind {
         path: path.to_owned(),
         cause,
-        kind: "mixture-of-experts models",
-        remedy: GIVE_DECODER,
+        kind: MIXTURES,
+        remedy: GIVE_MIXTURE,
+    }
+}
+
+/// Advice for a kind of model that is not supported.
+fn remedy(kind: &str) -> &'static str {
+    if kind == MIXTURES {
+        GIVE_MIXTURE
+    } else {
+        GIVE_DECODER
     }
 }
 
@@ -44,7 +53,7 @@ pub(crate) fn classes(architectures: &[&str], path: &Path) -> Option<ModelError>
         path: path.to_owned(),
         cause: format!("`architectures` is `{name}`"),
         kind,
-        remedy: GIVE_DECODER,
+        remedy: remedy(kind),
     })
 }
 
@@ -94,11 +103,12 @@ pub(crate) fn architecture(name: &str, path: &Path) -> Option<ModelError> {
         path: path.to_owned(),
         cause: format!("`general.architecture` is `{name}`"),
         kind,
-        remedy: GIVE_DECODER,
+        remedy: remedy(kind),
     })
 }
 
-const MIXTURES: &str = "mixture-of-experts models";
+const MIXTURES: &str = "mixture-of-experts models of this architecture";
+const GIVE_MIXTURE: &str = "give a Mixtral, TurboSparse-Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE or SmallThinker model, or a dense decoder";
 const ENCODERS: &str = "encoders and embedding models";
 const ENCODER_DECODERS: &str = "models of an encoder and a decoder";
 const OF_IMAGES: &str = "models of images and text";

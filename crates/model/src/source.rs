@@ -48,6 +48,13 @@ pub(crate) enum Rows {
         /// Number of rows of the tensor.
         total: usize,
     },
+    /// One of several matrices that the tensor stacks along a first dimension of its own.
+    Slice {
+        /// Place of the matrix.
+        index: usize,
+        /// Number of matrices.
+        count: usize,
+    },
 }
 
 /// Transformation of a tensor's rows.
@@ -147,6 +154,9 @@ impl WeightSource {
             if *transform == Transform::Transposed {
                 shape.reverse();
             }
+            if let Rows::Slice { count, .. } = rows {
+                shape.insert(0, *count);
+            }
         }
         shape
     }
@@ -156,6 +166,7 @@ impl WeightSource {
     pub(crate) fn stored_rows(&self, count: usize) -> Option<Vec<usize>> {
         match self {
             Self::Tensor {
+                rows: Rows::All | Rows::Strided { .. },
                 transform: Transform::None | Transform::Deinterleave { .. },
                 ..
             } => {
@@ -183,7 +194,8 @@ impl WeightSource {
             _ => values,
         };
         let values = match *rows {
-            Rows::All => values,
+            // Only the matrix is read.
+            Rows::All | Rows::Slice { .. } => values,
             Rows::Strided {
                 first,
                 length,

@@ -16,6 +16,9 @@ pub struct StoredTensor {
     pub shape: Vec<usize>,
     /// Weight in the tensor; the first one if several are fused.
     pub weight: Weight,
+    /// First row of the weight that the tensor has, or first column of a matrix whose tensors stand side by side; 0 if the tensor has
+    /// the whole weight.
+    pub first: usize,
     /// Stored value that represents one: 0 if the family stores `weight − 1`.
     pub one: f32,
 }
@@ -32,24 +35,36 @@ impl ModelConfig {
         let mut tensors = Vec::new();
         for weight in self.weights() {
             let source = (family.source)(self, weight);
-            let shape = source.tensor_shape(&self.shape(weight));
-            let WeightSource::Tensor {
-                name, transform, ..
-            } = source
-            else {
-                continue;
-            };
-            if seen.insert(name.clone()) {
-                tensors.push(StoredTensor {
-                    name,
-                    shape,
-                    weight,
-                    one: if transform == Transform::AddOne {
-                        0.0
-                    } else {
-                        1.0
-                    },
-                });
+            let is_stacked = matches!(source, WeightSource::Stacked { .. });
+            let axis = usize::from(matches!(
+                source,
+                WeightSource::Stacked {
+                    by_columns: true,
+                    ..
+                }
+            ));
+            let mut first = 0;
+            for (source, shape) in source.tensors(&self.shape(weight)) {
+                let WeightSource::Tensor {
+                    name, transform, ..
+                } = source
+                else {
+                    continue;
+                };
+                if seen.insert(name.clone()) {
+                    tensors.push(StoredTensor {
+                        name: name.clone(),
+                        shape: source.tensor_shape(&shape),
+                        weight,
+                        first,
+                        one: if *transform == Transform::AddOne {
+                            0.0
+                        } else {
+                            1.0
+                        },
+                    });
+                }
+                first += if is_stacked { shape[axis] } else { 0 };
             }
         }
         tensors

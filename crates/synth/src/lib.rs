@@ -20,5 +20,5 @@ mod write;
 
 pub use error::SynthError;
 pub use rates::rates;
-pub use shape::{SHAPES, Shape};
+pub use shape::{EXPERT_SHAPES, SHAPES, Shape};
 pub use write::{Settings, synthesise};

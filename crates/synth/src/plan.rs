@@ -25,6 +25,14 @@ impl Plan<'_> {
             .permutation(self.config.ffn_size)
     }
 
+    /// Returns the weight of channel 0 in each expert's row of the router.
+    pub(crate) fn router_offsets(&self, layer: usize) -> Vec<f32> {
+        let offsets = &self.layers[layer].router_offsets;
+        let ranks = self.noise(&format!("layers.{layer}.experts"));
+        let ranks = ranks.permutation(offsets.len()).into_iter();
+        ranks.map(|rank| offsets[rank as usize] as f32).collect()
+    }
+
     /// Returns the weight of channel 0 in each neuron's gate.
     pub(crate) fn gate_offsets(&self, layer: usize) -> Vec<f32> {
         let offsets = &self.layers[layer].gate_offsets;

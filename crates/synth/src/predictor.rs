@@ -45,6 +45,12 @@ impl<'a> LowRank<'a> {
             return Ok(());
         };
         let unsupported = |reason: String| Err(SynthError::Unsupported { reason });
+        if plan.config.experts.is_some() {
+            return unsupported(
+                "predictors of a mixture of experts cannot be built; leave `--predictor-rank` out"
+                    .to_owned(),
+            );
+        }
         if plan.config.ffn == FfnKind::DoublyGated {
             return Err(SynthError::LowRankGate);
         }

@@ -1,5 +1,7 @@
 //! Activation frequencies: a power law with a given mean and skew.
 
+use powerinfer_model::Experts;
+
 use crate::SynthError;
 
 /// Maximum activation frequency: in real models hardly any neuron is always active.
@@ -35,6 +37,20 @@ pub fn rates(neurons: usize, sparsity: f64, skew: f64) -> Result<Vec<f64>, Synth
         neurons_for(&law(&ranks, exponent, density)) > skew
     });
     Ok(law(&ranks, exponent, density))
+}
+
+/// Selection frequencies of the experts of a layer in descending order, as [`rates`] with the skew nearest to `skew` that is possible.
+pub(crate) fn of_experts(experts: &Experts, skew: f64) -> Result<Vec<f64>, SynthError> {
+    let skipped = 1.0 - experts.per_token as f64 / experts.count as f64;
+    match rates(experts.count, skipped, skew) {
+        Err(SynthError::NoPowerLaw {
+            lowest, highest, ..
+        }) if lowest <= highest => {
+            let skew = (100.0 * skew).clamp(lowest, highest) / 100.0;
+            rates(experts.count, skipped, skew)
+        }
+        other => other,
+    }
 }
 
 /// Computes the power law with this exponent and mean.

@@ -38,6 +38,8 @@ pub(crate) struct LayerRecipe {
     pub(crate) down: f64,
     /// Gate weight of channel 0, by activation frequency.
     pub(crate) gate_offsets: Vec<f64>,
+    /// The same for the router's rows, by selection frequency; empty in dense models.
+    pub(crate) router_offsets: Vec<f64>,
     /// The same for up, if it has a ReLU too.
     pub(crate) up_offsets: Option<Vec<f64>>,
 }
@@ -52,12 +54,18 @@ pub(crate) fn head_deviation(config: &ModelConfig) -> f64 {
     HEAD_VARIANCE.sqrt() * projection_deviation(config)
 }
 
-/// Computes the recipe of every layer for the given activation frequencies.
-pub(crate) fn recipe(config: &ModelConfig, rates: &[f64]) -> Result<Vec<LayerRecipe>, SynthError> {
+/// Computes the recipe of every layer for the activation frequencies `rates` of neurons and the selection frequencies of `experts`. The
+/// neurons of an expert whose activation is never zero all have the same distribution.
+pub(crate) fn recipe(
+    config: &ModelConfig,
+    rates: &[f64],
+    experts: &[f64],
+) -> Result<Vec<LayerRecipe>, SynthError> {
     let unsupported = |reason: &str| SynthError::Unsupported {
         reason: reason.to_owned(),
     };
-    if !config.activation.has_exact_zeros() {
+    let is_dense = config.experts.is_none();
+    if is_dense && !config.activation.has_exact_zeros() {
         return Err(unsupported(
             "the activation of this configuration is never exactly zero, so it has no sparsity to set; change it to `relu`",
         ));
@@ -74,7 +82,7 @@ pub(crate) fn recipe(config: &ModelConfig, rates: &[f64]) -> Result<Vec<LayerRec
     let gate = tensors
         .iter()
         .find(|tensor| matches!(tensor.weight, Weight::Layer(0, LayerWeight::Gate)));
-    if gate.is_none_or(|gate| gate.shape != config.shape(gate.weight))
+    if is_dense && gate.is_none_or(|gate| gate.shape != config.shape(gate.weight))
         || config.multipliers != Multipliers::default()
     {
         return Err(unsupported(
@@ -94,7 +102,10 @@ pub(crate) fn recipe(config: &ModelConfig, rates: &[f64]) -> Result<Vec<LayerRec
     };
     let quantiles: Vec<f64> = rates
         .iter()
-        .map(|rate| upper_quantile(passing(*rate)))
+        .map(|rate| match config.activation.has_exact_zeros() {
+            true => upper_quantile(passing(*rate)),
+            false => 0.0,
+        })
         .collect();
     let concentration = if config.query_key_norm != QueryKeyNorm::None {
         CONCENTRATION.1
@@ -149,6 +160,10 @@ pub(crate) fn recipe(config: &ModelConfig, rates: &[f64]) -> Result<Vec<LayerRec
             down: (FFN_ENERGY / layers / passed.max(1e-12)).sqrt(),
             up_offsets: (config.ffn == FfnKind::DoublyGated).then(|| offsets.clone()),
             gate_offsets: offsets,
+            router_offsets: experts
+                .iter()
+                .map(|rate| -upper_quantile(*rate) * deviation / constant)
+                .collect(),
         });
         energy = attended + FFN_ENERGY / layers;
     }

@@ -19,7 +19,54 @@ pub struct Shape {
 /// Built-in shape: name and `config.json`.
 type Named = (&'static str, fn() -> Value);
 
-/// Built-in shapes. Models whose activation function is never exactly zero have a ReLU instead, like the
+/// Built-in shapes of mixtures of experts. Except for SmallThinker, their activation is SiLU, so all neurons of a selected expert are
+/// active.
+pub const EXPERT_SHAPES: [Named; 4] = [
+    ("mixtral-8x7b", || {
+        json!({
+            "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+            "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "intermediate_size": 14336, "num_local_experts": 8,
+            "num_experts_per_tok": 2, "vocab_size": 32000, "hidden_act": "silu",
+            "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
+            "sliding_window": null, "tie_word_embeddings": false,
+        })
+    }),
+    ("qwen3-30b-a3b", || {
+        json!({
+            "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+            "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32,
+            "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144,
+            "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+            "norm_topk_prob": true, "vocab_size": 151_936, "hidden_act": "silu",
+            "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+            "tie_word_embeddings": false,
+        })
+    }),
+    ("olmoe-1b-7b", || {
+        json!({
+            "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe",
+            "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16,
+            "num_key_value_heads": 16, "intermediate_size": 1024, "num_experts": 64,
+            "num_experts_per_tok": 8, "norm_topk_prob": false, "vocab_size": 50304,
+            "hidden_act": "silu", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0, "tie_word_embeddings": false,
+        })
+    }),
+    ("smallthinker-21b", || {
+        json!({
+            "architectures": ["SmallThinkerForCausalLM"], "model_type": "smallthinker",
+            "hidden_size": 2560, "num_hidden_layers": 52, "num_attention_heads": 28,
+            "num_key_value_heads": 4, "head_dim": 128, "moe_ffn_hidden_size": 768,
+            "moe_num_primary_experts": 64, "moe_num_active_primary_experts": 6,
+            "moe_primary_router_apply_softmax": false, "vocab_size": 151_936,
+            "max_position_embeddings": 16384, "rms_norm_eps": 1e-6, "rope_theta": 1.5e6,
+            "tie_word_embeddings": false,
+        })
+    }),
+];
+
+/// Built-in shapes of dense models. Models whose activation function is never exactly zero have a ReLU instead, like the
 /// published ReLU versions of these models.
 pub const SHAPES: [Named; 17] = [
     ("llama-1b", || llama(2048, 22, 32, 4, 5632, 32000)),
@@ -88,6 +135,11 @@ fn falcon(hidden: usize, layers: usize, heads: usize, kv_heads: usize, new: bool
     })
 }
 
+/// All built-in shapes.
+fn all() -> impl Iterator<Item = Named> {
+    SHAPES.into_iter().chain(EXPERT_SHAPES)
+}
+
 impl Shape {
     /// Finds the built-in shape `name`, or reads a `config.json` if `name` is its path or its folder.
     ///
@@ -95,7 +147,7 @@ impl Shape {
     ///
     /// There is no such shape or folder, or its `config.json` cannot be read.
     pub fn find(name: &str) -> Result<Self, SynthError> {
-        let known = SHAPES.iter().find(|(known, _)| *known == name);
+        let known = all().find(|(known, _)| *known == name);
         let given = Path::new(name);
         // The path of the `config.json` itself is also accepted.
         let folder = match given.parent() {
@@ -122,7 +174,7 @@ impl Shape {
             }),
             _ => Err(SynthError::UnknownShape {
                 name: name.to_owned(),
-                known: SHAPES.map(|(known, _)| known).join(", "),
+                known: all().map(|(known, _)| known).collect::<Vec<_>>().join(", "),
             }),
         }
     }
@@ -180,6 +232,25 @@ mod tests {
                 "{name}: {found:.2} billion"
             );
             assert!(config.activation.has_exact_zeros());
+        }
+    }
+
+    #[test]
+    fn mixtures_have_the_published_numbers_of_parameters() {
+        for ((name, _), [all, active]) in
+            EXPERT_SHAPES
+                .into_iter()
+                .zip([[46.7, 12.9], [30.5, 3.3], [6.9, 1.3], [21.5, 3.7]])
+        {
+            let config = Shape::find(name).unwrap().describe().unwrap();
+            let experts = config.experts.as_ref().unwrap();
+            let idle = experts.neurons() - experts.neurons_per_token();
+            let idle =
+                config.layer_count * idle * config.matrices_per_neuron() * config.hidden_size;
+            let found = config.parameters() as f64 / 1e9;
+            assert!((found / all - 1.0).abs() < 0.02, "{name}: {found}");
+            let found = found - idle as f64 / 1e9;
+            assert!((found / active - 1.0).abs() < 0.1, "{name}: {found} active");
         }
     }
 

@@ -19,7 +19,7 @@ use crate::{
     noise::Noise,
     plan::Plan,
     predictor::{LowRank, write_predictors},
-    rates::rates,
+    rates::{of_experts, rates},
     recipe::{POSITIONS, head_deviation, projection_deviation, recipe},
     tokenizer::tokenizer,
 };
@@ -74,8 +74,12 @@ pub fn synthesise(
         });
     }
     let config = shape.describe()?;
-    let rates = rates(config.ffn_size, settings.sparsity, settings.skew)?;
-    let layers = recipe(&config, &rates)?;
+    let neurons = rates(config.ffn_size, settings.sparsity, settings.skew)?;
+    let experts = match &config.experts {
+        Some(experts) => of_experts(experts, settings.skew)?,
+        None => Vec::new(),
+    };
+    let layers = recipe(&config, &neurons, &experts)?;
     let plan = Plan {
         config: &config,
         settings,
@@ -257,6 +261,11 @@ impl<'a> RowGenerator<'a> {
             first: Column0::Same(first as f32),
         };
         let projection = projection_deviation(config);
+        // A tensor may have the neurons of one expert.
+        let own = |offsets: Vec<f32>| {
+            let rows = tensor.shape[0];
+            offsets[tensor.first..][..rows].to_vec()
+        };
         let mut low_rank = None;
         let distribution = match tensor.weight {
             Weight::Embedding => noise(1.0 / scale, hidden.sqrt() / scale),
@@ -276,9 +285,11 @@ impl<'a> RowGenerator<'a> {
                     | LayerWeight::FfnOutputNorm
                     | LayerWeight::QueryNorm
                     | LayerWeight::KeyNorm => Distribution::Constant(tensor.one),
-                    LayerWeight::Router | LayerWeight::SharedGate => {
-                        unreachable!("synthetic models are dense")
-                    }
+                    LayerWeight::Router => Distribution::Noise {
+                        deviation: projection as f32,
+                        first: Column0::PerRow(plan.router_offsets(layer)),
+                    },
+                    LayerWeight::SharedGate => noise(projection, 0.0),
                     LayerWeight::Query | LayerWeight::Key | LayerWeight::Value => {
                         noise(head_deviation(config), 0.0)
                     }
@@ -289,7 +300,7 @@ impl<'a> RowGenerator<'a> {
                         low_rank = LowRank::new(plan, layer);
                         Distribution::Noise {
                             deviation: projection as f32,
-                            first: Column0::PerRow(plan.gate_offsets(layer)),
+                            first: Column0::PerRow(own(plan.gate_offsets(layer))),
                         }
                     }
                     LayerWeight::Up => match &recipe.up_offsets {
@@ -299,7 +310,7 @@ impl<'a> RowGenerator<'a> {
                             let offsets = ranks.map(|rank| offsets[rank as usize] as f32);
                             Distribution::Noise {
                                 deviation: projection as f32,
-                                first: Column0::PerRow(offsets.collect()),
+                                first: Column0::PerRow(own(offsets.collect())),
                             }
                         }
                     },

@@ -403,8 +403,20 @@ fn shape(config: &ModelConfig, assumption: &str) -> (String, usize) {
         matches!(weight, Weight::Layer(_, Gate | Up | Down))
     });
     let ffn: usize = ffn.map(count).sum();
+    let experts = config.experts.as_ref().map_or_else(String::new, |experts| {
+        let shared = match experts.shared_size {
+            0 => String::new(),
+            neurons => format!(" and a shared one of {neurons}"),
+        };
+        format!(
+            " in {} of {}{shared}, {} per token",
+            counted(experts.count, "expert"),
+            experts.size,
+            experts.per_token
+        )
+    });
     let text = format!(
-        "  parameters   {:.1} M, {} of them in FFNs\n  layers       {} of {} hidden, {} neurons, {} on {}\n  activation   {}{assumption}, vocabulary {}, context {}\n",
+        "  parameters   {:.1} M, {} of them in FFNs\n  layers       {} of {} hidden, {} neurons{experts}, {} on {}\n  activation   {}{assumption}, vocabulary {}, context {}\n",
         parameters as f64 / 1e6,
         percent(ffn as f64 / parameters as f64),
         config.layer_count,

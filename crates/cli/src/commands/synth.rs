@@ -92,14 +92,25 @@ pub(crate) fn run(arguments: &SynthArguments, output: Output) -> Result<()> {
             "bytes": bytes,
         }));
     }
+    // Neurons of experts are all active if the activation is never zero.
+    let sparsity = if config.activation.has_exact_zeros() {
+        format!(
+            "{} zeros, 80% of activations from {} of the neurons",
+            percent(settings.sparsity),
+            percent(settings.skew)
+        )
+    } else {
+        format!(
+            "80% of selections from about {} of the experts",
+            percent(settings.skew)
+        )
+    };
     output.say(format!(
-        "made a stand-in for {} with {}, {:.2} billion random weights in {}, {} zeros, 80% of activations from {} of the neurons: `{}`",
+        "made a stand-in for {} with {}, {:.2} billion random weights in {}, {sparsity}: `{}`",
         shape.name,
         counted(config.layer_count, "layer"),
         numbers as f64 / 1e9,
         ByteSize(bytes),
-        percent(settings.sparsity),
-        percent(settings.skew),
         arguments.out.display(),
     ));
     if settings.predictor_rank.is_some() {

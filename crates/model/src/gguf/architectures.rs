@@ -20,6 +20,8 @@ pub(super) struct Architecture {
     pub(super) keys: &'static [(&'static str, &'static str)],
     /// Families that are written in this architecture.
     families: &'static [&'static str],
+    /// Whether models of the architecture are mixtures of experts; one name may have both kinds.
+    pub(super) has_experts: bool,
     /// Whether queries and keys are stored for interleaved rotary pairs.
     pub(super) interleaved_rope: bool,
     /// Whether queries, keys and values are written as one tensor; both are read.
@@ -63,12 +65,29 @@ const LLAMA: &[(&str, &str)] = &[
     ("rope.freq_base", "rope_theta"),
 ];
 
+/// Metadata keys of Llama's descendants with experts.
+const QWEN_MOE: &[(&str, &str)] = &[
+    ("feed_forward_length", "intermediate_size"),
+    ("attention.head_count_kv", "num_key_value_heads"),
+    ("attention.key_length", "head_dim"),
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("rope.freq_base", "rope_theta"),
+    ("expert_count", "num_experts"),
+    ("expert_used_count", "num_experts_per_tok"),
+    ("expert_feed_forward_length", "moe_intermediate_size"),
+    (
+        "expert_shared_feed_forward_length",
+        "shared_expert_intermediate_size",
+    ),
+];
+
 /// Properties of most architectures.
 const PLAIN: Architecture = Architecture {
     name: "",
     hugging_face: "",
     keys: LLAMA,
     families: &[],
+    has_experts: false,
     interleaved_rope: false,
     fused_attention: false,
     states_windows: false,
@@ -76,7 +95,7 @@ const PLAIN: Architecture = Architecture {
 };
 
 /// All supported architectures.
-static ALL: [Architecture; 23] = [
+static ALL: [Architecture; 27] = [
     Architecture {
         name: "llama",
         hugging_face: "LlamaForCausalLM",
@@ -84,6 +103,51 @@ static ALL: [Architecture; 23] = [
         interleaved_rope: true,
         // The original PowerInfer runs Llama models with ReLU, which its files do not state.
         fixed: |powerinfer| json!({ "hidden_act": if powerinfer { "relu" } else { "silu" } }),
+        ..PLAIN
+    },
+    Architecture {
+        name: "llama",
+        hugging_face: "MixtralForCausalLM",
+        families: &["mixtral"],
+        keys: &[
+            ("feed_forward_length", "intermediate_size"),
+            ("attention.head_count_kv", "num_key_value_heads"),
+            ("attention.key_length", "head_dim"),
+            ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+            ("rope.freq_base", "rope_theta"),
+            ("expert_count", "num_local_experts"),
+            ("expert_used_count", "num_experts_per_tok"),
+        ],
+        has_experts: true,
+        interleaved_rope: true,
+        fixed: |_| json!({ "hidden_act": "silu", "sliding_window": null }),
+        ..PLAIN
+    },
+    Architecture {
+        name: "qwen2moe",
+        hugging_face: "Qwen2MoeForCausalLM",
+        families: &["qwen2-moe"],
+        keys: QWEN_MOE,
+        has_experts: true,
+        fixed: |_| json!({ "norm_topk_prob": false }),
+        ..PLAIN
+    },
+    Architecture {
+        name: "qwen3moe",
+        hugging_face: "Qwen3MoeForCausalLM",
+        families: &["qwen3-moe"],
+        keys: QWEN_MOE,
+        has_experts: true,
+        fixed: |_| json!({ "norm_topk_prob": true }),
+        ..PLAIN
+    },
+    Architecture {
+        name: "olmoe",
+        hugging_face: "OlmoeForCausalLM",
+        families: &["olmoe"],
+        keys: QWEN_MOE,
+        has_experts: true,
+        fixed: |_| json!({ "norm_topk_prob": false }),
         ..PLAIN
     },
     Architecture {
@@ -342,8 +406,16 @@ pub(super) fn architecture(file: &GgufFile) -> Result<&'static Architecture, Mod
         .and_then(Value::as_text)
         .ok_or_else(|| bad(file, "the key `general.architecture` is missing".to_owned()))?;
     foreign::check(file, name)?;
-    let known = ALL.iter().find(|architecture| architecture.name == name);
+    let experts = file.value(&format!("{name}.expert_count"));
+    let experts = experts.and_then(Value::as_u64).filter(|count| *count > 0);
+    let known = ALL.iter().find(|architecture| {
+        architecture.name == name && architecture.has_experts == experts.is_some()
+    });
     known.ok_or_else(|| {
+        if let Some(experts) = experts {
+            let cause = format!("`{name}.expert_count` is {experts}");
+            return kinds::mixture(file.path(), cause);
+        }
         kinds::architecture(name, file.path()).unwrap_or_else(|| ModelError::Unsupported {
             path: file.path().to_owned(),
             key: "`general.architecture`".to_owned(),

@@ -93,6 +93,7 @@ pub(super) fn metadata(
                 Some(rope) => (rope.theta as f32).into(),
                 None => continue,
             },
+            // Mixtures of experts are not written.
             other => unreachable!("`{other}` is a key of the table"),
         };
         metadata.push(format!("{prefix}.{key}"), value);
@@ -168,7 +169,10 @@ pub(super) fn configuration(
             config.insert("attention_bias".to_owned(), json!(attention_bias));
             config.insert("mlp_bias".to_owned(), json!(has("blk.0.ffn_up.bias")));
         }
-        "qwen3" | "gemma" | "gemma2" | "gemma3" | "olmo2" | "command-r" => {
+        "qwen2moe" => {
+            config.insert("qkv_bias".to_owned(), json!(attention_bias));
+        }
+        "qwen3" | "qwen3moe" | "olmoe" | "gemma" | "gemma2" | "gemma3" | "olmo2" | "command-r" => {
             config.insert("attention_bias".to_owned(), json!(attention_bias));
         }
         "arcee" | "nemotron" | "smollm3" | "granite" | "minicpm" => {

@@ -1,12 +1,12 @@
 //! Recognises GGUF files that are mistaken for a model.
 
 use super::{file::GgufFile, value::Value};
-use crate::{ModelError, container::Container, foreign::MERGE_ADAPTER, kinds::mixture};
+use crate::{ModelError, container::Container, foreign::MERGE_ADAPTER};
 
 const PROJECTOR: &str = "the part of a model that encodes images or sound (`mmproj`)";
 const GIVE_MODEL: &str = "give the GGUF file of the model that it belongs to";
 
-/// Checks that a GGUF file of the architecture `name` is a dense model, not an adapter or a component of a model.
+/// Checks that a GGUF file of the architecture `name` is a model, not an adapter or a component of a model.
 pub(super) fn check(file: &GgufFile, name: &str) -> Result<(), ModelError> {
     let path = file.path();
     let not_a_model = |what: &str, remedy| {
@@ -26,11 +26,6 @@ pub(super) fn check(file: &GgufFile, name: &str) -> Result<(), ModelError> {
     }
     if name == "clip" {
         return not_a_model(PROJECTOR, GIVE_MODEL);
-    }
-    let key = format!("{name}.expert_count");
-    match file.value(&key).and_then(Value::as_u64) {
-        None | Some(0) => {}
-        Some(experts) => return Err(mixture(path, format!("`{key}` is {experts}"))),
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! Tensor names in GGUF files, and transformations by their converters.
 
 use crate::{
-    Block, LayerWeight, ModelConfig, Weight,
+    Block, Experts, LayerWeight, ModelConfig, Weight,
     gguf::{architectures::Architecture, writer::Dialect},
-    source::{Fused, Rows, Transform, WeightSource, fused_concatenated},
+    source::{Fused, Part, Rows, Transform, WeightSource, fused_concatenated},
 };
 
 /// Properties of a file that determine its tensor names and transformations.
@@ -17,6 +17,8 @@ pub(crate) struct Layout {
     interleaved_rope: bool,
     /// Whether gate and up are one tensor.
     fused_gate: bool,
+    /// Whether every expert has tensors of its own, as in files before 2024-04.
+    separate_experts: bool,
 }
 
 impl Layout {
@@ -27,6 +29,7 @@ impl Layout {
             transposed_down: has("blk.0.ffn_down_t.weight"),
             interleaved_rope: architecture.interleaved_rope,
             fused_gate: architecture.name == "phi3" && !has("blk.0.ffn_gate.weight"),
+            separate_experts: has("blk.0.ffn_gate.0.weight"),
         }
     }
 
@@ -37,6 +40,7 @@ impl Layout {
             transposed_down: dialect == Dialect::PowerInfer,
             interleaved_rope: architecture.interleaved_rope,
             fused_gate: architecture.name == "phi3",
+            separate_experts: false,
         }
     }
 
@@ -69,6 +73,11 @@ impl Layout {
             },
             transform: Transform::None,
         };
+        if let (Some(experts), Some((name, by_columns))) =
+            (&config.experts, matrix_of_neurons(weight))
+        {
+            return self.stacked(experts, layer, name, by_columns);
+        }
         // In Falcon with two norms, the FFN's is called that of attention.
         let two_norms = config.family == "falcon" && config.block == Block::Parallel;
         match weight {
@@ -117,6 +126,41 @@ impl Layout {
         }
     }
 
+    /// Source of a matrix of all experts, which the names of tensors call `name`.
+    fn stacked(
+        self,
+        experts: &Experts,
+        layer: usize,
+        name: &str,
+        by_columns: bool,
+    ) -> WeightSource {
+        let part = |block: usize| {
+            let (name, rows) = if block == experts.count {
+                (format!("{name}_shexp.weight"), Rows::All)
+            } else if self.separate_experts {
+                (format!("{name}.{block}.weight"), Rows::All)
+            } else {
+                let slice = Rows::Slice {
+                    index: block,
+                    count: experts.count,
+                };
+                (format!("{name}_exps.weight"), slice)
+            };
+            Part {
+                source: WeightSource::Tensor {
+                    name: format!("blk.{layer}.{name}"),
+                    rows,
+                    transform: Transform::None,
+                },
+                size: experts.neurons_of(block).len(),
+            }
+        };
+        WeightSource::Stacked {
+            parts: (0..experts.blocks()).map(part).collect(),
+            by_columns,
+        }
+    }
+
     /// Source of the query, key or value projection of a layer.
     fn projection(
         self,
@@ -143,5 +187,15 @@ impl Layout {
             Some(heads) => source.with(Transform::Deinterleave { heads }),
             None => source,
         }
+    }
+}
+
+/// Name of a matrix of neurons, and whether the neurons are its columns.
+fn matrix_of_neurons(weight: LayerWeight) -> Option<(&'static str, bool)> {
+    match weight {
+        LayerWeight::Gate => Some(("ffn_gate", false)),
+        LayerWeight::Up => Some(("ffn_up", false)),
+        LayerWeight::Down => Some(("ffn_down", true)),
+        _ => None,
     }
 }
