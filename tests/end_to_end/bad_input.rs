@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use powerinfer_artifact::document::Document;
-use powerinfer_bundle::VERSION;
+use powerinfer_bundle::DENSE_VERSION;
 use powerinfer_profile::ProfileDocument;
 
 use crate::sandbox::{Sandbox, assert_contains, golden_model, words};
@@ -417,7 +417,7 @@ fn missing_newer_and_truncated_bundles_are_refused() {
     let folder = sandbox.copy_demo();
     let manifest = folder.join("bundle/manifest.json");
     let version = |version: u32| format!("\"version\": {version}");
-    replace(&manifest, &version(VERSION), &version(99));
+    replace(&manifest, &version(DENSE_VERSION), &version(99));
     replace(&manifest, "powerinfer 0.1.0", "powerinfer 9.9.9");
     let parts = [
         "manifest.json",

@@ -7,14 +7,14 @@ use powerinfer_artifact::{
     certificate::{self, Certificate},
     document::Document,
 };
-use powerinfer_bundle::{FORMAT, Manifest, VERSION};
+use powerinfer_bundle::{DENSE_VERSION, FORMAT, Manifest};
 
 use crate::sandbox::{QUICK, Sandbox};
 
 /// Changes the manifest of the bundle in the sandbox's copy of the demo.
 fn edit_manifest(sandbox: &Sandbox, edit: impl FnOnce(&mut Document<Manifest>)) {
     let path = sandbox.path("demo.powerinfer/bundle/manifest.json");
-    let mut manifest = Document::<Manifest>::read(&path, FORMAT, VERSION).unwrap();
+    let mut manifest = Document::<Manifest>::read(&path, FORMAT, DENSE_VERSION).unwrap();
     edit(&mut manifest);
     manifest.sealed().write(&path).unwrap();
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use powerinfer_artifact::{Digest, document::Document, plan::Plan};
-use powerinfer_bundle::{FORMAT, Manifest, VERSION};
+use powerinfer_bundle::{DENSE_VERSION, FORMAT, Manifest};
 use powerinfer_model::{ModelConfig, Positions};
 use serde_json::Value;
 
@@ -56,7 +56,7 @@ fn without_reasons(mut plan: Plan) -> Plan {
 /// Edits the manifest of `bundle` and updates its digests.
 fn reseal(bundle: &Path, edit: impl FnOnce(&mut Document<Manifest>)) {
     let path = bundle.join("manifest.json");
-    let mut document: Document<Manifest> = Document::read(&path, FORMAT, VERSION).unwrap();
+    let mut document: Document<Manifest> = Document::read(&path, FORMAT, DENSE_VERSION).unwrap();
     edit(&mut document);
     for (name, digest) in &mut document.body.files {
         *digest = Digest::of_file(&bundle.join(name)).unwrap();
@@ -276,9 +276,9 @@ fn bundles_of_older_versions_are_refused() {
     let (sandbox, bundle) = demo();
     let path = bundle.join("manifest.json");
     let text = fs::read_to_string(&path).unwrap();
-    let older = VERSION - 1;
+    let older = DENSE_VERSION - 1;
     let changed = text.replacen(
-        &format!("\"version\": {VERSION}"),
+        &format!("\"version\": {DENSE_VERSION}"),
         &format!("\"version\": {older}"),
         1,
     );

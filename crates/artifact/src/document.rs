@@ -1,6 +1,6 @@
 //! JSON artifacts: a header and a body in one object.
 
-use std::path::Path;
+use std::{ops::RangeInclusive, path::Path};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -29,8 +29,21 @@ impl<Body: Serialize + DeserializeOwned> Document<Body> {
     ///
     /// The file cannot be read, is not the expected JSON, or has another format or version.
     pub fn read(path: &Path, format: &str, supported: u32) -> Result<Self, ArtifactError> {
+        Self::read_versions(path, format, supported..=supported)
+    }
+
+    /// As [`read`](Self::read), for a range of supported versions.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`read`](Self::read).
+    pub fn read_versions(
+        path: &Path,
+        format: &str,
+        supported: RangeInclusive<u32>,
+    ) -> Result<Self, ArtifactError> {
         let bytes = std::fs::read(path).map_err(ArtifactError::read(path))?;
-        Self::parse(&bytes, path, format, supported)
+        Self::parse_versions(&bytes, path, format, supported)
     }
 
     /// Parses a document from `bytes`; `path` is for messages.
@@ -44,6 +57,15 @@ impl<Body: Serialize + DeserializeOwned> Document<Body> {
         format: &str,
         supported: u32,
     ) -> Result<Self, ArtifactError> {
+        Self::parse_versions(bytes, path, format, supported..=supported)
+    }
+
+    fn parse_versions(
+        bytes: &[u8],
+        path: &Path,
+        format: &str,
+        supported: RangeInclusive<u32>,
+    ) -> Result<Self, ArtifactError> {
         let not_json = |source| ArtifactError::NotJson {
             path: path.to_owned(),
             source,
@@ -54,7 +76,7 @@ impl<Body: Serialize + DeserializeOwned> Document<Body> {
             expected: format.to_owned(),
             found: "JSON without a PowerInfer header".to_owned(),
         })?;
-        header.check_format(path, format, supported)?;
+        header.check_versions(path, format, supported)?;
         serde_json::from_slice(bytes).map_err(not_json)
     }
 

@@ -25,7 +25,7 @@ use powerinfer_tensor::Format;
 
 use crate::{
     BundleError, FORMAT, Manifest, VERSION,
-    manifest::{MANIFEST, NEXT_PLAN, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS},
+    manifest::{DENSE_VERSION, MANIFEST, NEXT_PLAN, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS},
 };
 
 /// Extent of the integrity check when a bundle is opened.
@@ -388,7 +388,7 @@ impl Bundle {
 }
 
 fn read_manifest(path: &Path) -> Result<Document<Manifest>, ArtifactError> {
-    Document::read(path, FORMAT, VERSION)
+    Document::read_versions(path, FORMAT, DENSE_VERSION..=VERSION)
 }
 
 /// Checks that `plan`, read from `path`, is consistent and fits `config`.

@@ -13,7 +13,7 @@ mod weights;
 
 pub use bundle::{Bundle, IntegrityCheck};
 pub use error::BundleError;
-pub use manifest::{FORMAT, Manifest, VERSION, contents};
+pub use manifest::{DENSE_VERSION, FORMAT, Manifest, VERSION, contents};
 pub use pack::{PackInputs, REQUEST, pack, pack_plain, pack_with};
 pub use place_again::FIRST_REQUEST;
 pub use weights::{

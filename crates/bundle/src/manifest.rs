@@ -10,8 +10,10 @@ use serde::{Deserialize, Serialize};
 
 /// Format name in a bundle's headers.
 pub const FORMAT: &str = "powerinfer-bundle";
-/// Version of the bundles that this program reads and writes.
-pub const VERSION: u32 = 6;
+/// Latest version of bundles that this program reads and writes.
+pub const VERSION: u32 = 7;
+/// Version of the bundles of dense models; the next one added mixtures of experts.
+pub const DENSE_VERSION: u32 = 6;
 
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const WEIGHTS: &str = "weights.safetensors";

@@ -19,7 +19,7 @@ use powerinfer_tensor::{Format, Transposed, repack_q4_k, transpose};
 
 use crate::{
     Bundle, BundleError, FORMAT, IntegrityCheck, Manifest, VERSION,
-    manifest::{MANIFEST, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, contents},
+    manifest::{DENSE_VERSION, MANIFEST, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, contents},
     weights::{Layout, is_permutation, name, order_name, stored_format, stored_shape},
 };
 
@@ -209,7 +209,13 @@ fn write_all(
         seal: None,
     };
     Document {
-        header: header(FORMAT, VERSION),
+        header: header(
+            FORMAT,
+            match config.experts {
+                Some(_) => VERSION,
+                None => DENSE_VERSION,
+            },
+        ),
         body: manifest,
     }
     .sealed()
