@@ -16,6 +16,7 @@ mod drivers;
 mod edit_checkpoint;
 mod evaluation;
 mod examples;
+mod experts;
 mod export;
 mod families;
 mod fidelity;

@@ -144,7 +144,7 @@ fn placement_does_not_change_the_text() {
     let mut texts = Vec::new();
     let mut hot_counts = Vec::new();
     // No neurons, some, and all on the GPU, whose context alone takes 512 MiB.
-    for vram in ["0G", "71M", "24G"] {
+    for vram in ["0G", "70M", "24G"] {
         let place = sandbox
             .run(&[
                 "place",

@@ -15,7 +15,7 @@ type NamedBytes<'a> = (&'a str, &'a Vec<u8>);
 fn every_state_of_an_interrupted_replacement_is_a_valid_bundle() {
     let (sandbox, bundle) = demo();
     let old = files(&bundle);
-    place(&sandbox, &["--vram", "71M"]).good();
+    place(&sandbox, &["--vram", "70M"]).good();
     let new = files(&bundle);
     let put = |files: &[NamedBytes<'_>]| {
         for (name, bytes) in files {
@@ -72,7 +72,7 @@ fn every_state_of_an_interrupted_replacement_is_a_valid_bundle() {
         sandbox
             .run(&["run", "demo", "--prompt", "def f(xs):", "-n", "2"])
             .good();
-        place(&sandbox, &["--vram", "71M"]).good();
+        place(&sandbox, &["--vram", "70M"]).good();
         assert_eq!(
             files(&bundle),
             new,
@@ -99,7 +99,7 @@ fn a_killed_replacement_leaves_a_valid_bundle_and_replacements_exclude_each_othe
     };
     // Killed after a number of changes to the names of the files, or at its end.
     for round in 0..24 {
-        let mut child = start(["0G", "71M", "24G"][round % 3]);
+        let mut child = start(["0G", "70M", "24G"][round % 3]);
         let (mut seen, mut changes) = (names(), round / 3);
         while changes > 0 && child.try_wait().unwrap().is_none() {
             let now = names();
@@ -112,7 +112,7 @@ fn a_killed_replacement_leaves_a_valid_bundle_and_replacements_exclude_each_othe
         Bundle::open(&bundle, IntegrityCheck::Full).unwrap();
     }
     // A bundle that is opened meanwhile has the old or the new plan.
-    for vram in ["0G", "71M", "24G", "0G"] {
+    for vram in ["0G", "70M", "24G", "0G"] {
         let mut child = start(vram);
         while child.try_wait().unwrap().is_none() {
             Bundle::open(&bundle, IntegrityCheck::Quick).unwrap();
@@ -141,5 +141,5 @@ fn a_bundle_whose_certification_was_interrupted_is_valid() {
     let inspect = ["inspect", BUNDLE, "--verify", "--json"];
     let found = sandbox.run(&inspect).good().json();
     assert!(found["certificate"].is_null());
-    place(&sandbox, &["--vram", "71M"]).good();
+    place(&sandbox, &["--vram", "70M"]).good();
 }

@@ -445,14 +445,14 @@ impl ModelConfig {
     /// Returns the feature of the model that the GPU kernels do not support, so that it must run on the CPU; `None` if they
     /// support the model.
     pub fn device_obstacle(&self) -> Option<&'static str> {
-        if self.block.norms_output() {
+        if self.experts.is_some() {
+            Some("experts")
+        } else if self.block.norms_output() {
             Some("norms of the outputs of attention and FFN")
         } else if self.soft_caps.attention.is_some() {
             Some("soft caps of attention scores")
         } else if matches!(self.positions, Positions::RotaryByLayer { .. }) {
             Some("different position encodings in different layers")
-        } else if self.experts.is_some() {
-            Some("experts")
         } else if self.query_key_norm == QueryKeyNorm::AllHeads {
             Some("norms of all queries of a token")
         } else {

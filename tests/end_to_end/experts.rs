@@ -1,0 +1,125 @@
+//! Mixtures of experts in the whole pipeline.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::sandbox::{QUICK, Sandbox, words};
+
+/// Writes a small configuration of the family into `NAME-shape`.
+fn shape(sandbox: &Sandbox, name: &str) {
+    let common = json!({
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 600, "max_position_embeddings": 512,
+        "num_experts_per_tok": 2, "tie_word_embeddings": false,
+    });
+    let own = match name {
+        "mixtral" => json!({
+            "architectures": ["MixtralForCausalLM"], "intermediate_size": 96,
+            "num_local_experts": 4, "hidden_act": "relu", "sliding_window": null,
+        }),
+        "qwen2moe" => json!({
+            "architectures": ["Qwen2MoeForCausalLM"], "moe_intermediate_size": 64,
+            "num_experts": 8, "shared_expert_intermediate_size": 32, "hidden_act": "silu",
+        }),
+        "smallthinker" => json!({
+            "architectures": ["SmallThinkerForCausalLM"], "moe_ffn_hidden_size": 96,
+            "moe_num_primary_experts": 4, "moe_num_active_primary_experts": 2,
+            "rope_layout": [0, 1],
+        }),
+        other => panic!("{other}"),
+    };
+    let mut config = common;
+    let entries = own.as_object().unwrap();
+    entries
+        .iter()
+        .for_each(|(key, value)| config[key] = value.clone());
+    if name == "smallthinker" {
+        config
+            .as_object_mut()
+            .unwrap()
+            .remove("num_experts_per_tok");
+    }
+    let folder = sandbox.path(&format!("{name}-shape"));
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+}
+
+#[test]
+fn mixtures_are_made_prepared_and_run() {
+    let sandbox = Sandbox::new();
+    let text = "def area(radius):\n    return 3.14 * radius ** 2\n\n".repeat(80);
+    fs::write(sandbox.path("text.txt"), text).unwrap();
+    // The share of neurons that belong to a token's experts.
+    for (name, experts, share) in [
+        ("mixtral", "4 experts of 96, 2 per token", 0.5),
+        (
+            "qwen2moe",
+            "8 experts of 64 and a shared one of 32, 2 per token",
+            160.0 / 544.0,
+        ),
+        ("smallthinker", "4 experts of 96, 2 per token", 0.5),
+    ] {
+        shape(&sandbox, name);
+        let like = format!("{name}-shape");
+        sandbox
+            .run(&["synth", "--like", &like, "--out", name, "--sparsity", "0.8"])
+            .good();
+        sandbox
+            .run(&["inspect", name])
+            .good()
+            .stdout_contains(&[experts]);
+        let prepare = [
+            "prepare", name, "--data", "text.txt", "--vram", "1G", "--quant", "f32",
+        ];
+        sandbox
+            .run(&[&prepare[..], &QUICK].concat())
+            .good()
+            .stderr_contains(&["runs only on the CPU: GPUs do not support experts"]);
+        let run = |policy: &str| {
+            let line = format!("run {name} -n 12 --temperature 0 --policy {policy} --prompt abc");
+            sandbox.run(&words(&line)).good()
+        };
+        let (dense, exact) = (run("dense"), run("exact"));
+        assert_eq!(dense.stdout, exact.stdout, "{name}");
+        let percent = format!("{:.1}% of FFN neurons", 100.0 * share);
+        dense.stderr_contains(&[&percent]);
+        if name != "qwen2moe" {
+            assert_ne!(dense.stderr, exact.stderr);
+            assert!(!exact.stderr.contains(&percent), "{}", exact.stderr);
+        }
+        let shown: Value = sandbox
+            .run(&["inspect", &format!("{name}.powerinfer/bundle"), "--json"])
+            .good()
+            .json();
+        assert!(shown.to_string().contains("per_token"), "{shown}");
+    }
+    sandbox
+        .run(&words("export mixtral --to gguf x.gguf"))
+        .bad(1, &["mixtures of experts", "not written"]);
+}
+
+#[test]
+fn impossible_experts_are_errors() {
+    let sandbox = Sandbox::new();
+    for (key, value, parts) in [
+        (
+            "num_experts_per_tok",
+            json!(5),
+            &["5 of 4 experts per token"][..],
+        ),
+        ("num_experts_per_tok", json!(0), &["0"]),
+        ("num_local_experts", json!(40_000), &["40000 experts"]),
+        ("num_local_experts", json!(u64::MAX), &["num_local_experts"]),
+        ("router_type", json!("x"), &["router_type"]),
+    ] {
+        shape(&sandbox, "mixtral");
+        let path = sandbox.path("mixtral-shape/config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        config[key] = value;
+        fs::write(&path, config.to_string()).unwrap();
+        sandbox
+            .run(&words("synth --like mixtral-shape --out x"))
+            .bad(1, parts);
+    }
+}
