@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::sandbox::{QUICK, Sandbox, words};
 
-/// Writes a small configuration of the family into `NAME-shape`.
+/// Writes a small configuration of the family to `NAME-shape`.
 fn shape(sandbox: &Sandbox, name: &str) {
     let common = json!({
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -326,7 +326,7 @@ fn a_plan_with_another_memory_account_than_the_bundle_is_refused() {
         "embeddings",
     ] {
         let edit = |plan: &mut Plan| {
-            // Only the CPU's scratch has a fixed size. It also has room for copies, with which prompts are faster.
+            // Only the CPU's scratch has a fixed size. It also has room for copies, which make prompts faster.
             let of_cpu = |line: &BudgetLine| line.device == powerinfer_artifact::plan::Device::Cpu;
             let mut lines = plan.lines.iter_mut().filter(|line| line.name == name);
             let line = lines

@@ -171,7 +171,7 @@ fn a_grid_is_measured_resumed_and_drawn() {
         }
     }
     // Another grid is added to the same file, other measurements get a file of their own.
-    let more = [&["--policy", "exact", "--vram", "70M"], &hardware[..]].concat();
+    let more = [&["--policy", "exact", "--vram", "69M"], &hardware[..]].concat();
     sweep(&sandbox, &more).good();
     assert_eq!(rows(&out).len(), 9);
     let other = words("--policy exact --vram 0G --seed 7");

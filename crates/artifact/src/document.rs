@@ -32,7 +32,7 @@ impl<Body: Serialize + DeserializeOwned> Document<Body> {
         Self::read_versions(path, format, supported..=supported)
     }
 
-    /// As [`read`](Self::read), for a range of supported versions.
+    /// Like [`read`](Self::read), but accepts a range of versions.
     ///
     /// # Errors
     ///

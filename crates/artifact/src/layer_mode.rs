@@ -146,8 +146,8 @@ impl LayerMode {
         }
     }
 
-    /// This mode in a mixture of experts: of the neurons that are read whether active or not, a token reads the average share
-    /// `selected`, those of its experts.
+    /// Returns this mode in a mixture of experts. Neurons that are read whether active or not are read only if they belong to the
+    /// token's experts: the share `selected` on average.
     pub fn of_experts(self, selected: f64) -> Self {
         let ReadCost {
             bytes,

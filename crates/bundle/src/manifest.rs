@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 /// Format name in a bundle's headers.
 pub const FORMAT: &str = "powerinfer-bundle";
-/// Latest version of bundles that this program reads and writes.
+/// Latest bundle version that this program reads and writes.
 pub const VERSION: u32 = 7;
-/// Version of the bundles of dense models; the next one added mixtures of experts.
+/// Version of bundles of dense models; the next version added mixtures of experts.
 pub const DENSE_VERSION: u32 = 6;
 
 pub(crate) const MANIFEST: &str = "manifest.json";

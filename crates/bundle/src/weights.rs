@@ -114,7 +114,7 @@ pub(crate) fn stored_shape(config: &ModelConfig, weight: Weight, layout: Layout)
     }
 }
 
-/// Format of a stored weight: norms, biases, positions and routers are F32, other matrices `quant`.
+/// Format of a stored weight: F32 for norms, biases, positions and routers, `quant` for other matrices.
 pub(crate) fn stored_format(config: &ModelConfig, weight: Weight, quant: Format) -> Format {
     match weight {
         Weight::Positions | Weight::Layer(_, LayerWeight::Router | LayerWeight::SharedGate) => {
@@ -224,7 +224,7 @@ pub struct StoredLayer {
     pub router: Option<StoredLinear>,
     /// Projection to the logit of the shared expert's weight, `[1, hidden]`, if any.
     pub shared_gate: Option<StoredLinear>,
-    /// The expert of each neuron, `[neurons]`, hottest first, with the shared expert last; empty in dense models.
+    /// Index of each neuron's expert, `[neurons]`, hottest neuron first; the shared expert has the last index. Empty in dense models.
     pub blocks: Vec<u16>,
     /// `[neurons, hidden]`, hottest first.
     pub gate: StoredLinear,
@@ -328,7 +328,7 @@ impl<'a> Finder<'a> {
         })
     }
 
-    /// Finds a matrix without bias by output, if the model has it.
+    /// Finds a matrix by output without bias, if the model has it.
     fn linear_without_bias(&self, weight: Weight) -> Result<Option<StoredLinear>, ArtifactError> {
         let matrix = self.matrix_if(weight)?;
         Ok(matrix.map(|matrix| StoredLinear {

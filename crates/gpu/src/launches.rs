@@ -31,8 +31,8 @@ pub enum FfnInput {
     Residual,
 }
 
-/// Computes the factors of the rows of down for several tokens, for the neurons `rows`, from their input in 16 bits; the products
-/// of gate and up are kept in `gate` and `up`.
+/// Computes the factors of the rows of down for the neurons `rows` of several tokens from their input in 16 bits; the products of
+/// gate and up are kept in `gate` and `up`.
 pub(crate) fn activate_batch(
     gpu: &Gpu,
     (ffn, rows): (&Ffn, &Range<usize>),
@@ -392,8 +392,8 @@ impl DeviceModel {
         }
     }
 
-    /// Computes gate and up of the hot neurons; `for_host` also writes the FFN's input to host memory. In a prompt, all pieces of
-    /// neurons but the last are also multiplied by down.
+    /// Computes gate and up of the hot neurons; `for_host` also writes the FFN's input to host memory. In a prompt, all
+    /// pieces of neurons except the last are also multiplied by down.
     pub fn gate_up(
         &mut self,
         index: usize,

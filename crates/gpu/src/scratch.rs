@@ -6,12 +6,12 @@ use powerinfer_tensor::{BLOCK, CacheFormat, Format};
 
 use crate::{COPIED_NEURONS, ModelShape, state::RESIDENT_NEURONS};
 
-/// Bytes of counters, of tables of positions, and of the search for the largest logit.
+/// Bytes of counters, position tables and the search for the largest logit.
 const SMALL: usize = 64 << 10;
 
 const FLOAT: usize = size_of::<f32>();
 
-/// What the temporary memory of a model depends on.
+/// Properties that determine the temporary memory of a model.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceScratch {
     shape: ModelShape,
@@ -41,8 +41,8 @@ impl DeviceScratch {
         }
     }
 
-    /// Upper bound of the bytes that a device takes for prompts of up to `tokens` tokens at a time, for batches, for cold neurons on
-    /// their way, and for logits. Inputs of quantised weights are in 8 bits.
+    /// Upper bound of the bytes that a device needs for prompts of up to `tokens` tokens at a time, for batches, for cold neurons being
+    /// copied, and for logits. Inputs of quantised weights are in 8 bits.
     pub fn bytes(&self, tokens: usize) -> u64 {
         let tokens = tokens.min(self.shape.context);
         let logits = Gpu::BATCH * self.logits * FLOAT;
@@ -85,7 +85,7 @@ impl DeviceScratch {
             + Gpu::max_down_scratch_bytes(self.quant, neurons, hidden, tokens)
     }
 
-    /// Bytes of the vectors of `tokens` tokens and of what attention needs, with products of `neurons` neurons.
+    /// Bytes of the vectors of `tokens` tokens, including buffers for attention and the products of `neurons` neurons.
     fn tokens(&self, tokens: usize, neurons: usize) -> usize {
         let shape = &self.shape;
         let (queries, keys) = (

@@ -20,20 +20,20 @@ pub(crate) enum Products {
     Gemv,
     /// By products of matrices: a prompt.
     Gemm {
-        /// Most neurons on the device that are multiplied at a time.
+        /// Maximum number of neurons on the device that are multiplied at a time.
         neurons: usize,
     },
 }
 
-/// Products of a prompt. More neurons at a time would fill a GPU no better, and their products need more memory.
+/// Products of a prompt. More neurons at a time would not fill a GPU better, and their products would need more memory.
 pub(crate) const PROMPT: Products = Products::Gemm {
     neurons: RESIDENT_NEURONS,
 };
 
-/// Most neurons of a layer on the device that a prompt multiplies at a time.
+/// Maximum number of a layer's neurons on the device that a prompt multiplies at a time.
 pub(crate) const RESIDENT_NEURONS: usize = 4096;
 
-/// Splits `count` neurons into pieces of at most `most`; at least one piece, which may be empty.
+/// Splits `count` neurons into pieces of at most `most`; returns at least one piece, which may be empty.
 pub(crate) fn pieces(
     count: usize,
     most: usize,
@@ -66,11 +66,11 @@ pub(crate) struct State {
     pub(crate) attention_counters: Buffer<u32>,
     /// Hidden units of a predictor, `[tokens, rank]`.
     pub(crate) units: Buffer<f32>,
-    /// The FFN's input in 8 bits, as the predictor has read it; not in a prompt.
+    /// The FFN's input in 8 bits, as read by the predictor; unused in a prompt.
     pub(crate) kept: KeptInput,
     /// Predicted neurons, a bit each.
     pub(crate) mask: Buffer<u32>,
-    /// Factors of the rows of down: `[tokens, hot]`, in a prompt those of a piece.
+    /// Factors of the rows of down: `[tokens, hot]`, or `[tokens, neurons of a piece]` in a prompt.
     pub(crate) products: Buffer<f32>,
     pub(crate) down: DownScratch,
     /// The FFN's input, for the host.
@@ -91,7 +91,7 @@ pub(crate) struct State {
     pub(crate) counts: NeuronCounts,
 }
 
-/// The format among those of the weights, copied ones included, whose inputs need most terms in 16 bits.
+/// Returns the weight format, copied weights included, whose inputs need the most terms in 16 bits.
 fn finest_format(layers: &[DeviceLayer], copied: Option<&CopiedParts>) -> Format {
     let own = layers.iter().filter_map(|layer| layer.attention.as_ref());
     let attentions = own.chain(copied.and_then(CopiedParts::attention));
@@ -114,14 +114,14 @@ pub(crate) struct Prompt {
     pub(crate) sums: SplitSums,
     /// `[tokens, neurons of a piece]`.
     pub(crate) up: Buffer<f32>,
-    /// Most neurons on the device that are multiplied at a time.
+    /// Maximum number of neurons on the device that are multiplied at a time.
     pub(crate) most_neurons: usize,
     /// Cold neurons in copies that alternate.
     pub(crate) pieces: Option<[Piece; 2]>,
 }
 
 impl State {
-    /// Zeroed buffers of up to `tokens` tokens of a model, which may use `copied` parts.
+    /// Allocates zeroed buffers for up to `tokens` tokens of a model, which may use `copied` parts.
     pub(crate) fn new(
         gpu: &Gpu,
         shape: &ModelShape,

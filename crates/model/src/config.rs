@@ -192,7 +192,7 @@ pub struct ModelConfig {
     pub kv_head_count: usize,
     /// Elements per head.
     pub head_size: usize,
-    /// Number of FFN neurons per layer (d_ff), those of all experts together.
+    /// Number of FFN neurons per layer (d_ff), across all experts.
     pub ffn_size: usize,
     /// Experts of the FFNs; `None` in dense models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -290,7 +290,7 @@ impl ModelConfig {
             experts.validate()?;
             if experts.neurons() != self.ffn_size {
                 return Err(format!(
-                    "the experts have {} neurons, but the layers {}",
+                    "the experts have {} neurons, but the layers have {}",
                     experts.neurons(),
                     self.ffn_size
                 ));

@@ -1,14 +1,14 @@
-//! Mixtures of experts: blocks of an FFN's neurons, of which a router selects a few for every token.
+//! Mixtures of experts: an FFN's neurons form blocks, and a router selects a few blocks for each token.
 //!
 //! An FFN with E experts of F neurons is an FFN of E·F neurons, and expert `e` consists of the neurons `e·F..(e + 1)·F`. A token
-//! computes the neurons of its selected experts, each times the expert's routing weight; all others are 0. Neurons of a shared expert
-//! follow those of all others, and every token computes them.
+//! computes the neurons of its selected experts, each times the expert's routing weight; all others are 0. The neurons of a shared
+//! expert come last, and every token computes them.
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// How routing weights follow from the router's logits.
+/// Method of computing routing weights from the router's logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RouterScores {
@@ -23,17 +23,17 @@ pub enum RouterScores {
 /// Experts of every layer's FFN.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Experts {
-    /// Number of experts, without a shared one.
+    /// Number of experts, not counting a shared one.
     pub count: usize,
-    /// Number of neurons of an expert.
+    /// Number of neurons per expert.
     pub size: usize,
     /// Number of experts that a token selects.
     pub per_token: usize,
-    /// How routing weights follow from logits.
+    /// Method of computing routing weights from logits.
     pub scores: RouterScores,
-    /// Whether the router reads the layer's input, before attention and its norm, instead of the FFN's.
+    /// Whether the router reads the layer's input, before attention and its norm, instead of the FFN's input.
     pub reads_layer_input: bool,
-    /// Number of neurons of the shared expert; 0 without one.
+    /// Number of neurons of the shared expert; 0 if there is none.
     pub shared_size: usize,
     /// Whether the shared expert's weight is the sigmoid of a projection of the FFN's input, instead of 1.
     pub has_shared_gate: bool,
@@ -45,7 +45,7 @@ impl Experts {
         self.count * self.size + self.shared_size
     }
 
-    /// Returns the number of blocks of neurons: the experts, then the shared one, if there is one.
+    /// Returns the number of blocks of neurons: the experts, then the shared one, if any.
     pub fn blocks(&self) -> usize {
         self.count + usize::from(self.shared_size > 0)
     }
@@ -76,16 +76,16 @@ impl Experts {
         self.neurons_per_token() as f64 / self.neurons() as f64
     }
 
-    /// Sets `weights`, one per block, to the routing weights that follow from `logits`, one per expert; 0 for the experts that are not
-    /// selected. Of equal logits, that of the first expert counts as larger. `shared_gate` is the logit of the shared expert's weight.
+    /// Sets `weights`, one per block, to the routing weights computed from `logits`, one per expert; experts that are not selected get
+    /// 0. If logits are equal, the expert with the lower index is preferred. `shared_gate` is the logit of the shared expert's weight.
     ///
     /// # Panics
     ///
-    /// If the numbers of logits or weights differ from those of experts or blocks.
+    /// If there is not one logit per expert and one weight per block.
     pub fn route(&self, logits: &[f32], shared_gate: Option<f32>, weights: &mut [f32]) {
         assert_eq!((logits.len(), weights.len()), (self.count, self.blocks()));
         let mut order: Vec<usize> = (0..self.count).collect();
-        // A stable sort keeps the first of equal logits first.
+        // A stable sort keeps equal logits in the order of their experts.
         order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
         let selected = &order[..self.per_token];
         let largest = f64::from(logits[selected[0]]);
@@ -121,7 +121,7 @@ impl Experts {
         }
         if !(1..=self.count).contains(&self.per_token) {
             return Err(format!(
-                "{} of {} experts per token (`num_experts_per_tok`) are not possible",
+                "selecting {} of {} experts per token (`num_experts_per_tok`) is not possible",
                 self.per_token, self.count
             ));
         }

@@ -14,11 +14,11 @@ pub(crate) enum WeightSource {
         /// Transformation of the rows.
         transform: Transform,
     },
-    /// Matrices stacked by rows, or side by side: those of the experts.
+    /// The experts' matrices, stacked by rows or side by side.
     Stacked {
         /// The matrices, in order.
         parts: Vec<Part>,
-        /// Whether they stand side by side.
+        /// Whether they are side by side.
         by_columns: bool,
     },
 }
@@ -28,7 +28,7 @@ pub(crate) enum WeightSource {
 pub(crate) struct Part {
     /// Origin of its values.
     pub(crate) source: WeightSource,
-    /// Number of its rows, or of its columns if the matrices stand side by side.
+    /// Number of its rows, or of its columns if the matrices are side by side.
     pub(crate) size: usize,
 }
 
@@ -48,9 +48,9 @@ pub(crate) enum Rows {
         /// Number of rows of the tensor.
         total: usize,
     },
-    /// One of several matrices that the tensor stacks along a first dimension of its own.
+    /// One of several matrices that the tensor stacks along an extra first dimension.
     Slice {
-        /// Place of the matrix.
+        /// Index of the matrix.
         index: usize,
         /// Number of matrices.
         count: usize,
@@ -194,7 +194,7 @@ impl WeightSource {
             _ => values,
         };
         let values = match *rows {
-            // Only the matrix is read.
+            // Only this matrix was read.
             Rows::All | Rows::Slice { .. } => values,
             Rows::Strided {
                 first,

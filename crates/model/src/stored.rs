@@ -16,8 +16,8 @@ pub struct StoredTensor {
     pub shape: Vec<usize>,
     /// Weight in the tensor; the first one if several are fused.
     pub weight: Weight,
-    /// First row of the weight that the tensor has, or first column of a matrix whose tensors stand side by side; 0 if the tensor has
-    /// the whole weight.
+    /// First row of the weight that the tensor contains, or first column if the tensors of the weight are side by side; 0 if the tensor
+    /// contains the whole weight.
     pub first: usize,
     /// Stored value that represents one: 0 if the family stores `weight − 1`.
     pub one: f32,

@@ -66,7 +66,7 @@ impl<'a> ModeBuilder<'a> {
         })
     }
 
-    /// `mode` if only the neurons of a token's experts are read.
+    /// Limits the reads of `mode` to the neurons of a token's experts, in a mixture of experts.
     fn of_experts(self, mode: LayerMode) -> LayerMode {
         match &self.config.experts {
             None => mode,
@@ -74,7 +74,7 @@ impl<'a> ModeBuilder<'a> {
         }
     }
 
-    /// Policy `dense` in a mixture of experts whose activation is never zero: the active neurons are those of selected experts.
+    /// Policy `dense` in a mixture of experts whose activation is never zero: active neurons are exactly those of selected experts.
     pub(crate) fn dense_experts(self) -> LayerMode {
         let dense = LayerMode::dense(self.shape);
         LayerMode {

@@ -35,7 +35,7 @@ pub struct Neurons {
     pub activation: Tensor,
     /// `[tokens, ffn]`: `up·x`, after the activation function if it applies to both; `None` without gate.
     pub up: Option<Tensor>,
-    /// Input of the down projection, times routing weights: `[tokens, ffn]`.
+    /// Input of the down projection, multiplied by routing weights: `[tokens, ffn]`.
     pub product: Tensor,
 }
 
@@ -64,8 +64,8 @@ impl FeedForward {
         WEIGHTS.contains(&weight)
     }
 
-    /// Computes the neurons for `x [tokens, hidden]`, the FFN's input after its norm. A router reads `layer_input [tokens, hidden]` if
-    /// the model's routers do so, else `x`.
+    /// Computes the neurons for `x [tokens, hidden]`, the FFN's input after its norm. The router reads `layer_input [tokens, hidden]`
+    /// if the model's routers read the layer's input, else `x`.
     ///
     /// # Errors
     ///

@@ -179,7 +179,7 @@ impl Layer {
         self.linear(&mixed, LayerWeight::Output, LayerWeight::OutputBias)
     }
 
-    /// Computes the FFN for `x`, the norm of `residual`, in the layer with input `input`, and calls the observer.
+    /// Computes the FFN for `x`, the norm of `residual`, and calls the observer; `input` is the layer's input.
     fn ffn(
         &self,
         input: &Tensor,

@@ -84,7 +84,7 @@ fn experts_and_their_neurons_match_transformers() {
                 let selected = selected.map(|id| u64::from_le_bytes(*id) as usize);
                 let weights = golden.floats(&at("router_weights"));
                 let products = golden.floats(&at("expert_prod"));
-                // What is not selected is 0.
+                // Neurons that are not selected are 0.
                 let mut want = vec![0.0; ids.len() * model.config().ffn_size];
                 let chosen = selected.zip(weights).zip(products.chunks(experts.size));
                 for (index, ((expert, weight), products)) in chosen.enumerate() {

@@ -5,7 +5,7 @@ use powerinfer_model::Positions;
 use crate::{
     RuntimeError, Stage,
     attention::{AttentionMask, Heads, attend},
-    ffn::FfnBuffers,
+    ffn::{FfnBuffers, FfnInputs},
     input::InputBuffers,
     linear::Linear,
     memory::PREFILL_BATCH,
@@ -210,9 +210,11 @@ impl LayerExecutor for CpuExecutor {
             layer,
             positions: &pass.buffers.positions,
             is_decode: pass.tokens.len() == pass.sessions.len(),
-            x: &self.ffn_input,
-            predictor_input: predicts_residual.then_some(&self.residual),
-            router_input: model.routes_layer_input().then_some(&self.layer_input),
+            inputs: FfnInputs {
+                x: &self.ffn_input,
+                predictor: predicts_residual.then_some(&self.residual),
+                router: model.routes_layer_input().then_some(&self.layer_input),
+            },
         };
         let (hidden, ffn) = (&mut pass.buffers.hidden, model.ffn(layer));
         if let Some(norm) = &weights.ffn_output_norm {

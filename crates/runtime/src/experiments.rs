@@ -11,7 +11,7 @@ use powerinfer_pool::RecordedJob;
 
 use crate::{
     Engine, LayerAudit, RuntimeError, Session, Stage, StageMark, Statistics, Threads,
-    selector::Selector,
+    ffn::FfnInputs, selector::Selector,
 };
 
 /// Access to the neurons and policies of an engine on the CPU; made by [`Engine::experiments`].
@@ -208,15 +208,12 @@ impl<'a> Experiments<'a> {
         let (mut hidden, mut statistics) = (x.clone(), Statistics::default());
         let (threads, buffers) = (&self.engine.model.threads, &mut self.engine.ffn_buffers);
         statistics.start_clock();
-        ffn.add_output(
-            threads,
-            &x,
-            None,
-            None,
-            &mut hidden,
-            buffers,
-            &mut statistics,
-        );
+        let inputs = FfnInputs {
+            x: &x,
+            predictor: None,
+            router: None,
+        };
+        ffn.add_output(threads, inputs, &mut hidden, buffers, &mut statistics);
         let stages = statistics.stages.unwrap_or_default();
         stages.lap(Stage::GateUp).time + stages.lap(Stage::Down).time
     }

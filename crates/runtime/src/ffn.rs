@@ -4,8 +4,8 @@
 //! h_i = act(gate_i · x) · (up_i · x)        out = Σ_{i selected} h_i · down_i
 //! ```
 //!
-//! In a mixture of experts, `h_i` is also multiplied by the routing weight of the neuron's expert, and only neurons of the token's
-//! experts can be selected.
+//! In a mixture of experts, `h_i` is also multiplied by the routing weight of the neuron's expert. Only neurons of the token's experts
+//! can be selected.
 
 mod batch;
 
@@ -48,6 +48,17 @@ pub(crate) struct Ffn<'a> {
     pub(crate) router: Option<Router<'a>>,
     /// Neurons of the hot prefix, whose sum is computed apart from that of the cold ones.
     pub(crate) hot_count: usize,
+}
+
+/// Vectors that an FFN reads, `[tokens, hidden]` each.
+#[derive(Clone, Copy)]
+pub(crate) struct FfnInputs<'a> {
+    /// Input of gate and up.
+    pub(crate) x: &'a [f32],
+    /// Input of the predictor, if it is not `x`.
+    pub(crate) predictor: Option<&'a [f32]>,
+    /// Input of the router, if it is not `x`.
+    pub(crate) router: Option<&'a [f32]>,
 }
 
 /// Rows of a list that a thread takes, or a multiple.
@@ -156,21 +167,23 @@ impl Active {
 }
 
 impl Ffn<'_> {
-    /// Adds the FFN's output for `x [tokens, hidden]` to `hidden`. Predictors read `predictor_input` and routers `router_input`, both of
-    /// the same shape, or `x` if it is `None`.
+    /// Adds the FFN's output for `inputs` to `hidden [tokens, hidden]`.
     ///
     /// The hot and the cold neurons are summed apart, each from gate to down, and merged once. Neuron selection and
     /// results do not depend on batching: tokens share the reading of rows and nothing else.
     pub(crate) fn add_output(
         &self,
         threads: &Threads,
-        x: &[f32],
-        predictor_input: Option<&[f32]>,
-        router_input: Option<&[f32]>,
+        inputs: FfnInputs<'_>,
         hidden: &mut [f32],
         buffers: &mut FfnBuffers,
         statistics: &mut Statistics,
     ) {
+        let FfnInputs {
+            x,
+            predictor: predictor_input,
+            router: router_input,
+        } = inputs;
         let (size, neurons) = (self.gate.inputs(), self.gate.outputs());
         let tokens = x.len() / size;
         if let Some(router) = &self.router {
@@ -287,7 +300,7 @@ impl Ffn<'_> {
         statistics.mark(Stage::Down);
     }
 
-    /// Whether masks say which neurons are computed at most.
+    /// Whether masks limit which neurons are computed.
     fn is_masked(&self) -> bool {
         self.selector.predicts() || self.router.is_some()
     }
@@ -429,7 +442,7 @@ impl Ffn<'_> {
     }
 
     /// Replaces the first `passed` of `slots`, neurons of one token that passed the gate, by the selected ones and their
-    /// `h_i`, times `weights`; the slots after them become [`NONE`]. Returns the number of selected ones.
+    /// `h_i`, multiplied by `weights`; the slots after them become [`NONE`]. Returns the number of selected ones.
     fn up_stage(
         &self,
         isa: Isa,

@@ -51,7 +51,7 @@ impl Masks {
         }
     }
 
-    /// Clears the bits that are not set in `words`, `[words, tokens]`.
+    /// Clears the bits that are not set in `words [words, tokens]`.
     pub(crate) fn intersect(&mut self, words: &[u64]) {
         for (own, other) in self.words.iter_mut().zip(words) {
             *own &= other;

@@ -22,7 +22,7 @@ pub(crate) struct Model {
     pub(crate) weights: StoredWeights,
     /// Per layer, what the bundle has for its policies.
     pub(crate) selectors: Vec<LayerSelectors>,
-    /// Per layer, the places of each expert's neurons; empty in dense models.
+    /// Positions of each expert's neurons, per layer; empty in dense models.
     pub(crate) experts: Vec<ExpertPlaces>,
     /// The policy of every layer.
     pub(crate) policies: Vec<Policy>,
@@ -80,7 +80,7 @@ impl Model {
         })
     }
 
-    /// Whether routers read the input of their layer instead of the FFN's.
+    /// Whether routers read the input of their layer instead of the input of the FFN.
     pub(crate) fn routes_layer_input(&self) -> bool {
         let experts = self.config.experts.as_ref();
         experts.is_some_and(|experts| experts.reads_layer_input)

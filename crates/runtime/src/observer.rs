@@ -4,7 +4,7 @@ use powerinfer_artifact::plan::Policy;
 
 use crate::{
     InputMagnitudes, LayerAudit, Stage, Statistics, Threads, Verification,
-    ffn::{Ffn, FfnBuffers},
+    ffn::{Ffn, FfnBuffers, FfnInputs},
     selector::Selector,
     verification::Observation,
 };
@@ -48,12 +48,7 @@ pub(crate) struct FfnCall<'a> {
     pub(crate) positions: &'a [usize],
     /// Whether the pass has one token of each session.
     pub(crate) is_decode: bool,
-    /// `[tokens, hidden]`.
-    pub(crate) x: &'a [f32],
-    /// Input of the predictor, `[tokens, hidden]`, if it is not `x`.
-    pub(crate) predictor_input: Option<&'a [f32]>,
-    /// Input of the router, `[tokens, hidden]`, if it is not `x`.
-    pub(crate) router_input: Option<&'a [f32]>,
+    pub(crate) inputs: FfnInputs<'a>,
 }
 
 impl Observers {
@@ -185,15 +180,7 @@ impl Observers {
         let is_verified =
             verification.is_some_and(|found| found.wants(call.positions, call.is_decode));
         let run = |ffn: &Ffn<'_>, hidden: &mut [f32], buffers: &mut FfnBuffers, counts| {
-            ffn.add_output(
-                threads,
-                call.x,
-                call.predictor_input,
-                call.router_input,
-                hidden,
-                buffers,
-                counts,
-            );
+            ffn.add_output(threads, call.inputs, hidden, buffers, counts);
         };
         if !is_verified && self.audit.is_none() && self.activity.is_none() {
             return run(ffn, hidden, buffers, &mut self.statistics);

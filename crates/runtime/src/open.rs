@@ -227,8 +227,8 @@ fn run_on(
     Ok(runtime)
 }
 
-/// Prints planned and actual bytes of each line of the plan's account of the device. The reserve is what the other lines leave of the
-/// bytes `taken`, if they are known.
+/// Prints the planned and actual bytes of each line of the plan's device memory. The actual reserve is `taken`, if known, minus the
+/// other lines.
 fn detail_memory(engine: &Engine, taken: Option<u64>, progress: &dyn Progress) {
     let held = engine.memory();
     let held: Vec<_> = held

@@ -20,15 +20,15 @@ pub(crate) struct Router<'a> {
     pub(crate) blocks: &'a [u16],
 }
 
-/// Places of the neurons of each block in a layer of a bundle.
+/// Positions of each block's neurons in a layer of a bundle.
 #[derive(Debug, Default)]
 pub(crate) struct ExpertPlaces {
-    /// Per block, the words of a mask in which it has neurons, and their bits.
+    /// Words of a mask in which a block has neurons, with their bits, per block.
     words: Vec<Vec<(u32, u64)>>,
 }
 
 impl ExpertPlaces {
-    /// Places in a layer whose neurons belong to `blocks`.
+    /// Finds the positions in a layer whose neurons belong to `blocks`.
     pub(crate) fn new(experts: &Experts, blocks: &[u16]) -> Self {
         let mut words: Vec<Vec<(u32, u64)>> = vec![Vec::new(); experts.blocks()];
         for (neuron, block) in blocks.iter().enumerate() {
@@ -94,7 +94,7 @@ impl Router<'_> {
         read
     }
 
-    /// Sets `masks` to the neurons of each token's experts; keeps only those of the predicted ones if `is_predicted`.
+    /// Sets `masks` to the neurons of each token's experts; if `is_predicted`, keeps only those already predicted in `masks`.
     pub(crate) fn mask(&self, routes: &mut Routes, masks: &mut Masks, is_predicted: bool) {
         let Routes { weights, words, .. } = routes;
         let tokens = weights.len() / self.experts.blocks();
@@ -107,7 +107,7 @@ impl Router<'_> {
         };
         for (token, weights) in weights.chunks_exact(self.experts.blocks()).enumerate() {
             let selected = weights.iter().zip(&self.places.words);
-            // A weight may be NaN: then the result must be, too.
+            // If a weight is NaN, the result must be NaN too.
             let selected = selected.filter(|(weight, _)| **weight != 0.0);
             for (word, bits) in selected.flat_map(|(_, words)| words) {
                 routed[*word as usize * tokens + token] |= bits;

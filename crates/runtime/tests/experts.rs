@@ -67,7 +67,7 @@ const RECIPES: [Recipe; 3] = [
     },
 ];
 
-/// Writes the mixture into `folder`; every expert has all of the dense model's first neurons if `are_equal`.
+/// Writes the mixture into `folder`; if `are_equal`, every expert gets the dense model's first neurons.
 fn write_mixture(recipe: &Recipe, are_equal: bool, folder: &Path) -> Checkpoint {
     let from = Golden::open(recipe.golden).folder;
     let tensors =
@@ -144,7 +144,7 @@ fn write_mixture(recipe: &Recipe, are_equal: bool, folder: &Path) -> Checkpoint 
     Checkpoint::open(folder).unwrap()
 }
 
-/// Runs a bundle with the neurons in reverse order, of which the first `hot` are summed apart.
+/// Runs a bundle with the neurons in reverse order; the first `hot` are summed separately.
 fn runtime(
     checkpoint: &Checkpoint,
     quant: Format,
@@ -205,7 +205,7 @@ fn the_runtime_computes_what_the_reference_engine_computes() {
                 let what = format!("{} {quant} {policy}", recipe.architecture);
                 let mut model = runtime(&checkpoint, quant, hot, policy, 2);
                 let found = model.forward(&prompt).unwrap();
-                // Rounded weights select other experts where logits nearly tie.
+                // Rounded weights select other experts if logits nearly tie.
                 if quant == Format::F32 {
                     assert_near(&found, &want, 1e-4, &what);
                 }
@@ -213,7 +213,7 @@ fn the_runtime_computes_what_the_reference_engine_computes() {
                 if policy == Policy::Dense {
                     assert!((computed - share).abs() < 1e-9, "{what}: {computed}");
                 }
-                // Neither other threads nor other pieces change a bit.
+                // Results are bit-identical for other thread counts and piece sizes.
                 let mut other = runtime(&checkpoint, quant, hot, policy, 3);
                 let (first, rest) = prompt.split_at(9);
                 let mut pieces = other.forward(first).unwrap();
@@ -247,8 +247,8 @@ fn a_mixture_of_equal_experts_is_the_dense_model() {
 /// Name, shape and values of a tensor in a GGUF file.
 type Written = (String, Vec<usize>, Vec<f32>);
 
-/// Writes `checkpoint` as a GGUF file as llama.cpp's converter names and shapes the tensors: the experts of a matrix in one tensor, or each in its
-/// own (`are_separate`).
+/// Writes `checkpoint` as a GGUF file with the tensor names and shapes of llama.cpp's converter. The experts of a matrix share one
+/// tensor, or have one each if `are_separate`.
 fn write_as_gguf(checkpoint: &Checkpoint, architecture: &str, are_separate: bool, path: &Path) {
     let config = checkpoint.config();
     let experts = config.experts.as_ref().unwrap();

@@ -47,7 +47,7 @@ impl<'a> LowRank<'a> {
         let unsupported = |reason: String| Err(SynthError::Unsupported { reason });
         if plan.config.experts.is_some() {
             return unsupported(
-                "predictors of a mixture of experts cannot be built; leave `--predictor-rank` out"
+                "predictors for a mixture of experts are not supported; leave out `--predictor-rank`"
                     .to_owned(),
             );
         }

@@ -39,7 +39,7 @@ pub fn rates(neurons: usize, sparsity: f64, skew: f64) -> Result<Vec<f64>, Synth
     Ok(law(&ranks, exponent, density))
 }
 
-/// Selection frequencies of the experts of a layer in descending order, as [`rates`] with the skew nearest to `skew` that is possible.
+/// Selection frequencies of a layer's experts in descending order: [`rates`] with the closest possible skew to `skew`.
 pub(crate) fn of_experts(experts: &Experts, skew: f64) -> Result<Vec<f64>, SynthError> {
     let skipped = 1.0 - experts.per_token as f64 / experts.count as f64;
     match rates(experts.count, skipped, skew) {

@@ -38,9 +38,9 @@ pub(crate) struct LayerRecipe {
     pub(crate) down: f64,
     /// Gate weight of channel 0, by activation frequency.
     pub(crate) gate_offsets: Vec<f64>,
-    /// The same for the router's rows, by selection frequency; empty in dense models.
+    /// Router weight of channel 0, by selection frequency; empty in dense models.
     pub(crate) router_offsets: Vec<f64>,
-    /// The same for up, if it has a ReLU too.
+    /// Up weight of channel 0, by activation frequency, if up has a ReLU too.
     pub(crate) up_offsets: Option<Vec<f64>>,
 }
 

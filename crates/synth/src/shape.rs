@@ -19,7 +19,7 @@ pub struct Shape {
 /// Built-in shape: name and `config.json`.
 type Named = (&'static str, fn() -> Value);
 
-/// Built-in shapes of mixtures of experts. Except for SmallThinker, their activation is SiLU, so all neurons of a selected expert are
+/// Built-in shapes of mixtures of experts. Except for SmallThinker, the activation is SiLU, so all neurons of a selected expert are
 /// active.
 pub const EXPERT_SHAPES: [Named; 4] = [
     ("mixtral-8x7b", || {

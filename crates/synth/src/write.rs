@@ -261,7 +261,7 @@ impl<'a> RowGenerator<'a> {
             first: Column0::Same(first as f32),
         };
         let projection = projection_deviation(config);
-        // A tensor may have the neurons of one expert.
+        // A tensor may contain only the neurons of one expert.
         let own = |offsets: Vec<f32>| {
             let rows = tensor.shape[0];
             offsets[tensor.first..][..rows].to_vec()

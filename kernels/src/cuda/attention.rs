@@ -240,7 +240,7 @@ fn scratch_len(multiprocessors: usize, tokens: usize, heads: usize, shape: &Cach
     splits * tokens * heads * (shape.head_size + 2)
 }
 
-/// Thread blocks that split the positions of a KV head: enough to fill the device, if the context is long enough.
+/// Thread blocks that split the positions of a KV head: enough to fill the device if the context is long enough.
 /// More tokens than a batch fill it without splits. If fewer positions are visible, the kernel uses fewer splits: results do not
 /// depend on `shape.context`.
 fn attention_splits(

@@ -319,7 +319,7 @@ fn down_tiles(format: Format, columns: usize) -> usize {
     columns.div_ceil(ROW_THREADS * width(format)).max(1)
 }
 
-/// Elements of a token's partial sums, `[chunks, hidden]`, rows padded to a multiple of four.
+/// Number of elements in a token's partial sums, `[chunks, hidden]`, with rows padded to a multiple of four.
 fn down_partial_len(multiprocessors: usize, format: Format, rows: usize, columns: usize) -> usize {
     down_chunks(multiprocessors, format, rows, columns) * columns.next_multiple_of(4)
 }

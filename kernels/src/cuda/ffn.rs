@@ -58,7 +58,7 @@ pub struct Ffn {
     pub activation: Activation,
 }
 
-/// The kernel arguments for the neurons `rows` of `ffn` under `filter`.
+/// Kernel arguments for the neurons `rows` of `ffn` with `filter`.
 pub(super) fn neurons(
     ffn: &Ffn,
     rows: &Range<usize>,

@@ -37,7 +37,7 @@ impl KeptInput {
         })
     }
 
-    /// Bytes for inputs of up to `tokens` tokens of up to `columns`.
+    /// Bytes for the inputs of up to `tokens` tokens with up to `columns` elements each.
     pub fn max_bytes(columns: usize, tokens: usize) -> usize {
         (tokens * int8_bytes(columns)).next_multiple_of(16)
     }

@@ -261,7 +261,7 @@ impl Gpu {
         self.gemm_rows(x, linear, &(0..linear.matrix.rows()), sums, out, accumulate)
     }
 
-    /// As [`gemm`](Self::gemm), with only the given rows of the matrix and of its bias.
+    /// Like [`gemm`](Self::gemm), but with only the given rows of the matrix and of its bias.
     ///
     /// # Errors
     ///
@@ -295,8 +295,8 @@ impl Gpu {
         self.launch_gemm("gemm", matrix, rows.len(), x, sums, &arguments)
     }
 
-    /// `h = act(gate) * up` of the neurons `rows`, in place of `gate` and as f16 in `out`; 0 for neurons outside of `masks` and for
-    /// those that `filter` drops.
+    /// `h = act(gate) * up` of the neurons `rows`, in place of `gate` and as f16 in `out`; 0 for neurons outside `masks` and for
+    /// those that `filter` skips.
     ///
     /// `gate` and `up` are `[tokens, rows]`: the products with the input.
     ///
@@ -426,7 +426,7 @@ impl Gpu {
     }
 }
 
-/// f16 terms per value: one if int8 would do, two for f32 precision.
+/// Number of f16 terms per value: one if int8 precision suffices, two for f32 precision.
 fn terms(arithmetic: Arithmetic, format: Format) -> usize {
     if arithmetic == Arithmetic::Integer && format != Format::F32 {
         1

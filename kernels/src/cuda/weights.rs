@@ -119,7 +119,7 @@ impl GpuMatrix {
         self.rows_argument(&(0..self.rows))
     }
 
-    /// Kernel argument for some rows.
+    /// Kernel argument for the given rows.
     ///
     /// # Panics
     ///

@@ -92,7 +92,7 @@ pub(crate) fn run(arguments: &SynthArguments, output: Output) -> Result<()> {
             "bytes": bytes,
         }));
     }
-    // Neurons of experts are all active if the activation is never zero.
+    // If the activation is never zero, all neurons of a selected expert are active.
     let sparsity = if config.activation.has_exact_zeros() {
         format!(
             "{} zeros, 80% of activations from {} of the neurons",

@@ -1,4 +1,4 @@
-//! Mixtral and TurboSparse-Mixtral: Mistral with experts; TurboSparse (Song et al. 2024, §4) has a ReLU on gate *and* up.
+//! Mixtral and TurboSparse-Mixtral: Mistral with experts. TurboSparse (Song et al. 2024, §4) has a ReLU on both gate and up.
 
 use crate::{
     Experts, FfnKind, ModelConfig, ModelError, RouterScores, Weight,

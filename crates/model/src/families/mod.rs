@@ -175,7 +175,7 @@ fn layer_windows(
         .collect()
 }
 
-/// Reads a list of 0 and 1, one per layer.
+/// Reads a list of zeros and ones, one per layer.
 fn layer_flags(keys: &Keys<'_>, key: &str, layers: usize) -> Result<Option<Vec<bool>>, ModelError> {
     let Some(stated) = keys.list(key)? else {
         return Ok(None);
@@ -187,7 +187,7 @@ fn layer_flags(keys: &Keys<'_>, key: &str, layers: usize) -> Result<Option<Vec<b
     match flags.collect::<Option<Vec<bool>>>() {
         Some(flags) if flags.len() == layers => Ok(Some(flags)),
         _ => Err(keys.bad(format!(
-            "`{key}` is not a list of 0 and 1 for {layers} layers"
+            "`{key}` is not a list of {layers} zeros and ones, one per layer"
         ))),
     }
 }
@@ -197,8 +197,8 @@ fn layer_tensor(prefix: &str, layer: usize, name: &str) -> WeightSource {
     WeightSource::tensor(format!("{prefix}.{layer}.{name}"))
 }
 
-/// Source of a router, or of a weight of all experts that is stacked from one tensor per expert: gate, up and down are called
-/// `names` and follow each expert's index in `folder`. A shared expert has Llama's names. `None` for other weights.
+/// Source of a router, or of a matrix stacked from one tensor per expert; `None` for other weights. The tensors for gate, up and down
+/// are called `names`, after the expert's index in `folder`. A shared expert has Llama's names.
 fn expert_source(
     config: &ModelConfig,
     weight: Weight,

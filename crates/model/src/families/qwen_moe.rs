@@ -1,4 +1,4 @@
-//! Mixtures of experts with the names of Qwen: Qwen2-MoE (a shared expert), Qwen3-MoE and OLMoE.
+//! Mixtures of experts with Qwen's tensor names: Qwen2-MoE (a shared expert), Qwen3-MoE and OLMoE.
 
 use crate::{
     Experts, LayerWeight, ModelConfig, ModelError, QueryKeyNorm, RouterScores, Weight,
@@ -95,7 +95,7 @@ pub(super) const OLMOE: Family = Family {
     ignored: IGNORED,
 };
 
-/// Reads the keys of experts that these families share.
+/// Reads the expert keys that these families share.
 fn experts(
     keys: &Keys<'_>,
     size: usize,

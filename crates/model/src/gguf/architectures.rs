@@ -20,7 +20,7 @@ pub(super) struct Architecture {
     pub(super) keys: &'static [(&'static str, &'static str)],
     /// Families that are written in this architecture.
     families: &'static [&'static str],
-    /// Whether models of the architecture are mixtures of experts; one name may have both kinds.
+    /// Whether models of the architecture are mixtures of experts; the same name may stand for dense models too.
     pub(super) has_experts: bool,
     /// Whether queries and keys are stored for interleaved rotary pairs.
     pub(super) interleaved_rope: bool,

@@ -93,7 +93,7 @@ pub(super) fn metadata(
                 Some(rope) => (rope.theta as f32).into(),
                 None => continue,
             },
-            // Mixtures of experts are not written.
+            // Writing mixtures of experts is not supported.
             other => unreachable!("`{other}` is a key of the table"),
         };
         metadata.push(format!("{prefix}.{key}"), value);

@@ -115,7 +115,7 @@ impl Export {
             return Err(ModelError::NotInGguf {
                 model: name.to_owned(),
                 architecture: architecture.name.to_owned(),
-                reason: "mixtures of experts are read from GGUF files, but not written".to_owned(),
+                reason: "mixtures of experts can be read from GGUF but not written".to_owned(),
                 hint: None,
             });
         }

@@ -17,7 +17,7 @@ pub(crate) struct Layout {
     interleaved_rope: bool,
     /// Whether gate and up are one tensor.
     fused_gate: bool,
-    /// Whether every expert has tensors of its own, as in files before 2024-04.
+    /// Whether each expert has separate tensors, as in files from before 2024-04.
     separate_experts: bool,
 }
 
@@ -126,7 +126,7 @@ impl Layout {
         }
     }
 
-    /// Source of a matrix of all experts, which the names of tensors call `name`.
+    /// Source of a matrix of all experts, called `name` in tensor names.
     fn stacked(
         self,
         experts: &Experts,

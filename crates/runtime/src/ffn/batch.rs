@@ -21,7 +21,7 @@ pub(super) struct Batch<'a> {
     pub(super) ffn: &'a Ffn<'a>,
     pub(super) isa: Isa,
     pub(super) x: &'a Input<'a>,
-    /// The predicted or routed neurons, if neurons are predicted or routed.
+    /// Masks of the predicted neurons, or of those of the selected experts; `None` if there is neither a predictor nor a router.
     pub(super) masks: Option<&'a Masks>,
     /// Routing weights, in a mixture of experts.
     pub(super) routes: &'a Routes,

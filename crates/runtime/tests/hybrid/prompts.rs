@@ -121,7 +121,7 @@ fn prompts_multiply_many_neurons_in_pieces() {
     }
 }
 
-/// Writes the checkpoint in `from` to `to`, with every neuron `times` times, each with a part of its output.
+/// Writes the checkpoint in `from` to `to`, repeating every neuron `times` times; each copy has an equal part of its output.
 fn widen(from: &Path, times: usize, to: &Path) {
     let file = from.join("model.safetensors");
     let tensors = candle_core::safetensors::load(file, &CandleDevice::Cpu).unwrap();
