@@ -97,6 +97,9 @@ fn mixtures_are_made_prepared_and_run() {
     sandbox
         .run(&words("export mixtral --to gguf x.gguf"))
         .bad(1, &["mixtures of experts", "not written"]);
+    sandbox
+        .run(&words("simulate --like mixtral-8x7b --hardware rtx4090"))
+        .bad(1, &["`mixtral-8x7b` is a mixture of experts", "synth"]);
 }
 
 #[test]
