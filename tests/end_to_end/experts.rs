@@ -114,6 +114,11 @@ fn impossible_experts_are_errors() {
         ("num_experts_per_tok", json!(0), &["0"]),
         ("num_local_experts", json!(40_000), &["40000 experts"]),
         ("num_local_experts", json!(u64::MAX), &["num_local_experts"]),
+        (
+            "intermediate_size",
+            json!(1u64 << 30),
+            &["4294967296 FFN neurons"],
+        ),
         ("router_type", json!("x"), &["router_type"]),
     ] {
         shape(&sandbox, "mixtral");

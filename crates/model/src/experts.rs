@@ -113,7 +113,11 @@ impl Experts {
     /// Checks that sizes are within limits; returns what is wrong.
     pub(crate) fn validate(&self) -> Result<(), String> {
         // A bundle stores the block of a neuron in 16 bits.
-        if !(1..1 << 15).contains(&self.count) || self.size == 0 {
+        const MOST: usize = 1 << 30;
+        let is_possible = (1..1 << 15).contains(&self.count)
+            && (1..=MOST).contains(&self.size)
+            && self.shared_size <= MOST;
+        if !is_possible {
             return Err(format!(
                 "{} experts of {} neurons are not supported",
                 self.count, self.size

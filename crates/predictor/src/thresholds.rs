@@ -12,7 +12,7 @@ use powerinfer_artifact::{
     predictor_file::ScoreVectors,
     threshold_curve::{ERRORS, ThresholdCurve, ThresholdLevel},
 };
-use powerinfer_model::Checkpoint;
+use powerinfer_model::{Checkpoint, Experts};
 use powerinfer_profile::{Profile, TracePart};
 use powerinfer_reference::FeedForward;
 
@@ -111,7 +111,8 @@ pub(crate) fn thresholds(
     check_samples(layer, &traces)?;
     let ffn = FeedForward::load(checkpoint, layer)?;
     let usual = Sample::new(&traces.training, USUAL_TOKENS, &ffn)?;
-    let vectors = vectors(&usual, &ffn)?;
+    let experts = checkpoint.config().experts.as_ref();
+    let vectors = vectors(&usual, &ffn, experts)?;
     let search = Errors::new(Sample::new(&traces.training, ERROR_TOKENS, &ffn)?, &ffn)?;
     let judge = Errors::new(Sample::new(&traces.held_out, ERROR_TOKENS, &ffn)?, &ffn)?;
 
@@ -157,8 +158,15 @@ pub(crate) fn thresholds(
 }
 
 /// Parameters of the scores, from the statistics of the neurons.
-fn vectors(usual: &Sample, ffn: &FeedForward) -> Result<ScoreVectors, PredictorError> {
+fn vectors(
+    usual: &Sample,
+    ffn: &FeedForward,
+    experts: Option<&Experts>,
+) -> Result<ScoreVectors, PredictorError> {
     let neurons = usual.neurons();
+    // Only some tokens compute the neurons of an expert that a router selects.
+    let is_routed =
+        |neuron: usize| experts.is_some_and(|experts| experts.block_of(neuron) < experts.count);
     let column = |values: &[f32], neuron: usize| -> Vec<f32> {
         values
             .iter()
@@ -172,14 +180,24 @@ fn vectors(usual: &Sample, ffn: &FeedForward) -> Result<ScoreVectors, PredictorE
         None => norms.clone(),
         Some(up) => (0..neurons)
             .map(|neuron| {
-                let square = column(up, neuron).iter().map(|up| up * up).sum::<f32>();
-                norms[neuron] * (square / usual.tokens as f32).sqrt()
+                let up = column(up, neuron);
+                let square = up.iter().map(|up| up * up).sum::<f32>();
+                let tokens = if is_routed(neuron) {
+                    up.iter().filter(|up| **up != 0.0).count().max(1)
+                } else {
+                    usual.tokens
+                };
+                norms[neuron] * (square / tokens as f32).sqrt()
             })
             .collect(),
     };
     // The median: the typical value of an activation that is slightly negative on most tokens and large on few.
+    // The centre of a neuron of an expert is 0: it would be added for tokens of other experts, too.
     let centre: Vec<f32> = (0..neurons)
         .map(|neuron| {
+            if is_routed(neuron) {
+                return 0.0;
+            }
             let mut values = column(&usual.product, neuron);
             let middle = values.len() / 2;
             *values.select_nth_unstable_by(middle, f32::total_cmp).1

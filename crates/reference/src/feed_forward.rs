@@ -1,6 +1,6 @@
 //! FFN of one layer, which can be loaded and run on its own.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::Range};
 
 use candle_core::{Device, Result, Tensor};
 use powerinfer_model::{Activation, Checkpoint, Experts, FfnKind, LayerWeight, ModelError, Weight};
@@ -71,32 +71,83 @@ impl FeedForward {
     ///
     /// `x` has another shape.
     pub fn neurons(&self, x: &Tensor, layer_input: &Tensor) -> Result<Neurons> {
-        let gate = self.linear(x, LayerWeight::Gate, LayerWeight::GateBias)?;
+        let Some(experts) = &self.experts else {
+            return self.all_neurons(x, None);
+        };
+        let router_input = if experts.reads_layer_input {
+            layer_input
+        } else {
+            x
+        };
+        let routing = self.routing_weights(experts, router_input)?;
+        let (tokens, neurons) = (x.dim(0)?, experts.neurons());
+        let zeros = || vec![0.0; tokens * neurons];
+        let (mut activation, mut up, mut product) = (zeros(), zeros(), zeros());
+        // Each expert computes only the tokens that selected it.
+        for block in 0..experts.blocks() {
+            let selected =
+                (0..tokens as u32).filter(|token| routing[*token as usize][block] != 0.0);
+            let selected: Vec<u32> = selected.collect();
+            if selected.is_empty() {
+                continue;
+            }
+            let places = experts.neurons_of(block);
+            let part = self.all_neurons(&rows(x, &selected)?, Some(&places))?;
+            let parts = [
+                (Some(&part.activation), &mut activation, false),
+                (part.up.as_ref(), &mut up, false),
+                (Some(&part.product), &mut product, true),
+            ];
+            for (part, all, is_weighted) in parts {
+                let Some(part) = part else { continue };
+                let part = part.to_vec2::<f32>()?;
+                for (token, part) in selected.iter().map(|token| *token as usize).zip(part) {
+                    let weight = if is_weighted {
+                        routing[token][block]
+                    } else {
+                        1.0
+                    };
+                    let own = &mut all[token * neurons..][places.clone()];
+                    own.iter_mut()
+                        .zip(part)
+                        .for_each(|(own, value)| *own = value * weight);
+                }
+            }
+        }
+        let tensor = |values| Tensor::from_vec(values, (tokens, neurons), &Device::Cpu);
+        Ok(Neurons {
+            activation: tensor(activation)?,
+            up: match self.kind {
+                FfnKind::Plain => None,
+                FfnKind::Gated | FfnKind::DoublyGated => Some(tensor(up)?),
+            },
+            product: tensor(product)?,
+        })
+    }
+
+    /// Computes the neurons `places`, or all, without routing weights.
+    fn all_neurons(&self, x: &Tensor, places: Option<&Range<usize>>) -> Result<Neurons> {
+        let project = |weight, bias| -> Result<Tensor> {
+            let own = |tensor: &Tensor| match places {
+                None => Ok(tensor.clone()),
+                Some(places) => tensor.narrow(0, places.start, places.len()),
+            };
+            let bias = self.weights.get(&bias).map(own).transpose()?;
+            linear(x, &own(&self.weights[&weight])?, bias.as_ref())
+        };
+        let gate = project(LayerWeight::Gate, LayerWeight::GateBias)?;
         let activation = activate(self.activation, &gate)?;
         let up = match self.kind {
             FfnKind::Plain => None,
-            FfnKind::Gated => Some(self.linear(x, LayerWeight::Up, LayerWeight::UpBias)?),
+            FfnKind::Gated => Some(project(LayerWeight::Up, LayerWeight::UpBias)?),
             FfnKind::DoublyGated => {
-                let up = self.linear(x, LayerWeight::Up, LayerWeight::UpBias)?;
+                let up = project(LayerWeight::Up, LayerWeight::UpBias)?;
                 Some(activate(self.activation, &up)?)
             }
         };
         let product = match &up {
             None => activation.clone(),
             Some(up) => (&activation * up)?,
-        };
-        let (activation, product) = match &self.experts {
-            None => (activation, product),
-            Some(experts) => {
-                let read = if experts.reads_layer_input {
-                    layer_input
-                } else {
-                    x
-                };
-                let weights = self.routing_weights(experts, read)?;
-                let is_selected = weights.ne(0.0)?.to_dtype(activation.dtype())?;
-                ((activation * is_selected)?, (product * weights)?)
-            }
         };
         Ok(Neurons {
             activation,
@@ -105,23 +156,20 @@ impl FeedForward {
         })
     }
 
-    /// Routing weight of every neuron for `x [tokens, hidden]`: `[tokens, ffn]`.
-    fn routing_weights(&self, experts: &Experts, x: &Tensor) -> Result<Tensor> {
+    /// Routing weights for `x [tokens, hidden]`: per token, one per block of neurons.
+    fn routing_weights(&self, experts: &Experts, x: &Tensor) -> Result<Vec<Vec<f32>>> {
         let logits = linear(x, &self.weights[&LayerWeight::Router], None)?.to_vec2::<f32>()?;
         let shared = match self.weights.get(&LayerWeight::SharedGate) {
             None => None,
             Some(gate) => Some(linear(x, gate, None)?.flatten_all()?.to_vec1::<f32>()?),
         };
-        let mut weights = vec![0.0; experts.blocks()];
-        let mut all = Vec::with_capacity(logits.len() * experts.neurons());
-        for (token, logits) in logits.iter().enumerate() {
+        let route = |(token, logits): (usize, &Vec<f32>)| {
+            let mut weights = vec![0.0; experts.blocks()];
             let shared = shared.as_ref().map(|logits| logits[token]);
             experts.route(logits, shared, &mut weights);
-            for (block, weight) in weights.iter().enumerate() {
-                all.extend(experts.neurons_of(block).map(|_| *weight));
-            }
-        }
-        Tensor::from_vec(all, (logits.len(), experts.neurons()), &Device::Cpu)
+            weights
+        };
+        Ok(logits.iter().enumerate().map(route).collect())
     }
 
     /// Computes the FFN's output `[tokens, hidden]` from `product [tokens, ffn]`.
@@ -130,7 +178,11 @@ impl FeedForward {
     ///
     /// `product` has another shape.
     pub fn down(&self, product: &Tensor) -> Result<Tensor> {
-        self.linear(product, LayerWeight::Down, LayerWeight::DownBias)
+        let output = self.down_unbiased(product)?;
+        match self.weights.get(&LayerWeight::DownBias) {
+            None => Ok(output),
+            Some(bias) => output.broadcast_add(bias),
+        }
     }
 
     /// Computes the FFN's output without the output bias.
@@ -139,7 +191,31 @@ impl FeedForward {
     ///
     /// `product` has another shape.
     pub fn down_unbiased(&self, product: &Tensor) -> Result<Tensor> {
-        linear(product, &self.weights[&LayerWeight::Down], None)
+        let down = &self.weights[&LayerWeight::Down];
+        let Some(experts) = &self.experts else {
+            return linear(product, down, None);
+        };
+        let mut output = Tensor::zeros(
+            (product.dim(0)?, down.dim(0)?),
+            product.dtype(),
+            &Device::Cpu,
+        )?;
+        for block in 0..experts.blocks() {
+            let places = experts.neurons_of(block);
+            let part = product.narrow(1, places.start, places.len())?;
+            let is_active = |values: &Vec<f32>| values.iter().any(|value| *value != 0.0);
+            let active = part.to_vec2::<f32>()?;
+            let active = (0..).zip(&active).filter(|(_, values)| is_active(values));
+            let active: Vec<u32> = active.map(|(token, _)| token).collect();
+            if active.is_empty() {
+                continue;
+            }
+            let down = down.narrow(1, places.start, places.len())?.contiguous()?;
+            let part = linear(&rows(&part.contiguous()?, &active)?, &down, None)?;
+            let active = Tensor::new(&active[..], &Device::Cpu)?;
+            output = output.index_add(&active, &part, 0)?;
+        }
+        Ok(output)
     }
 
     /// Computes the L2 norm of each neuron's column of the down projection, `[ffn]`: its contribution per unit
@@ -154,8 +230,9 @@ impl FeedForward {
             .and_then(|square| square.sum(0)?.sqrt()?.to_vec1());
         norms.map_err(failed)
     }
+}
 
-    fn linear(&self, x: &Tensor, weight: LayerWeight, bias: LayerWeight) -> Result<Tensor> {
-        linear(x, &self.weights[&weight], self.weights.get(&bias))
-    }
+/// Rows of `x`.
+fn rows(x: &Tensor, indices: &[u32]) -> Result<Tensor> {
+    x.index_select(&Tensor::new(indices, &Device::Cpu)?, 0)
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use powerinfer_artifact::plan::Policy;
+use powerinfer_artifact::{Hint, plan::Policy};
 use powerinfer_bundle::{Bundle, StoredWeights};
 use powerinfer_kernels::cuda::{Device, GpuCache};
 
@@ -88,6 +88,15 @@ fn load(
         threads: options.threads,
         bundle,
     };
+    let obstacle = model.config.device_obstacle();
+    if let (Some(what), true) = (obstacle, device.is_some() && model.bundle.plan().uses_gpu()) {
+        return Err(RuntimeError::OnDevice {
+            folder: model.bundle.folder().to_owned(),
+            layer: 0,
+            what,
+            hint: Hint::PlaceAgain,
+        });
+    }
     let mut on_device = match device {
         Some(device) if model.bundle.plan().uses_gpu() => Some(hybrid::place(device, &model)?),
         _ => None,

@@ -180,7 +180,11 @@ pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     // GEMMs by input; neurons and their coefficients by group, by token, and spread over the rows of all
     // tokens; the masks of predicted neurons.
     let ffn = 7 * neurons + neurons.div_ceil(32) + 3 * hidden + prepared;
-    let per_token = 4 * hidden + embedding.max(attention).max(ffn);
+    // Masks, logits, weights and inputs of routers.
+    let routing = config.experts.as_ref().map_or(0, |experts| {
+        neurons.div_ceil(32) + 2 * experts.blocks() + hidden + prepared
+    });
+    let per_token = 4 * hidden + embedding.max(attention).max(ffn + routing);
     let batch = PREFILL_BATCH.min(usize::try_from(context).unwrap_or(usize::MAX));
     // For one token at a time. Lists grow by doubling, so two copies exist for a moment.
     let lists = 3 * (4 * neurons + 2 * hidden.max(queries) + 2 * rank);

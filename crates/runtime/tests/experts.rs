@@ -8,7 +8,7 @@ mod golden;
 #[path = "support/packing.rs"]
 mod packing;
 
-use std::{collections::HashMap, path::Path};
+use std::{collections::HashMap, path::Path, sync::Arc};
 
 use candle_core::{Device, Tensor};
 use golden::Golden;
@@ -18,6 +18,7 @@ use powerinfer_artifact::{
     plan::{Plan, Policy},
     random::Random,
 };
+use powerinfer_emulator::{Order, test_emulator};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{
     Checkpoint, LanguageModel, RouterScores, Weight,
@@ -223,6 +224,29 @@ fn the_runtime_computes_what_the_reference_engine_computes() {
             }
         }
     }
+}
+
+#[test]
+fn a_plan_with_experts_on_a_gpu_is_refused() {
+    let Some(device) = test_emulator(2, Order::Forward) else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = write_mixture(&RECIPES[0], false, folder.path());
+    let config = checkpoint.config();
+    let (layers, neurons) = (config.layer_count, config.ffn_size);
+    let mut plan = Plan::unplaced(layers, neurons, Policy::Dense, config.context_length);
+    plan.layers[0].hot_count = neurons;
+    plan.totals.hot_count = neurons as u64;
+    let order = (0..neurons as u32).rev();
+    let out = folder.path().join("bundle");
+    let bundle = pack_bundle(&checkpoint, order, None, plan, Format::F32, &out);
+    let options = Options {
+        threads: Threads::new(Isa::detect().unwrap(), 1).unwrap(),
+        policy: None,
+    };
+    let error = Engine::with_device(bundle, options, Arc::new(device)).unwrap_err();
+    assert!(error.to_string().contains("experts"), "{error}");
 }
 
 #[test]

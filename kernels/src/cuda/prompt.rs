@@ -183,7 +183,7 @@ impl Gpu {
         products: &[[usize; 2]],
         tokens: usize,
     ) -> Result<SplitSums, DeviceError> {
-        let multiprocessors = self.multiprocessors().min(MAX_MULTIPROCESSORS);
+        let multiprocessors = self.multiprocessors();
         let blocks = split_blocks(products, tokens, multiprocessors);
         Ok(SplitSums {
             partial: Buffer::new(self.device(), blocks * NARROW * NARROW)?,

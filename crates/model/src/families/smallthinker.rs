@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::{
-    Experts, ModelConfig, ModelError, RouterScores, Weight,
+    Activation, Experts, ModelConfig, ModelError, RouterScores, Weight,
     families::{
         Family, expert_source, layer_flags,
         llama::{Defaults, IGNORED, LLAMA_DEFAULTS, llama_like, llama_names},
@@ -26,6 +26,8 @@ pub(super) const SMALL_THINKER: Family = Family {
             ..LLAMA_DEFAULTS
         };
         let mut config = llama_like(keys, "smallthinker", &defaults)?;
+        // Its code computes ReLU, whatever `hidden_act` says.
+        config.activation = Activation::Relu;
         let experts = Experts {
             count: keys.size_or(&["moe_num_primary_experts"], 32)?,
             size,

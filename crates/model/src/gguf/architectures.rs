@@ -145,7 +145,14 @@ static ALL: [Architecture; 27] = [
         name: "olmoe",
         hugging_face: "OlmoeForCausalLM",
         families: &["olmoe"],
-        keys: QWEN_MOE,
+        keys: &[
+            ("feed_forward_length", "intermediate_size"),
+            ("attention.head_count_kv", "num_key_value_heads"),
+            ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+            ("rope.freq_base", "rope_theta"),
+            ("expert_count", "num_experts"),
+            ("expert_used_count", "num_experts_per_tok"),
+        ],
         has_experts: true,
         fixed: |_| json!({ "norm_topk_prob": false }),
         ..PLAIN

@@ -163,6 +163,19 @@ pub(super) fn configuration(
     if let Some([vocabulary, _]) = file.shape("token_embd.weight").as_deref() {
         config.insert("vocab_size".to_owned(), json!(vocabulary));
     }
+    // Early files do not state the sizes of experts.
+    for (key, tensor) in [
+        ("moe_intermediate_size", "blk.0.ffn_gate_exps.weight"),
+        (
+            "shared_expert_intermediate_size",
+            "blk.0.ffn_gate_shexp.weight",
+        ),
+    ] {
+        let is_read = architecture.keys.iter().any(|(_, name)| *name == key);
+        if let (true, Some([.., neurons, _])) = (is_read, file.shape(tensor).as_deref()) {
+            config.entry(key).or_insert(json!(neurons));
+        }
+    }
     let attention_bias = has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias");
     match architecture.name {
         "llama" => {
