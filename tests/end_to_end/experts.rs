@@ -117,7 +117,7 @@ fn impossible_experts_are_errors() {
         (
             "intermediate_size",
             json!(1u64 << 30),
-            &["4294967296 FFN neurons"],
+            &["the number of FFN neurons is 4294967296"],
         ),
         ("router_type", json!("x"), &["router_type"]),
     ] {
