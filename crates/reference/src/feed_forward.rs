@@ -84,10 +84,9 @@ impl FeedForward {
         let zeros = || vec![0.0; tokens * neurons];
         let (mut activation, mut up, mut product) = (zeros(), zeros(), zeros());
         // Each expert computes only the tokens that selected it.
-        for block in 0..experts.blocks() {
-            let selected =
-                (0..tokens as u32).filter(|token| routing[*token as usize][block] != 0.0);
-            let selected: Vec<u32> = selected.collect();
+        for (block, weights) in routing.iter().enumerate() {
+            let selected = (0..).zip(weights).filter(|(_, weight)| **weight != 0.0);
+            let selected: Vec<u32> = selected.map(|(token, _)| token).collect();
             if selected.is_empty() {
                 continue;
             }
@@ -102,11 +101,7 @@ impl FeedForward {
                 let Some(part) = part else { continue };
                 let part = part.to_vec2::<f32>()?;
                 for (token, part) in selected.iter().map(|token| *token as usize).zip(part) {
-                    let weight = if is_weighted {
-                        routing[token][block]
-                    } else {
-                        1.0
-                    };
+                    let weight = if is_weighted { weights[token] } else { 1.0 };
                     let own = &mut all[token * neurons..][places.clone()];
                     own.iter_mut()
                         .zip(part)
@@ -156,20 +151,23 @@ impl FeedForward {
         })
     }
 
-    /// Routing weights for `x [tokens, hidden]`: per token, one per block of neurons.
+    /// Routing weights for `x [tokens, hidden]`: per block of neurons, one per token.
     fn routing_weights(&self, experts: &Experts, x: &Tensor) -> Result<Vec<Vec<f32>>> {
         let logits = linear(x, &self.weights[&LayerWeight::Router], None)?.to_vec2::<f32>()?;
         let shared = match self.weights.get(&LayerWeight::SharedGate) {
             None => None,
             Some(gate) => Some(linear(x, gate, None)?.flatten_all()?.to_vec1::<f32>()?),
         };
-        let route = |(token, logits): (usize, &Vec<f32>)| {
-            let mut weights = vec![0.0; experts.blocks()];
+        let mut by_block = vec![Vec::with_capacity(logits.len()); experts.blocks()];
+        let mut weights = vec![0.0; experts.blocks()];
+        for (token, logits) in logits.iter().enumerate() {
             let shared = shared.as_ref().map(|logits| logits[token]);
             experts.route(logits, shared, &mut weights);
-            weights
-        };
-        Ok(logits.iter().enumerate().map(route).collect())
+            for (block, weight) in by_block.iter_mut().zip(&weights) {
+                block.push(*weight);
+            }
+        }
+        Ok(by_block)
     }
 
     /// Computes the FFN's output `[tokens, hidden]` from `product [tokens, ffn]`.
