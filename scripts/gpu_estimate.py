@@ -46,6 +46,8 @@ STEP, SHUFFLE, WARP_SUM, BARRIER, SHARED_LOAD, DIVISION, LAST_BLOCK = 2, 29, 145
 PREFETCHED = 0.5
 # Bytes per microsecond over the link: copies from pinned memory (measured), and reads to memory that is not pinned (assumed).
 LINK, READ_BACK = 55e3, 10e3
+# Neurons on the GPU that a prompt multiplies at a time.
+RESIDENT_NEURONS = 4096
 # Share of neurons in main memory in the measured 2.5 GB plan of 7B. All keys and values are there too.
 COLD = 0.92
 # Share of a predictor's hidden units above zero.
@@ -104,6 +106,8 @@ class Launch:
     products: float = 0
     # Additional microseconds; see `START`.
     start: float = START
+    # Equal launches, one after the other.
+    repeat: int = 1
 
 
 def launches(model):
@@ -234,6 +238,13 @@ def products(model, tokens=64):
     """Launches of a layer for a prompt: conversions to f16 and products. Left out are attention, prediction, activation."""
     hidden, ffn, width, keys = model.hidden, model.ffn, model.heads * model.head_size, model.kv_heads * model.head_size
 
+    # Resident neurons are multiplied in pieces; the measured version, with 64 tokens, multiplied all of them at once.
+    whole, rest = divmod(ffn, RESIDENT_NEURONS) if tokens > 64 else (0, ffn)
+    pieces = [(count, neurons) for count, neurons in [(whole, RESIDENT_NEURONS), (1, rest)] if count * neurons]
+
+    def of(count, neurons):
+        return "" if neurons == ffn else f", {count} × {neurons} neurons"
+
     def to_f16(label, columns, norm):
         # Values pass three times, 256 at once: loaded, 16 at once; compared; converted and stored.
         passes = columns / 256
@@ -273,9 +284,11 @@ def products(model, tokens=64):
         # It adds to the hidden state.
         gemm("output", "gemm", hidden, width, 1.5 * START),
         to_f16("input of FFN", hidden, True),
-        gemm("gate", "gemm", ffn, hidden),
-        gemm("up", "gemm", ffn, hidden),
-        gemm("down", "gemm_down", hidden, ffn),
+        *(part for count, neurons in pieces for part in [
+            dataclasses.replace(gemm(f"gate{of(count, neurons)}", "gemm", neurons, hidden), repeat=count),
+            dataclasses.replace(gemm(f"up{of(count, neurons)}", "gemm", neurons, hidden), repeat=count),
+            dataclasses.replace(gemm(f"down{of(count, neurons)}", "gemm_down", hidden, neurons), repeat=count),
+        ]),
     ]
 
 
@@ -307,7 +320,8 @@ def estimate(launch, loop):
     terms = {term: value / CLOCK for term, value in cycles.items()}
     longest = max(terms[term] for term in ["memory", "L2", "tensor", "issue", "latency"]) / (REACHED if launch.products else 1)
     time = GAP + launch.start + terms["before"] + longest + terms["after"]
-    return {"resident": resident, "instructions": instructions, "trips": trips, **terms, "time": time}
+    terms = {term: launch.repeat * value for term, value in {**terms, "time": time}.items()}
+    return {"resident": resident, "instructions": instructions, "trips": trips, **terms}
 
 
 def print_estimates(figures, print_table):
@@ -353,7 +367,7 @@ def print_hybrid(figures, print_table, tokens=512):
     times = {part.label: estimate(part, {**figures[part.kernel], **part.stated})["time"] for part in products(model, tokens)
              if part.kernel in figures}
     ffn = ["input of FFN", "gate", "up", "down"]
-    multiplied = sum(times.get(label, 0) for label in ffn)
+    multiplied = sum(time for label, time in times.items() if label.split(",")[0] in ffn)
     weights = COLD * 3 * model.ffn * model.hidden * Q4_0
     numbers = 2 * tokens * model.kv_heads * model.head_size * 4
     parts = [

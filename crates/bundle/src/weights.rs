@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use powerinfer_artifact::{
     ArtifactError, TensorFile, matrix_planes::StoredMatrix, plan::LayerPlan, tensor_file::Dtype,
 };
-use powerinfer_model::{Experts, LayerWeight, ModelConfig, Weight};
+use powerinfer_model::{LayerWeight, ModelConfig, Weight};
 use powerinfer_tensor::Format;
 
 use crate::BundleError;
@@ -224,8 +224,6 @@ pub struct StoredLayer {
     pub router: Option<StoredLinear>,
     /// Projection to the logit of the shared expert's weight, `[1, hidden]`, if any.
     pub shared_gate: Option<StoredLinear>,
-    /// Index of each neuron's expert, `[neurons]`, hottest neuron first; the shared expert has the last index. Empty in dense models.
-    pub blocks: Vec<u16>,
     /// `[neurons, hidden]`, hottest first.
     pub gate: StoredLinear,
     /// `[neurons, hidden]`, hottest first; `None` if the FFN is not gated.
@@ -346,13 +344,7 @@ impl<'a> Finder<'a> {
             let weight = self.vector(at(weight))?;
             Ok(weight.map(|weight| StoredNorm { weight, bias: None }))
         };
-        let order = neuron_order(self.file, self.config, layer)?;
-        let block = |experts: &Experts| {
-            let blocks = order
-                .iter()
-                .map(|neuron| experts.block_of(*neuron as usize) as u16);
-            blocks.collect()
-        };
+        neuron_order(self.file, self.config, layer)?;
         let up = self.config.is_gated();
         Ok(StoredLayer {
             attention_norm: norm(LayerWeight::AttentionNorm, LayerWeight::AttentionNormBias)?,
@@ -368,7 +360,6 @@ impl<'a> Finder<'a> {
             ffn_norm: norm(LayerWeight::FfnNorm, LayerWeight::FfnNormBias)?,
             router: self.linear_without_bias(at(LayerWeight::Router))?,
             shared_gate: self.linear_without_bias(at(LayerWeight::SharedGate))?,
-            blocks: self.config.experts.as_ref().map(block).unwrap_or_default(),
             gate: linear(LayerWeight::Gate, LayerWeight::GateBias)?,
             up: up
                 .then(|| linear(LayerWeight::Up, LayerWeight::UpBias))

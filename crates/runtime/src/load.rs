@@ -72,14 +72,14 @@ fn load(
     // A policy that is asked for is measured by itself, without the plan's skipped inputs.
     let planned = layers.iter().map(|layer| layer.input_thresholds);
     let input_thresholds = planned.map(|found| found.filter(|_| options.policy.is_none()));
-    let experts = config.experts.as_ref().map(|experts| {
-        let layers = weights.layers.iter();
-        layers
-            .map(|layer| ExpertPlaces::new(experts, &layer.blocks))
-            .collect()
-    });
+    let mut places = Vec::new();
+    if let Some(experts) = &config.experts {
+        for layer in 0..config.layer_count {
+            places.push(ExpertPlaces::new(experts, &bundle.neuron_order(layer)?));
+        }
+    }
     let model = Model {
-        experts: experts.unwrap_or_default(),
+        experts: places,
         input_thresholds: input_thresholds.collect(),
         config,
         weights,

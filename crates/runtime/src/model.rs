@@ -76,7 +76,6 @@ impl Model {
             linear: self.linear(stored.router.as_ref()?),
             shared_gate: stored.shared_gate.as_ref().map(|gate| self.linear(gate)),
             places: &self.experts[layer],
-            blocks: &stored.blocks,
         })
     }
 

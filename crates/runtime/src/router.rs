@@ -16,20 +16,22 @@ pub(crate) struct Router<'a> {
     pub(crate) linear: Linear<'a>,
     pub(crate) shared_gate: Option<Linear<'a>>,
     pub(crate) places: &'a ExpertPlaces,
-    /// The block of each neuron.
-    pub(crate) blocks: &'a [u16],
 }
 
 /// Positions of each block's neurons in a layer of a bundle.
 #[derive(Debug, Default)]
 pub(crate) struct ExpertPlaces {
+    /// The block of each neuron.
+    blocks: Vec<u16>,
     /// Words of a mask in which a block has neurons, with their bits, per block.
     words: Vec<Vec<(u32, u64)>>,
 }
 
 impl ExpertPlaces {
-    /// Finds the positions in a layer whose neurons belong to `blocks`.
-    pub(crate) fn new(experts: &Experts, blocks: &[u16]) -> Self {
+    /// Positions in a layer whose neurons have these indices in the checkpoint.
+    pub(crate) fn new(experts: &Experts, order: &[u32]) -> Self {
+        let block = |neuron: &u32| experts.block_of(*neuron as usize) as u16;
+        let blocks: Vec<u16> = order.iter().map(block).collect();
         let mut words: Vec<Vec<(u32, u64)>> = vec![Vec::new(); experts.blocks()];
         for (neuron, block) in blocks.iter().enumerate() {
             let (word, bit) = ((neuron / WORD) as u32, 1 << (neuron % WORD));
@@ -38,7 +40,8 @@ impl ExpertPlaces {
                 _ => words[usize::from(*block)].push((word, bit)),
             }
         }
-        Self { words }
+        words.iter_mut().for_each(Vec::shrink_to_fit);
+        Self { blocks, words }
     }
 }
 
@@ -100,10 +103,10 @@ impl Router<'_> {
         let tokens = weights.len() / self.experts.blocks();
         let routed = if is_predicted {
             words.clear();
-            words.resize(self.blocks.len().div_ceil(WORD) * tokens, 0);
+            words.resize(self.places.blocks.len().div_ceil(WORD) * tokens, 0);
             &mut words[..]
         } else {
-            masks.reset(self.blocks.len(), tokens)
+            masks.reset(self.places.blocks.len(), tokens)
         };
         for (token, weights) in weights.chunks_exact(self.experts.blocks()).enumerate() {
             let selected = weights.iter().zip(&self.places.words);
@@ -123,7 +126,7 @@ impl Router<'_> {
         let blocks = self.experts.blocks();
         NeuronWeights {
             weights: &routes.weights[token * blocks..][..blocks],
-            blocks: self.blocks,
+            blocks: &self.places.blocks,
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::{
     Experts, FfnKind, ModelConfig, ModelError, RouterScores, Weight,
     families::{
         Family, expert_source,
-        llama::{IGNORED, llama_like, llama_names},
+        llama::{IGNORED, llama_like},
         mistral,
     },
     keys::Keys,
@@ -59,5 +59,4 @@ fn source(config: &ModelConfig, weight: Weight) -> WeightSource {
         ["w1", "w3", "w2"],
         "block_sparse_moe.gate.weight",
     )
-    .unwrap_or_else(|| llama_names(weight))
 }

@@ -205,18 +205,17 @@ fn expert_source(
     folder: &str,
     names: [&str; 3],
     router: &str,
-) -> Option<WeightSource> {
-    let Weight::Layer(layer, weight) = weight else {
-        return None;
+) -> WeightSource {
+    let (Weight::Layer(layer, of_layer), Some(experts)) = (weight, &config.experts) else {
+        return llama::llama_names(weight);
     };
-    let (name, shared, by_columns) = match weight {
-        LayerWeight::Router => return Some(layer_tensor("model.layers", layer, router)),
+    let (name, shared, by_columns) = match of_layer {
+        LayerWeight::Router => return layer_tensor("model.layers", layer, router),
         LayerWeight::Gate => (names[0], "gate_proj", false),
         LayerWeight::Up => (names[1], "up_proj", false),
         LayerWeight::Down => (names[2], "down_proj", true),
-        _ => return None,
+        _ => return llama::llama_names(weight),
     };
-    let experts = config.experts.as_ref()?;
     let parts = (0..experts.blocks()).map(|block| {
         let name = if block < experts.count {
             format!("{folder}.{block}.{name}.weight")
@@ -228,8 +227,8 @@ fn expert_source(
             size: experts.neurons_of(block).len(),
         }
     });
-    Some(WeightSource::Stacked {
+    WeightSource::Stacked {
         parts: parts.collect(),
         by_columns,
-    })
+    }
 }

@@ -4,7 +4,7 @@ use crate::{
     Experts, LayerWeight, ModelConfig, ModelError, QueryKeyNorm, RouterScores, Weight,
     families::{
         Family, expert_source, layer_tensor,
-        llama::{Defaults, IGNORED, LLAMA_DEFAULTS, biases, llama_like, llama_names},
+        llama::{Defaults, IGNORED, LLAMA_DEFAULTS, biases, llama_like},
         qwen,
     },
     keys::Keys,
@@ -141,5 +141,4 @@ fn source(config: &ModelConfig, weight: Weight) -> WeightSource {
         ["gate_proj", "up_proj", "down_proj"],
         "mlp.gate.weight",
     )
-    .unwrap_or_else(|| llama_names(weight))
 }

@@ -6,7 +6,7 @@ use crate::{
     Activation, Experts, ModelConfig, ModelError, RouterScores, Weight,
     families::{
         Family, expert_source, layer_flags,
-        llama::{Defaults, IGNORED, LLAMA_DEFAULTS, llama_like, llama_names},
+        llama::{Defaults, IGNORED, LLAMA_DEFAULTS, llama_like},
         smollm3::without_some,
     },
     keys::Keys,
@@ -80,5 +80,4 @@ fn source(config: &ModelConfig, weight: Weight) -> WeightSource {
         ["gate", "up", "down"],
         "block_sparse_moe.primary_router.weight",
     )
-    .unwrap_or_else(|| llama_names(weight))
 }

@@ -17,11 +17,11 @@ pub(super) struct Architecture {
     /// Counterpart in `architectures`.
     pub(super) hugging_face: &'static str,
     /// Metadata keys without the architecture prefix, and the configuration key for each.
-    pub(super) keys: &'static [(&'static str, &'static str)],
+    keys: &'static [(&'static str, &'static str)],
     /// Families that are written in this architecture.
     families: &'static [&'static str],
-    /// Whether models of the architecture are mixtures of experts; the same name may stand for dense models too.
-    pub(super) has_experts: bool,
+    /// The same for keys of experts; empty for dense models. One name may have both kinds.
+    expert_keys: &'static [(&'static str, &'static str)],
     /// Whether queries and keys are stored for interleaved rotary pairs.
     pub(super) interleaved_rope: bool,
     /// Whether queries, keys and values are written as one tensor; both are read.
@@ -33,6 +33,11 @@ pub(super) struct Architecture {
 }
 
 impl Architecture {
+    /// Metadata keys without the architecture prefix, and the configuration key for each.
+    pub(super) fn all_keys(&self) -> impl Iterator<Item = &(&'static str, &'static str)> {
+        COMMON.iter().chain(self.keys).chain(self.expert_keys)
+    }
+
     /// Whether models of several activation functions have this architecture, which a file does not distinguish.
     pub(super) fn assumes_activation(&self) -> bool {
         (self.fixed)(true) != (self.fixed)(false) || self.name == "minicpm"
@@ -48,7 +53,7 @@ impl Architecture {
 }
 
 /// Metadata keys of all architectures, and the configuration key for each.
-pub(super) const COMMON: &[(&str, &str)] = &[
+const COMMON: &[(&str, &str)] = &[
     ("context_length", "max_position_embeddings"),
     ("embedding_length", "hidden_size"),
     ("block_count", "num_hidden_layers"),
@@ -65,13 +70,8 @@ const LLAMA: &[(&str, &str)] = &[
     ("rope.freq_base", "rope_theta"),
 ];
 
-/// Metadata keys of Llama's descendants with experts.
-const QWEN_MOE: &[(&str, &str)] = &[
-    ("feed_forward_length", "intermediate_size"),
-    ("attention.head_count_kv", "num_key_value_heads"),
-    ("attention.key_length", "head_dim"),
-    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
-    ("rope.freq_base", "rope_theta"),
+/// Metadata keys of experts, as Qwen's configurations call them.
+const QWEN_EXPERTS: &[(&str, &str)] = &[
     ("expert_count", "num_experts"),
     ("expert_used_count", "num_experts_per_tok"),
     ("expert_feed_forward_length", "moe_intermediate_size"),
@@ -87,7 +87,7 @@ const PLAIN: Architecture = Architecture {
     hugging_face: "",
     keys: LLAMA,
     families: &[],
-    has_experts: false,
+    expert_keys: &[],
     interleaved_rope: false,
     fused_attention: false,
     states_windows: false,
@@ -109,16 +109,10 @@ static ALL: [Architecture; 27] = [
         name: "llama",
         hugging_face: "MixtralForCausalLM",
         families: &["mixtral"],
-        keys: &[
-            ("feed_forward_length", "intermediate_size"),
-            ("attention.head_count_kv", "num_key_value_heads"),
-            ("attention.key_length", "head_dim"),
-            ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
-            ("rope.freq_base", "rope_theta"),
+        expert_keys: &[
             ("expert_count", "num_local_experts"),
             ("expert_used_count", "num_experts_per_tok"),
         ],
-        has_experts: true,
         interleaved_rope: true,
         fixed: |_| json!({ "hidden_act": "silu", "sliding_window": null }),
         ..PLAIN
@@ -127,8 +121,7 @@ static ALL: [Architecture; 27] = [
         name: "qwen2moe",
         hugging_face: "Qwen2MoeForCausalLM",
         families: &["qwen2-moe"],
-        keys: QWEN_MOE,
-        has_experts: true,
+        expert_keys: QWEN_EXPERTS,
         fixed: |_| json!({ "norm_topk_prob": false }),
         ..PLAIN
     },
@@ -136,8 +129,7 @@ static ALL: [Architecture; 27] = [
         name: "qwen3moe",
         hugging_face: "Qwen3MoeForCausalLM",
         families: &["qwen3-moe"],
-        keys: QWEN_MOE,
-        has_experts: true,
+        expert_keys: QWEN_EXPERTS,
         fixed: |_| json!({ "norm_topk_prob": true }),
         ..PLAIN
     },
@@ -145,15 +137,11 @@ static ALL: [Architecture; 27] = [
         name: "olmoe",
         hugging_face: "OlmoeForCausalLM",
         families: &["olmoe"],
-        keys: &[
-            ("feed_forward_length", "intermediate_size"),
-            ("attention.head_count_kv", "num_key_value_heads"),
-            ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
-            ("rope.freq_base", "rope_theta"),
+        // Experts have the size `feed_forward_length`.
+        expert_keys: &[
             ("expert_count", "num_experts"),
             ("expert_used_count", "num_experts_per_tok"),
         ],
-        has_experts: true,
         fixed: |_| json!({ "norm_topk_prob": false }),
         ..PLAIN
     },
@@ -416,7 +404,7 @@ pub(super) fn architecture(file: &GgufFile) -> Result<&'static Architecture, Mod
     let experts = file.value(&format!("{name}.expert_count"));
     let experts = experts.and_then(Value::as_u64).filter(|count| *count > 0);
     let known = ALL.iter().find(|architecture| {
-        architecture.name == name && architecture.has_experts == experts.is_some()
+        architecture.name == name && architecture.expert_keys.is_empty() == experts.is_none()
     });
     known.ok_or_else(|| {
         if let Some(experts) = experts {

@@ -6,7 +6,7 @@ use crate::{
     ModelConfig, ModelError,
     container::Container,
     gguf::{
-        architectures::{Architecture, COMMON},
+        architectures::Architecture,
         file::{GgufFile, bad},
         rope::Rope,
         value::Value,
@@ -53,7 +53,7 @@ pub(super) fn metadata(
 ) -> Metadata {
     let mut metadata = Metadata::default();
     let prefix = architecture.name;
-    for (key, name) in COMMON.iter().chain(architecture.keys) {
+    for (key, name) in architecture.all_keys() {
         let value: Value = match *name {
             "max_position_embeddings" => config.context_length.into(),
             "hidden_size" => config.hidden_size.into(),
@@ -142,7 +142,7 @@ pub(super) fn configuration(
     let fixed = (architecture.fixed)(file.is_powerinfer());
     config.extend(fixed.as_object().cloned().unwrap_or_default());
     let prefix = format!("{}.", architecture.name);
-    for (key, name) in COMMON.iter().chain(architecture.keys) {
+    for (key, name) in architecture.all_keys() {
         let Some(value) = file.value(&format!("{prefix}{key}")) else {
             continue;
         };
@@ -171,7 +171,7 @@ pub(super) fn configuration(
             "blk.0.ffn_gate_shexp.weight",
         ),
     ] {
-        let is_read = architecture.keys.iter().any(|(_, name)| *name == key);
+        let is_read = architecture.all_keys().any(|(_, name)| *name == key);
         if let (true, Some([.., neurons, _])) = (is_read, file.shape(tensor).as_deref()) {
             config.entry(key).or_insert(json!(neurons));
         }
@@ -295,7 +295,7 @@ fn check_keys(
         let Some(rest) = key.strip_prefix(prefix) else {
             continue;
         };
-        let mut mapped = COMMON.iter().chain(architecture.keys);
+        let mut mapped = architecture.all_keys();
         let neutral = match value {
             Value::Unsigned(0) | Value::Signed(0) | Value::Bool(false) => true,
             Value::Float(number) => *number == 0.0,
