@@ -46,7 +46,7 @@ STEP, SHUFFLE, WARP_SUM, BARRIER, SHARED_LOAD, DIVISION, LAST_BLOCK = 2, 29, 145
 PREFETCHED = 0.5
 # Bytes per microsecond over the link: copies from pinned memory (measured), and reads to memory that is not pinned (assumed).
 LINK, READ_BACK = 55e3, 10e3
-# Neurons on the GPU that a prompt multiplies at a time.
+# Neurons on the GPU that are multiplied at a time for a prompt.
 RESIDENT_NEURONS = 4096
 # Share of neurons in main memory in the measured 2.5 GB plan of 7B. All keys and values are there too.
 COLD = 0.92
@@ -106,7 +106,7 @@ class Launch:
     products: float = 0
     # Additional microseconds; see `START`.
     start: float = START
-    # Equal launches, one after the other.
+    # Number of identical launches, one after another.
     repeat: int = 1
 
 
@@ -238,7 +238,7 @@ def products(model, tokens=64):
     """Launches of a layer for a prompt: conversions to f16 and products. Left out are attention, prediction, activation."""
     hidden, ffn, width, keys = model.hidden, model.ffn, model.heads * model.head_size, model.kv_heads * model.head_size
 
-    # Resident neurons are multiplied in pieces; the measured version, with 64 tokens, multiplied all of them at once.
+    # Resident neurons are multiplied in pieces. The measured version, with 64 tokens, multiplied all of them at once.
     whole, rest = divmod(ffn, RESIDENT_NEURONS) if tokens > 64 else (0, ffn)
     pieces = [(count, neurons) for count, neurons in [(whole, RESIDENT_NEURONS), (1, rest)] if count * neurons]
 

@@ -86,14 +86,14 @@ fn mixtures_are_made_prepared_and_run() {
         let percent = format!("{:.1}% of FFN neurons", 100.0 * share);
         dense.stderr_contains(&[&percent]);
         if name == "qwen2moe" {
-            // Neurons of a selected expert have no centre; those of the shared one, which every token computes, have.
+            // Neurons of experts that the router selects have a centre of 0, unlike those of the shared expert, which every token computes.
             let predictors = sandbox.path(&format!("{name}.powerinfer/predictors"));
             let file = PredictorFile::open(&predictors).unwrap();
             let scores = file.scores(0, 64, 544).unwrap().unwrap();
             let (routed, shared) = scores.centre.split_at(8 * 64);
             assert!(routed.iter().all(|centre| *centre == 0.0));
             assert!(shared.iter().any(|centre| *centre != 0.0));
-            // Scales are means over the tokens that compute a neuron, so rarely selected experts do not have smaller ones.
+            // Scales are means over the tokens that compute a neuron, so rarely selected experts do not have smaller scales.
             let largest = |scales: &[f32]| scales.iter().copied().fold(0.0, f32::max);
             let scales = scores.gate_scale[..8 * 64].chunks(64).map(largest);
             let scales: Vec<f32> = scales.filter(|scale| *scale > 0.0).collect();

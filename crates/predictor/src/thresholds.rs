@@ -164,7 +164,7 @@ fn vectors(
     experts: Option<&Experts>,
 ) -> Result<ScoreVectors, PredictorError> {
     let neurons = usual.neurons();
-    // Only some tokens compute the neurons of an expert that a router selects.
+    // A neuron of an expert that the router can select is computed only for the tokens that select the expert.
     let is_routed =
         |neuron: usize| experts.is_some_and(|experts| experts.block_of(neuron) < experts.count);
     let column = |values: &[f32], neuron: usize| -> Vec<f32> {
@@ -192,7 +192,7 @@ fn vectors(
             .collect(),
     };
     // The median: the typical value of an activation that is slightly negative on most tokens and large on few.
-    // The centre of a neuron of an expert is 0: it would be added for tokens of other experts, too.
+    // For neurons of such experts, the centre is 0: any other value would also be added for tokens that do not select the expert.
     let centre: Vec<f32> = (0..neurons)
         .map(|neuron| {
             if is_routed(neuron) {

@@ -120,7 +120,7 @@ impl FeedForward {
         })
     }
 
-    /// Computes the neurons `places`, or all, without routing weights.
+    /// Computes the neurons in `places`, or all neurons if it is `None`, without routing weights.
     fn all_neurons(&self, x: &Tensor, places: Option<&Range<usize>>) -> Result<Neurons> {
         let project = |weight, bias| -> Result<Tensor> {
             let own = |tensor: &Tensor| match places {
@@ -151,7 +151,7 @@ impl FeedForward {
         })
     }
 
-    /// Routing weights for `x [tokens, hidden]`: per block of neurons, one per token.
+    /// Routing weights for `x [tokens, hidden]`: for each block of neurons, one weight per token.
     fn routing_weights(&self, experts: &Experts, x: &Tensor) -> Result<Vec<Vec<f32>>> {
         let logits = linear(x, &self.weights[&LayerWeight::Router], None)?.to_vec2::<f32>()?;
         let shared = match self.weights.get(&LayerWeight::SharedGate) {
@@ -230,7 +230,7 @@ impl FeedForward {
     }
 }
 
-/// Rows of `x`.
+/// Rows of `x` at `indices`.
 fn rows(x: &Tensor, indices: &[u32]) -> Result<Tensor> {
     x.index_select(&Tensor::new(indices, &Device::Cpu)?, 0)
 }

@@ -28,7 +28,7 @@ pub(crate) struct ExpertPlaces {
 }
 
 impl ExpertPlaces {
-    /// Positions in a layer whose neurons have these indices in the checkpoint.
+    /// Positions in a layer; `order` gives the checkpoint index of the neuron at each position.
     pub(crate) fn new(experts: &Experts, order: &[u32]) -> Self {
         let block = |neuron: &u32| experts.block_of(*neuron as usize) as u16;
         let blocks: Vec<u16> = order.iter().map(block).collect();

@@ -13,7 +13,7 @@ pub(super) const THREADS: usize = 256;
 /// Threads per block of kernels whose warps compute the product of a row of weights each.
 pub(super) const GEMV_THREADS: usize = 512;
 pub(super) const WARP: usize = 32;
-/// Maximum number of multiprocessors that kernels are divided among, for which scratch memory is sized.
+/// Maximum number of multiprocessors that kernels are divided among; scratch memory is sized for it.
 pub(super) const MAX_MULTIPROCESSORS: usize = 192;
 /// Neurons per word of a bit mask.
 pub(super) const WORD: usize = 32;

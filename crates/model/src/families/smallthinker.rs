@@ -26,7 +26,7 @@ pub(super) const SMALL_THINKER: Family = Family {
             ..LLAMA_DEFAULTS
         };
         let mut config = llama_like(keys, "smallthinker", &defaults)?;
-        // Its code computes ReLU, whatever `hidden_act` says.
+        // The model's code always applies ReLU, regardless of `hidden_act`.
         config.activation = Activation::Relu;
         let experts = Experts {
             count: keys.size_or(&["moe_num_primary_experts"], 32)?,

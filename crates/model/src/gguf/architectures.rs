@@ -20,7 +20,7 @@ pub(super) struct Architecture {
     keys: &'static [(&'static str, &'static str)],
     /// Families that are written in this architecture.
     families: &'static [&'static str],
-    /// The same for keys of experts; empty for dense models. One name may have both kinds.
+    /// Like `keys`, for the keys of experts; empty for dense models. One `name` can have an entry of each kind.
     expert_keys: &'static [(&'static str, &'static str)],
     /// Whether queries and keys are stored for interleaved rotary pairs.
     pub(super) interleaved_rope: bool,
@@ -33,7 +33,7 @@ pub(super) struct Architecture {
 }
 
 impl Architecture {
-    /// Metadata keys without the architecture prefix, and the configuration key for each.
+    /// All metadata keys without the architecture prefix, and the configuration key for each.
     pub(super) fn all_keys(&self) -> impl Iterator<Item = &(&'static str, &'static str)> {
         COMMON.iter().chain(self.keys).chain(self.expert_keys)
     }
@@ -70,7 +70,7 @@ const LLAMA: &[(&str, &str)] = &[
     ("rope.freq_base", "rope_theta"),
 ];
 
-/// Metadata keys of experts, as Qwen's configurations call them.
+/// Metadata keys of experts, and the key in Qwen's configurations for each.
 const QWEN_EXPERTS: &[(&str, &str)] = &[
     ("expert_count", "num_experts"),
     ("expert_used_count", "num_experts_per_tok"),
@@ -137,7 +137,7 @@ static ALL: [Architecture; 27] = [
         name: "olmoe",
         hugging_face: "OlmoeForCausalLM",
         families: &["olmoe"],
-        // Experts have the size `feed_forward_length`.
+        // `feed_forward_length` is the size of an expert.
         expert_keys: &[
             ("expert_count", "num_experts"),
             ("expert_used_count", "num_experts_per_tok"),

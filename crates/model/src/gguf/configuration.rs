@@ -163,7 +163,7 @@ pub(super) fn configuration(
     if let Some([vocabulary, _]) = file.shape("token_embd.weight").as_deref() {
         config.insert("vocab_size".to_owned(), json!(vocabulary));
     }
-    // Early files do not state the sizes of experts.
+    // Older files do not state the sizes of experts.
     for (key, tensor) in [
         ("moe_intermediate_size", "blk.0.ffn_gate_exps.weight"),
         (
