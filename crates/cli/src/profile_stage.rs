@@ -3,14 +3,16 @@
 use std::{path::Path, sync::Arc};
 
 use anyhow::Result;
-use powerinfer_artifact::{Shard, counted};
+use powerinfer_artifact::{ByteSize, Shard, counted};
 use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
 use powerinfer_pipeline::{Stage, profile};
 use powerinfer_predictor::Method;
 use powerinfer_profile::{
-    Amount, Calibration, LOCALITY_WINDOWS, NeuronsFor, Profile, ProfileDocument, Settings,
+    Amount, Calibration, ExpertSummary, LOCALITY_WINDOWS, NeuronsFor, Profile, ProfileDocument,
+    Settings,
 };
+use powerinfer_tensor::Format;
 
 use crate::{
     engine::DeviceArgument,
@@ -159,9 +161,66 @@ pub(crate) fn report(profile: &ProfileDocument) -> String {
             known.join(", ")
         );
     }
+    text += &experts(profile);
     if profile.sources.len() > 1 {
         text += "\noverlap of the most frequently active 20% between sources\n";
         text += &overlap(profile);
+    }
+    text
+}
+
+/// Shows how often experts are selected, and how many selections are caught if some of them are held in fast memory.
+fn experts(profile: &ProfileDocument) -> String {
+    let layers = profile.layers.iter().map(|layer| layer.experts.as_ref());
+    let (Some(of_layers), Some(layers)) = (&profile.experts, layers.collect::<Option<Vec<_>>>())
+    else {
+        return String::new();
+    };
+    let mean = |of: &dyn Fn(&ExpertSummary) -> f64| {
+        layers.iter().map(|layer| of(layer)).sum::<f64>() / layers.len().max(1) as f64
+    };
+    let mut text = format!(
+        "\nexperts: a token selects {} of {} per layer; {} of the neurons of its experts are active\n",
+        of_layers.per_token,
+        of_layers.count,
+        percent(mean(&|layer| layer.active)),
+    );
+    text += &format!(
+        "the busiest {} of the experts get 50% of the selections, {} get 80%; the busiest fifth of two halves of the text overlap by {}\n",
+        percent(mean(&|layer| layer.experts_for.half)),
+        percent(mean(&|layer| layer.experts_for.most)),
+        percent(mean(&|layer| layer.half_overlap)),
+    );
+    let mut table = Table::new(&["experts per layer", "q4_0", "fixed set", "cache"]);
+    let row = Format::Q4_0.row_bytes(profile.hidden_size);
+    for (index, held) in layers
+        .first()
+        .map_or(&[][..], |first| &first.held)
+        .iter()
+        .enumerate()
+    {
+        let neurons = held.experts * of_layers.size * layers.len();
+        table.row(vec![
+            held.experts.to_string(),
+            // Gate, up and down.
+            ByteSize((3 * neurons * row) as u64).to_string(),
+            percent(mean(&|layer| layer.held[index].fixed)),
+            percent(mean(&|layer| layer.held[index].cached)),
+        ]);
+    }
+    text += "\nselections caught by holding some experts of every layer\n";
+    text += &table.to_string();
+    text += "fixed set: the busiest experts of one half of the text, tested on the other; cache: the most recently selected experts, none when a sequence begins\n";
+    let pairs = profile.layers.iter().zip(&layers);
+    let pairs = pairs.filter_map(|(layer, found)| Some((layer.layer, found.pair?)));
+    let most = pairs.max_by(|a, b| a.1.lift.total_cmp(&b.1.lift));
+    if let Some((layer, pair)) = most {
+        let [a, b] = pair.experts;
+        text += &format!(
+            "experts {a} and {b} of layer {layer} are selected together by {} of the tokens, {:.1} times as many as if they were independent\n",
+            percent(pair.share),
+            pair.lift,
+        );
     }
     text
 }

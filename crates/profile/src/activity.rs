@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ExpertActivity;
+
 /// Windows of preceding tokens, in tokens, over which reuse is measured.
 pub const LOCALITY_WINDOWS: [usize; 3] = [1, 4, 16];
 
@@ -102,6 +104,8 @@ pub struct LayerActivity {
     pub sources: Vec<Counts>,
     /// Reuse within each of [`LOCALITY_WINDOWS`].
     pub locality: [Reuse; 3],
+    /// Selections of experts, in a mixture of experts.
+    pub experts: Option<ExpertActivity>,
 }
 
 impl LayerActivity {
@@ -115,6 +119,7 @@ impl LayerActivity {
             first_half: Counts::new(neurons),
             sources: vec![Counts::new(neurons); sources],
             locality: Default::default(),
+            experts: None,
         }
     }
 
@@ -138,6 +143,11 @@ impl LayerActivity {
         for (mine, theirs) in self.locality.iter_mut().zip(&other.locality) {
             mine.reused += theirs.reused;
             mine.active += theirs.active;
+        }
+        match (&mut self.experts, &other.experts) {
+            (Some(mine), Some(theirs)) => mine.add(theirs),
+            (mine @ None, theirs) => mine.clone_from(theirs),
+            (Some(_), None) => {}
         }
     }
 

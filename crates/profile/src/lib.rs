@@ -9,6 +9,7 @@ mod activity;
 mod calibration;
 mod column;
 mod error;
+mod experts;
 mod measure;
 mod merge;
 mod observe;
@@ -24,6 +25,7 @@ pub use activity::{Counts, HOT_SHARE, LOCALITY_WINDOWS, LayerActivity, Reuse, Sk
 pub use calibration::{Calibration, Part, RESERVED, Sequence, Source};
 pub use column::Column;
 pub use error::ProfileError;
+pub use experts::{ExpertActivity, ExpertPair, ExpertSummary, Held};
 pub use measure::{Amount, FIRST_ROUND, Settings, measure};
 pub use merge::merge;
 pub use profile::{LayerSummary, NeuronsFor, Profile, ProfileDocument, SourceSummary};

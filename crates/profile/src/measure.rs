@@ -14,7 +14,8 @@ use powerinfer_model::Checkpoint;
 use powerinfer_reference::Embedding;
 
 use crate::{
-    Calibration, LayerActivity, Part, Profile, ProfileDocument, ProfileError, Traces,
+    Calibration, ExpertActivity, LayerActivity, Part, Profile, ProfileDocument, ProfileError,
+    Traces,
     observe::{InstrumentedLayer, Observation},
     profile::{self, Subject},
     resume::{self, HiddenSink, ResumePoint, Sizes, State},
@@ -145,6 +146,7 @@ pub fn measure(
             neurons: config.ffn_size,
             sources: calibration.sources().len(),
             hidden: config.hidden_size,
+            experts: config.experts.as_ref().map(|experts| experts.count),
         },
         folder: folder.path(),
         header: &header,
@@ -165,6 +167,7 @@ pub fn measure(
     let subject = Subject {
         hidden_size: config.hidden_size,
         has_exact_zeros: config.activation.has_exact_zeros(),
+        experts: config.experts.as_ref(),
         part_tokens,
         sources: calibration.sources(),
     };
@@ -218,7 +221,8 @@ impl Run<'_> {
             }
             None => {
                 folder.clear()?;
-                let empty = LayerActivity::new(self.sizes.neurons, self.sizes.sources);
+                let mut empty = LayerActivity::new(self.sizes.neurons, self.sizes.sources);
+                empty.experts = self.sizes.experts.map(ExpertActivity::new);
                 State {
                     place: ResumePoint {
                         start: self.sequences.start,

@@ -6,6 +6,7 @@ use powerinfer_artifact::{Digest, Header, Shard, write::PartialFolder};
 
 use crate::{
     LayerActivity, Profile, ProfileDocument, ProfileError, Settings, SourceSummary, Traces,
+    experts::EXPERTS,
     profile::{self, CALIBRATION, SHARD, Subject, TRACE_TOKENS},
     traces,
 };
@@ -33,7 +34,13 @@ pub fn merge(profiles: &[Profile], out: &Path) -> Result<Profile, ProfileError> 
     for profile in profiles {
         profile.check_model(&first.header().model)?;
         let (body, expected) = (profile.document(), first.document());
-        let sizes = |body: &ProfileDocument| (body.layers.len(), body.ffn_size, body.hidden_size);
+        let sizes = |body: &ProfileDocument| {
+            let experts = body
+                .files
+                .contains_key(EXPERTS)
+                .then(|| body.experts.clone());
+            (body.layers.len(), body.ffn_size, body.hidden_size, experts)
+        };
         if sizes(body) != sizes(expected) {
             return Err(unfit(profile, "its layers have different sizes".to_owned()));
         }
@@ -80,6 +87,7 @@ pub fn merge(profiles: &[Profile], out: &Path) -> Result<Profile, ProfileError> 
     let subject = Subject {
         hidden_size: body.hidden_size,
         has_exact_zeros: body.has_exact_zeros,
+        experts: body.experts.as_ref(),
         part_tokens,
         sources: &sources,
     };

@@ -57,7 +57,11 @@ impl InstrumentedLayer {
                 let layer = Layer::load(checkpoint, index)?;
                 let observer = Observer {
                     sampler: sampler(layer.contribution_norms()?),
-                    counter: Counter::new(neurons, sources),
+                    counter: Counter::new(
+                        neurons,
+                        sources,
+                        config.experts.as_ref().map(|experts| experts.count),
+                    ),
                     elapsed: Duration::ZERO,
                 };
                 Self::OnCpu(Box::new((layer, observer)))
@@ -124,15 +128,21 @@ impl InstrumentedLayer {
 
     /// Activity and samples of layer `index`.
     pub(crate) fn finish(self, index: usize) -> Result<(LayerActivity, Traces), ProfileError> {
-        let (sampler, tally) = match self {
-            Self::OnCpu(here) => (here.1.sampler, here.1.counter.tally),
+        let (sampler, activity) = match self {
+            Self::OnCpu(here) => {
+                let Observer {
+                    sampler, counter, ..
+                } = here.1;
+                let activity = counter.activity(&sampler.contribution_norms);
+                (sampler, activity)
+            }
             Self::OnDevice(here) => {
                 let (layer, sampler, mut tally) = *here;
                 collect(&layer, &mut tally)?;
-                (sampler, tally)
+                let activity = tally.activity(&sampler.contribution_norms);
+                (sampler, activity)
             }
         };
-        let activity = tally.activity(&sampler.contribution_norms);
         let activity = activity.ok_or(ProfileError::NotFinite { layer: index })?;
         Ok((activity, sampler.traces))
     }
@@ -184,6 +194,12 @@ impl FfnObserver for Observer {
         let started = Instant::now();
         let (tokens, hidden) = observation.input.dims2()?;
         let neurons = self.sampler.contribution_norms.len();
+        if let Some(routing) = observation.routing {
+            for token in 0..tokens {
+                let weights = routing.iter().map(|weights| weights[token]);
+                self.counter.count_experts(weights);
+            }
+        }
         with_values(observation.product, |products| {
             with_values(observation.input, |inputs| {
                 with_values(observation.residual, |residuals| {

@@ -12,11 +12,13 @@ use powerinfer_artifact::{
     token_texts,
     write::Contents,
 };
+use powerinfer_model::Experts;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     LayerActivity, ProfileError, Skew, Traces,
     activity::Reuse,
+    experts::{self, ExpertSummary},
     resume,
     table::{read_table, write_table},
 };
@@ -39,7 +41,12 @@ const RESERVED_TEXTS: &str = "reserved.safetensors";
 /// Files of a profile, and those of an unfinished one.
 pub(crate) fn contents() -> Contents {
     Contents::new(DOCUMENT, FORMAT)
-        .with_names(&[TABLE, RESERVED_TEXTS, "traces/layer-#.safetensors"])
+        .with_names(&[
+            TABLE,
+            RESERVED_TEXTS,
+            experts::EXPERTS,
+            "traces/layer-#.safetensors",
+        ])
         .with_work(&[resume::STATES, "rounds/#/traces/layer-#.safetensors"])
 }
 
@@ -58,7 +65,7 @@ pub struct NeuronsFor {
 }
 
 impl NeuronsFor {
-    fn new(skew: &Skew) -> Self {
+    pub(crate) fn new(skew: &Skew) -> Self {
         Self {
             half: skew.neurons_for(0.5),
             most: skew.neurons_for(0.8),
@@ -84,11 +91,14 @@ pub struct LayerSummary {
     pub locality: [Reuse; 3],
     /// Share of activations of the hottest 10%, 20%, … 100% of the neurons.
     pub cumulative: Vec<f64>,
+    /// Selections of experts, in a mixture of experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertSummary>,
 }
 
 impl LayerSummary {
     /// Summary of the counts of `layer`.
-    pub(crate) fn new(layer: usize, activity: &LayerActivity) -> Self {
+    pub(crate) fn new(layer: usize, activity: &LayerActivity, experts: Option<&Experts>) -> Self {
         let skew = activity.skew();
         Self {
             layer,
@@ -100,6 +110,7 @@ impl LayerSummary {
             cumulative: (1..=10)
                 .map(|tenth| skew.activations_of(f64::from(tenth) / 10.0))
                 .collect(),
+            experts: experts.and_then(|experts| ExpertSummary::new(experts, activity)),
         }
     }
 }
@@ -140,6 +151,9 @@ pub struct ProfileDocument {
     pub ffn_size: usize,
     /// Whether inactive neurons contribute exactly 0.
     pub has_exact_zeros: bool,
+    /// Experts of every layer, in a mixture of experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Experts>,
     /// Skewness of activity over the neurons of all layers.
     pub neurons_for: NeuronsFor,
     /// Summary of each layer.
@@ -161,6 +175,7 @@ impl Sealed for ProfileDocument {
 pub(crate) struct Subject<'a> {
     pub(crate) hidden_size: usize,
     pub(crate) has_exact_zeros: bool,
+    pub(crate) experts: Option<&'a Experts>,
     /// Tokens of the training and of the held-out part.
     pub(crate) part_tokens: [u64; 2],
     pub(crate) sources: &'a [SourceSummary],
@@ -189,11 +204,12 @@ impl ProfileDocument {
             hidden_size: subject.hidden_size,
             ffn_size: activities.first().map_or(0, |first| first.active.len()),
             has_exact_zeros: subject.has_exact_zeros,
+            experts: subject.experts.cloned(),
             neurons_for: NeuronsFor::new(&Skew::new(all.copied().collect())),
             layers: activities
                 .iter()
                 .enumerate()
-                .map(|(layer, activity)| LayerSummary::new(layer, activity))
+                .map(|(layer, activity)| LayerSummary::new(layer, activity, subject.experts))
                 .collect(),
             files: BTreeMap::new(),
             seal: None,
@@ -264,7 +280,16 @@ impl Profile {
         let table = folder.join(TABLE);
         let body = &document.body;
         check_digest(folder, TABLE, body)?;
-        let activities = read_table(&table, body)?;
+        let mut activities = read_table(&table, body)?;
+        if let (Some(of_layers), true) = (&body.experts, body.files.contains_key(experts::EXPERTS))
+        {
+            check_digest(folder, experts::EXPERTS, body)?;
+            experts::read(
+                &folder.join(experts::EXPERTS),
+                of_layers.count,
+                &mut activities,
+            )?;
+        }
         Ok(Self {
             folder: folder.to_owned(),
             document,
@@ -283,8 +308,12 @@ impl Profile {
         token_texts::write(&folder.join(RESERVED_TEXTS), texts)?;
         write_table(&folder.join(TABLE), activities)?;
         let traces = (0..activities.len()).map(|layer| Traces::path(Path::new(""), layer));
-        let first = [TABLE, RESERVED_TEXTS].map(PathBuf::from);
-        for file in first.into_iter().chain(traces) {
+        let mut first = vec![TABLE, RESERVED_TEXTS];
+        if activities.iter().any(|activity| activity.experts.is_some()) {
+            experts::write(&folder.join(experts::EXPERTS), &header, activities)?;
+            first.push(experts::EXPERTS);
+        }
+        for file in first.into_iter().map(PathBuf::from).chain(traces) {
             let digest = Digest::of_file(&folder.join(&file))?;
             body.files
                 .insert(file.to_string_lossy().into_owned(), digest);
@@ -340,6 +369,17 @@ impl Profile {
             shares.map(|share| skew.activations_of(share)).collect()
         };
         layers.chain([all]).map(curve).collect()
+    }
+
+    /// Share of the tokens that selected each expert, `[layers, experts]`; empty if selections of experts were not counted.
+    pub fn expert_frequencies(&self) -> Vec<Vec<f64>> {
+        let layers = self.activities.iter();
+        let frequencies = |activity: &LayerActivity| {
+            let selections = activity.experts.as_ref()?.selections().into_iter();
+            let tokens = activity.tokens.max(1) as f64;
+            Some(selections.map(|count| count as f64 / tokens).collect())
+        };
+        layers.filter_map(frequencies).collect()
     }
 
     /// Activity of each layer.

@@ -11,7 +11,7 @@ use powerinfer_artifact::{
     write::matches,
 };
 
-use crate::{Counts, LayerActivity, ProfileError, activity::Reuse};
+use crate::{Counts, ExpertActivity, LayerActivity, ProfileError, activity::Reuse};
 
 const FORMAT: &str = "powerinfer-profile-state";
 /// Names of the files; `#` stands for a number.
@@ -86,7 +86,7 @@ fn states(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Tensors of a layer.
-const PARTS: [&str; 3] = ["numbers", "counts", "norms"];
+const PARTS: [&str; 4] = ["numbers", "counts", "norms", "experts"];
 
 /// Bytes of a digest in text form.
 const DIGEST_LENGTH: usize = 67;
@@ -107,13 +107,22 @@ fn is_whole(file: &TensorFile, layers: usize) -> bool {
 }
 
 /// Names and shapes of a layer's tensors.
-fn shapes_of(shapes: &mut TensorShapes, layer: usize, neurons: usize, sources: usize) {
+fn shapes_of(shapes: &mut TensorShapes, layer: usize, sizes: Sizes) {
+    let Sizes {
+        neurons,
+        sources,
+        experts,
+        ..
+    } = sizes;
     let mut insert = |part: &str, dtype, shape| {
         shapes.insert(format!("{layer:04}.{part}"), (dtype, shape));
     };
     insert("numbers", Dtype::U64, vec![8 + sources]);
     insert("counts", Dtype::U64, vec![3 + sources, neurons]);
     insert("norms", Dtype::F32, vec![neurons]);
+    if let Some(experts) = experts {
+        insert("experts", Dtype::U64, vec![experts + 4, experts]);
+    }
 }
 
 fn append(
@@ -139,13 +148,17 @@ fn append(
     let integers = |values: &mut dyn Iterator<Item = u64>| -> Vec<u8> {
         values.flat_map(u64::to_le_bytes).collect()
     };
+    let experts = activity.experts.as_ref();
     let norms = activity.down_norms.iter();
     let norms: Vec<u8> = norms.flat_map(|norm| norm.to_le_bytes()).collect();
-    for (part, bytes) in PARTS.into_iter().zip([
-        integers(&mut { numbers }),
-        integers(&mut counts.copied()),
-        norms,
-    ]) {
+    let parts = [
+        Some(integers(&mut { numbers })),
+        Some(integers(&mut counts.copied())),
+        Some(norms),
+        experts.map(|experts| integers(&mut experts.to_numbers().into_iter())),
+    ];
+    for (part, bytes) in PARTS.into_iter().zip(parts) {
+        let Some(bytes) = bytes else { continue };
         digest.add(&bytes);
         writer.append(&format!("{layer:04}.{part}"), &bytes)?;
     }
@@ -153,7 +166,13 @@ fn append(
 }
 
 /// Reads the tensors of [`append`].
-fn read(file: &TensorFile, layer: usize, neurons: usize, sources: usize) -> Option<LayerActivity> {
+fn read(file: &TensorFile, layer: usize, sizes: Sizes) -> Option<LayerActivity> {
+    let Sizes {
+        neurons,
+        sources,
+        experts,
+        ..
+    } = sizes;
     let expect = |part: &str, dtype, shape: &[usize]| {
         file.expect(&format!("{layer:04}.{part}"), dtype, shape)
             .ok()
@@ -191,6 +210,13 @@ fn read(file: &TensorFile, layer: usize, neurons: usize, sources: usize) -> Opti
             })
             .collect(),
         locality: [reuse(0), reuse(1), reuse(2)],
+        experts: match experts {
+            None => None,
+            Some(experts) => {
+                let counts = expect("experts", Dtype::U64, &[experts + 4, experts])?;
+                Some(ExpertActivity::from_numbers(experts, &integers(counts)))
+            }
+        },
     })
 }
 
@@ -217,7 +243,7 @@ pub(crate) fn save(
         shapes.insert(HIDDEN.to_owned(), (Dtype::F32, vec![tokens, hidden_size]));
     }
     for layer in 0..sizes.layers {
-        shapes_of(&mut shapes, layer, sizes.neurons, sizes.sources);
+        shapes_of(&mut shapes, layer, sizes);
     }
     let mut activities = Vec::new();
     fill_tensors(&path, Some(&with_format(header)), &shapes, |writer| {
@@ -262,6 +288,8 @@ pub(crate) struct Sizes {
     pub(crate) neurons: usize,
     pub(crate) sources: usize,
     pub(crate) hidden: usize,
+    /// Number of experts, in a mixture of experts.
+    pub(crate) experts: Option<usize>,
 }
 
 /// Loads the furthest state that a run with the same `header` left in `folder`; `None` if there is none. `tokens` returns the
@@ -295,7 +323,7 @@ pub(crate) fn load(
         }
         let tokens = tokens(place.start..place.end)?;
         let activities = (0..sizes.layers)
-            .map(|layer| read(&file, layer, sizes.neurons, sizes.sources))
+            .map(|layer| read(&file, layer, sizes))
             .collect::<Option<_>>()?;
         let hidden = if place.layer < sizes.layers {
             let hidden_size = sizes.hidden;

@@ -222,6 +222,7 @@ pub(crate) fn read_table(
                 .map(|(active, source)| counts(source.tokens, active))
                 .collect(),
             locality: body.layers[layer].locality,
+            experts: None,
         }
     };
     let activities: Vec<LayerActivity> = (0..layers).map(activity).collect();
@@ -266,6 +267,7 @@ mod tests {
             first_half: counts(vec![4, 2, 0]),
             sources: vec![counts(vec![9, 4, 0])],
             locality: Default::default(),
+            experts: None,
         };
         write_table(&path, &[activity]).unwrap();
         let bytes = fs::read(&path).unwrap();

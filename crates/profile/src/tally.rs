@@ -4,6 +4,7 @@ use crate::{
     Counts, LayerActivity,
     activity::{LOCALITY_WINDOWS, Reuse, in_units},
     calibration::Sequence,
+    experts::ExpertCounter,
 };
 
 /// Activity of the last tokens of a sequence, one bit per neuron.
@@ -131,13 +132,16 @@ pub(crate) struct Counter {
     pub(crate) tally: Tally,
     place: SourceHalf,
     recent: Recent,
+    /// Selections of experts, in a mixture of experts.
+    experts: Option<ExpertCounter>,
 }
 
 impl Counter {
     /// Counts of zero.
-    pub(crate) fn new(neurons: usize, sources: usize) -> Self {
+    pub(crate) fn new(neurons: usize, sources: usize, experts: Option<usize>) -> Self {
         Self {
             tally: Tally::new(neurons, sources),
+            experts: experts.map(ExpertCounter::new),
             place: SourceHalf { source: 0, half: 0 },
             recent: Recent::new(neurons),
         }
@@ -147,6 +151,23 @@ impl Counter {
     pub(crate) fn begin(&mut self, place: SourceHalf) {
         self.place = place;
         self.recent.begin_sequence();
+        if let Some(experts) = &mut self.experts {
+            experts.begin();
+        }
+    }
+
+    /// Counts the experts that a token selects, those of `weights` that are not 0.
+    pub(crate) fn count_experts(&mut self, weights: impl Iterator<Item = f32>) {
+        if let Some(experts) = &mut self.experts {
+            experts.count(self.place.half, weights);
+        }
+    }
+
+    /// Activity of the layer; `None` if an activation was not finite.
+    pub(crate) fn activity(self, down_norms: &[f32]) -> Option<LayerActivity> {
+        let mut activity = self.tally.activity(down_norms)?;
+        activity.experts = self.experts.map(|experts| experts.activity);
+        Some(activity)
     }
 
     /// Counts the activations `h` of one token. A neuron is active if `h != 0`; the gate alone does not decide, since with a

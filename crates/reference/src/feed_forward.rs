@@ -37,6 +37,8 @@ pub struct Neurons {
     pub up: Option<Tensor>,
     /// Input of the down projection, multiplied by routing weights: `[tokens, ffn]`.
     pub product: Tensor,
+    /// In a mixture of experts, the weights of each block of neurons, one per token; 0 if the token did not select it.
+    pub routing: Option<Vec<Vec<f32>>>,
 }
 
 impl FeedForward {
@@ -117,6 +119,7 @@ impl FeedForward {
                 FfnKind::Gated | FfnKind::DoublyGated => Some(tensor(up)?),
             },
             product: tensor(product)?,
+            routing: Some(routing),
         })
     }
 
@@ -148,6 +151,7 @@ impl FeedForward {
             activation,
             up,
             product,
+            routing: None,
         })
     }
 

@@ -190,6 +190,7 @@ impl Layer {
         let Neurons {
             activation,
             product,
+            routing,
             ..
         } = self.ffn.neurons(x, input)?;
         let observation = FfnObservation {
@@ -198,6 +199,7 @@ impl Layer {
             input: x,
             activation: &activation,
             product: &product,
+            routing: routing.as_deref(),
         };
         let product = observer.observe(&observation)?.unwrap_or(product);
         self.ffn.down(&product)

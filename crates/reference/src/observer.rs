@@ -15,6 +15,8 @@ pub struct FfnObservation<'a> {
     pub activation: &'a Tensor,
     /// `act(gate·x) · (up·x)`, the input of the down projection: `[tokens, ffn]`.
     pub product: &'a Tensor,
+    /// In a mixture of experts, the weights of each block of neurons, one per token; 0 if the token did not select it.
+    pub routing: Option<&'a [Vec<f32>]>,
 }
 
 /// Observer of FFNs during a forward pass.

@@ -13,10 +13,16 @@ use crate::{
 /// Each of `curves` is a layer's cumulative curve, the last one that of all layers together: element `p` of `n + 1` is
 /// the share of activations carried by the hottest `p / n` of the neurons.
 ///
+/// `frequencies`, `[layers, experts]`, are the shares of tokens that selected each expert; empty in dense models.
+///
 /// # Errors
 ///
 /// If a chart cannot be drawn, or the profile lacks what the page shows.
-pub fn profile_page(document: &Value, curves: &[Vec<f64>]) -> Result<String, ReportError> {
+pub fn profile_page(
+    document: &Value,
+    curves: &[Vec<f64>],
+    frequencies: &[Vec<f64>],
+) -> Result<String, ReportError> {
     let layers = document["layers"].as_array().map_or(&[][..], Vec::as_slice);
     let column = |(layer, found): (usize, &Value)| {
         let share = found["sparsity"].as_f64()?;
@@ -55,8 +61,44 @@ pub fn profile_page(document: &Value, curves: &[Vec<f64>]) -> Result<String, Rep
     });
     let (x, y) = (shares("hottest neurons"), shares("activations"));
     let cumulative = chart("Cumulative activations", x, y, curves.collect());
-    let context = json!({ "profile": document, "sparsity": sparsity.figure()?, "cumulative": cumulative.figure()? });
+    let experts = if frequencies.is_empty() {
+        Value::Null
+    } else {
+        json!({ "frequencies": frequencies, "held": held(layers).figure()? })
+    };
+    let context = json!({
+        "profile": document,
+        "sparsity": sparsity.figure()?,
+        "cumulative": cumulative.figure()?,
+        "experts": experts,
+    });
     Templates::new()?.render("profile.html", context)
+}
+
+/// Selections caught by a fixed set and by a cache of experts, mean over the layers.
+fn held(layers: &[Value]) -> Chart {
+    let rows = |layer: &Value| {
+        layer["experts"]["held"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default()
+    };
+    let number = |row: &Value, key: &str| row[key].as_f64().unwrap_or_default();
+    let held: Vec<Vec<Value>> = layers.iter().map(rows).collect();
+    let first = held.first().map_or(&[][..], Vec::as_slice);
+    let all = first.last().map_or(1.0, |row| number(row, "experts"));
+    let curve = |name: &str, key: &str, colour: usize| {
+        let points = first.iter().enumerate().map(|(index, row)| {
+            let sum: f64 = held.iter().map(|rows| number(&rows[index], key)).sum();
+            let x = number(row, "experts") / all;
+            point(x, sum / held.len() as f64, String::new())
+        });
+        let points = [point(0.0, 0.0, String::new())].into_iter().chain(points);
+        series(name.to_owned(), Shape::Curve, colour, points.collect())
+    };
+    let curves = vec![curve("fixed set", "fixed", 2), curve("cache", "cached", 3)];
+    let (x, y) = (shares("experts held"), shares("selections caught"));
+    chart("Selections caught by held experts", x, y, curves)
 }
 
 fn point(x: f64, y: f64, label: String) -> Point {

@@ -69,8 +69,8 @@ fn a_profile_shows_its_layers_and_no_name_breaks_out() {
         vec![0.0, 0.75, 1.0],
         vec![0.0, 0.6, 1.0],
     ];
-    let page = profile_page(&document, &curves).unwrap();
-    assert_eq!(page, profile_page(&document, &curves).unwrap());
+    let page = profile_page(&document, &curves, &[]).unwrap();
+    assert_eq!(page, profile_page(&document, &curves, &[]).unwrap());
     check(&page);
     // Figures do not part from their units.
     let page = page.replace('\u{a0}', " ");
@@ -86,6 +86,28 @@ fn a_profile_shows_its_layers_and_no_name_breaks_out() {
     }
     assert_eq!(page.matches("<rect class=\"mark").count(), 2);
     assert_eq!(page.matches("<polyline class=\"curve").count(), 3);
+    assert!(!page.contains("Experts"));
+
+    let mut document = document;
+    for layer in document["layers"].as_array_mut().unwrap() {
+        layer["experts"] = json!({ "held": [
+            {"experts": 1, "fixed": 0.5, "cached": 0.25},
+            {"experts": 2, "fixed": 1.0, "cached": 0.75},
+        ] });
+    }
+    let frequencies = [vec![0.75, 0.25], vec![0.5, 0.5]];
+    let page = profile_page(&document, &curves, &frequencies).unwrap();
+    check(&page);
+    let page = page.replace('\u{a0}', " ");
+    for part in [
+        "fill-opacity=\"1.000\"><title>layer 0, expert 0: 75.0%",
+        "fill-opacity=\"0.667\"><title>layer 1, expert 1: 50.0%",
+        "<title>fixed set</title>",
+        "<title>cache</title>",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    assert_eq!(page.matches("<polyline class=\"curve").count(), 5);
 }
 
 /// A row of a sweep whose speed and rise of perplexity are given.

@@ -142,7 +142,8 @@ fn draw(path: &Path, page: &Path, output: Output) -> Result<()> {
     let folder = if inside.is_dir() { &inside } else { path };
     let profile = Profile::open(folder)?;
     refuse_inside(Some(page), folder)?;
-    let html = profile_page(&profile.json(), &profile.cumulative_curves(CURVE_POINTS))?;
+    let curves = profile.cumulative_curves(CURVE_POINTS);
+    let html = profile_page(&profile.json(), &curves, &profile.expert_frequencies())?;
     write_file(page, html.as_bytes())?;
     output.say(format!("drawn in `{}`", page.display()));
     Ok(())

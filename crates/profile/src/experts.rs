@@ -1,0 +1,401 @@
+//! Selections of experts on text: frequency, routing weights, pairs, and reuse.
+
+use std::path::Path;
+
+use powerinfer_artifact::{
+    Header, TensorFile,
+    tensor_file::Dtype,
+    tensor_writer::{TensorShapes, fill_tensors},
+};
+use powerinfer_model::Experts;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Counts, LayerActivity, NeuronsFor, ProfileError, Skew,
+    activity::{MAGNITUDE_UNIT, in_units},
+};
+
+/// File of the selections of experts.
+pub(crate) const EXPERTS: &str = "experts.safetensors";
+/// Format name in its header.
+const FORMAT: &str = "powerinfer-experts";
+
+/// Selections of a layer's experts, without a shared one; additive over shards, texts and rounds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExpertActivity {
+    /// Tokens that selected each expert, in each of two independent halves of the text.
+    pub selected: [Vec<u64>; 2],
+    /// Sum of each expert's routing weights, in units of 2⁻³².
+    pub weight_sum: Vec<u64>,
+    /// Number of selections by reuse distance: element `d` counts selections of experts since whose last selection `d` other experts
+    /// were selected. The experts of a token are selected in the order of their indices. A sequence's first selection of an
+    /// expert has no distance.
+    pub distances: Vec<u64>,
+    /// `[experts, experts]`: tokens that selected both experts.
+    pub together: Vec<u64>,
+}
+
+/// Summary of the selections of a layer's experts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ExpertSummary {
+    /// Smallest shares of experts with 50%, 80% and 95% of the selections.
+    pub experts_for: NeuronsFor,
+    /// Jaccard similarity of the most frequently selected 20% of the experts in two independent halves of the text.
+    pub half_overlap: f64,
+    /// Share of the neurons of a token's experts that are active.
+    pub active: f64,
+    /// Shares of selections caught by holding a tenth, two tenths, … all of the experts, rounded up.
+    pub held: Vec<Held>,
+    /// The pair of experts that is most often selected together.
+    pub pair: Option<ExpertPair>,
+}
+
+/// Shares of the selections of a layer that are caught if some of its experts are held in fast memory.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Held {
+    /// Number of experts held.
+    pub experts: usize,
+    /// Selections caught by the experts most frequently selected in one half of the text, in the other half; mean over both halves.
+    pub fixed: f64,
+    /// Selections caught by a cache that evicts the least recently selected expert and is empty at the start of each sequence.
+    pub cached: f64,
+}
+
+/// Two experts that tokens select together.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ExpertPair {
+    /// Indices of the experts.
+    pub experts: [usize; 2],
+    /// Share of tokens that selected both.
+    pub share: f64,
+    /// That share divided by its value if the experts were selected independently.
+    pub lift: f64,
+}
+
+impl ExpertActivity {
+    /// No selections of `experts` experts.
+    pub fn new(experts: usize) -> Self {
+        let zeros = || vec![0; experts];
+        Self {
+            selected: [zeros(), zeros()],
+            weight_sum: zeros(),
+            distances: zeros(),
+            together: vec![0; experts * experts],
+        }
+    }
+
+    fn rows(&self) -> [&Vec<u64>; 5] {
+        let [first, second] = &self.selected;
+        [
+            first,
+            second,
+            &self.weight_sum,
+            &self.distances,
+            &self.together,
+        ]
+    }
+
+    /// All counts: selections in each half, sums of weights, distances, pairs; `[experts + 4, experts]`.
+    pub(crate) fn to_numbers(&self) -> Vec<u64> {
+        self.rows().into_iter().flatten().copied().collect()
+    }
+
+    /// Counts of `experts` experts, as [`to_numbers`](Self::to_numbers) orders them.
+    pub(crate) fn from_numbers(experts: usize, numbers: &[u64]) -> Self {
+        let row = |index: usize| numbers[index * experts..][..experts].to_vec();
+        Self {
+            selected: [row(0), row(1)],
+            weight_sum: row(2),
+            distances: row(3),
+            together: numbers[4 * experts..].to_vec(),
+        }
+    }
+
+    /// Adds the selections on other text.
+    pub fn add(&mut self, other: &Self) {
+        let numbers = self.to_numbers().into_iter().zip(other.to_numbers());
+        let sums: Vec<u64> = numbers
+            .map(|(mine, more)| mine.saturating_add(more))
+            .collect();
+        *self = Self::from_numbers(self.distances.len(), &sums);
+    }
+
+    /// Number of tokens that selected each expert.
+    pub fn selections(&self) -> Vec<u64> {
+        let [first, second] = &self.selected;
+        first.iter().zip(second).map(|(a, b)| a + b).collect()
+    }
+
+    /// Mean routing weight of each expert over the tokens that selected it; 0 for experts that no token selected.
+    pub fn weights(&self) -> Vec<f64> {
+        let sums = self.weight_sum.iter().zip(self.selections());
+        sums.map(|(sum, count)| *sum as f64 * MAGNITUDE_UNIT / count.max(1) as f64)
+            .collect()
+    }
+
+    /// Shares of selections caught by holding 0, 1, … all experts.
+    pub fn held(&self) -> Vec<Held> {
+        let [first, second] = &self.selected;
+        let (there, back) = (caught(first, second), caught(second, first));
+        let all = self.selections().iter().sum::<u64>().max(1) as f64;
+        let mut hits = 0;
+        (0..=self.distances.len())
+            .map(|experts| {
+                if experts > 0 {
+                    hits += self.distances[experts - 1];
+                }
+                Held {
+                    experts,
+                    fixed: f64::midpoint(there[experts], back[experts]),
+                    cached: hits as f64 / all,
+                }
+            })
+            .collect()
+    }
+
+    fn pair(&self, tokens: u64) -> Option<ExpertPair> {
+        let experts = self.distances.len();
+        let pairs = (0..experts).flat_map(|a| (a + 1..experts).map(move |b| [a, b]));
+        let count = |[a, b]: [usize; 2]| self.together[a * experts + b];
+        // Of equally frequent pairs, the first.
+        let pair = pairs.rev().max_by_key(|pair| count(*pair))?;
+        let selections = self.selections();
+        let [both, a, b] = [count(pair), selections[pair[0]], selections[pair[1]]];
+        let share = |count: u64| count as f64 / tokens.max(1) as f64;
+        (both > 0).then(|| ExpertPair {
+            experts: pair,
+            share: share(both),
+            lift: share(both) / (share(a) * share(b)),
+        })
+    }
+}
+
+impl ExpertSummary {
+    /// Summary of the selections in `activity`; `None` if there are none.
+    pub(crate) fn new(experts: &Experts, activity: &LayerActivity) -> Option<Self> {
+        let found = activity.experts.as_ref()?;
+        let counts = |active: &Vec<u64>| Counts {
+            tokens: activity.tokens,
+            active: active.clone(),
+        };
+        let [first, second] = &found.selected;
+        let computed = activity.tokens.max(1) as f64 * experts.neurons_per_token() as f64;
+        let held = found.held();
+        let mut tenths: Vec<usize> = (1..=10)
+            .map(|tenth| (tenth * experts.count).div_ceil(10))
+            .collect();
+        tenths.dedup();
+        Some(Self {
+            experts_for: NeuronsFor::new(&Skew::new(found.selections())),
+            half_overlap: counts(first).overlap(&counts(second)),
+            active: activity.active.iter().sum::<u64>() as f64 / computed,
+            held: tenths.into_iter().map(|count| held[count]).collect(),
+            pair: found.pair(activity.tokens),
+        })
+    }
+}
+
+/// Shares of the selections `seen` that the 0, 1, … experts most frequent in `chosen` catch.
+fn caught(chosen: &[u64], seen: &[u64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..chosen.len()).collect();
+    order.sort_by_key(|expert| std::cmp::Reverse(chosen[*expert]));
+    let all = seen.iter().sum::<u64>().max(1) as f64;
+    let mut sum = 0;
+    let sums = order.into_iter().map(|expert| {
+        sum += seen[expert];
+        sum as f64 / all
+    });
+    [0.0].into_iter().chain(sums).collect()
+}
+
+/// Counts of a layer's selections, token by token.
+#[derive(Debug)]
+pub(crate) struct ExpertCounter {
+    pub(crate) activity: ExpertActivity,
+    /// The experts of the current sequence, most recently selected first.
+    recent: Vec<usize>,
+}
+
+impl ExpertCounter {
+    /// Counts of zero.
+    pub(crate) fn new(experts: usize) -> Self {
+        Self {
+            activity: ExpertActivity::new(experts),
+            recent: Vec::new(),
+        }
+    }
+
+    /// Begins a sequence.
+    pub(crate) fn begin(&mut self) {
+        self.recent.clear();
+    }
+
+    /// Counts the experts that a token in half `half` selects: those whose weight is not 0.
+    pub(crate) fn count(&mut self, half: usize, weights: impl Iterator<Item = f32>) {
+        let found = &mut self.activity;
+        let selected: Vec<(usize, f32)> = weights
+            .take(found.distances.len())
+            .enumerate()
+            .filter(|(_, weight)| *weight != 0.0)
+            .collect();
+        let experts = found.distances.len();
+        for (expert, weight) in &selected {
+            found.selected[half][*expert] += 1;
+            found.weight_sum[*expert] += in_units(f64::from(weight.abs()));
+            for (other, _) in selected.iter().filter(|(other, _)| other != expert) {
+                found.together[expert * experts + other] += 1;
+            }
+            match self.recent.iter().position(|recent| recent == expert) {
+                Some(distance) => {
+                    found.distances[distance] += 1;
+                    self.recent[..=distance].rotate_right(1);
+                }
+                None => self.recent.insert(0, *expert),
+            }
+        }
+    }
+}
+
+/// Name of the tensor of `layer`.
+fn name(layer: usize) -> String {
+    format!("layer-{layer:04}")
+}
+
+/// Writes the selections of all layers.
+pub(crate) fn write(
+    path: &Path,
+    header: &Header,
+    activities: &[LayerActivity],
+) -> Result<(), ProfileError> {
+    let header = Header {
+        format: FORMAT.to_owned(),
+        ..header.clone()
+    };
+    let all = || activities.iter().flat_map(|activity| &activity.experts);
+    let shapes: TensorShapes = (0..)
+        .zip(all())
+        .map(|(layer, found)| {
+            let experts = found.distances.len();
+            (name(layer), (Dtype::U64, vec![experts + 4, experts]))
+        })
+        .collect();
+    fill_tensors(path, Some(&header), &shapes, |writer| {
+        for (layer, found) in all().enumerate() {
+            let numbers = found.to_numbers().into_iter();
+            let bytes: Vec<u8> = numbers.flat_map(u64::to_le_bytes).collect();
+            writer.append(&name(layer), &bytes)?;
+        }
+        Ok::<_, ProfileError>(())
+    })
+}
+
+/// Adds the selections in the file at `path` to the activity of all layers.
+pub(crate) fn read(
+    path: &Path,
+    experts: usize,
+    activities: &mut [LayerActivity],
+) -> Result<(), ProfileError> {
+    let file = TensorFile::open(path)?;
+    for (layer, activity) in activities.iter_mut().enumerate() {
+        let bytes = file.expect(&name(layer), Dtype::U64, &[experts + 4, experts])?;
+        let numbers = bytes.as_chunks::<8>().0.iter();
+        let numbers: Vec<u64> = numbers.map(|bytes| u64::from_le_bytes(*bytes)).collect();
+        activity.experts = Some(ExpertActivity::from_numbers(experts, &numbers));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use powerinfer_artifact::random::Random;
+
+    use super::*;
+
+    const EXPERTS: usize = 12;
+
+    /// Routing weights of 300 tokens in three sequences.
+    fn weights() -> Vec<Vec<f32>> {
+        let mut random = Random::new(5);
+        let mut token = || {
+            let weight = |expert: u32| f32::from(random.chance(5 + 4 * expert)) * 0.25;
+            (0..EXPERTS as u32).map(weight).collect()
+        };
+        (0..300).map(|_| token()).collect()
+    }
+
+    fn counted() -> ExpertActivity {
+        let mut counter = ExpertCounter::new(EXPERTS);
+        for (token, weights) in weights().into_iter().enumerate() {
+            if token % 100 == 0 {
+                counter.begin();
+            }
+            counter.count(token % 2, weights.into_iter());
+        }
+        counter.activity
+    }
+
+    #[test]
+    fn hits_are_those_of_a_cache() {
+        let held = counted().held();
+        for size in 0..=EXPERTS {
+            let (mut cache, mut hits, mut all) = (Vec::new(), 0, 0);
+            for (token, weights) in weights().into_iter().enumerate() {
+                if token % 100 == 0 {
+                    cache.clear();
+                }
+                for expert in (0..EXPERTS).filter(|expert| weights[*expert] != 0.0) {
+                    all += 1;
+                    hits += usize::from(cache.contains(&expert));
+                    cache.retain(|other| *other != expert);
+                    cache.push(expert);
+                    if cache.len() > size {
+                        cache.remove(0);
+                    }
+                }
+            }
+            let expected = hits as f64 / all as f64;
+            assert!((held[size].cached - expected).abs() < 1e-12, "{size}");
+        }
+    }
+
+    #[test]
+    fn a_fixed_set_is_chosen_on_the_other_half() {
+        let mut found = ExpertActivity::new(3);
+        found.selected = [vec![6, 3, 1], vec![1, 3, 4]];
+        let fixed: Vec<f64> = found.held().iter().map(|held| held.fixed).collect();
+        // The first half's expert 0 has 1 of 8 in the second, whose expert 2 has 1 of 10 in the first.
+        let expected = [0.0, (0.125 + 0.1) / 2.0, (0.5 + 0.4) / 2.0, 1.0];
+        for (fixed, expected) in fixed.iter().zip(expected) {
+            assert!((fixed - expected).abs() < 1e-12, "{fixed} {expected}");
+        }
+    }
+
+    #[test]
+    fn counts_are_those_of_the_tokens_and_additive() {
+        let found = counted();
+        let weights = weights();
+        let tokens = |of: &dyn Fn(&Vec<f32>) -> bool| weights.iter().filter(|row| of(row)).count();
+        for a in 0..EXPERTS {
+            let own = tokens(&|row| row[a] != 0.0);
+            assert_eq!(found.selections()[a], own as u64);
+            assert!((found.weights()[a] - 0.25).abs() < 1e-9 || own == 0);
+            for b in (0..EXPERTS).filter(|b| *b != a) {
+                let both = tokens(&|row| row[a] != 0.0 && row[b] != 0.0);
+                assert_eq!(found.together[a * EXPERTS + b], both as u64);
+            }
+        }
+        let mut twice = ExpertActivity::new(EXPERTS);
+        twice.add(&found);
+        assert_eq!(twice, found);
+        twice.add(&found);
+        assert_eq!(
+            twice.selections(),
+            found.selections().iter().map(|n| 2 * n).collect::<Vec<_>>()
+        );
+        assert_eq!(twice.held(), found.held());
+        let pair = found.pair(300).unwrap();
+        let most = found.together.iter().max().unwrap();
+        assert!((pair.share * 300.0 - *most as f64).abs() < 1e-9);
+        assert_eq!(ExpertActivity::new(4).pair(0), None);
+    }
+}
