@@ -118,6 +118,66 @@ fn mixtures_are_made_prepared_and_run() {
 }
 
 #[test]
+fn profiles_count_selections_of_experts() {
+    let sandbox = Sandbox::new();
+    let text = "def area(radius):\n    return 3.14 * radius ** 2\n\n".repeat(80);
+    fs::write(sandbox.path("text.txt"), text).unwrap();
+    for (name, experts) in [("qwen2moe", 8), ("mixtral", 4)] {
+        shape(&sandbox, name);
+        let synth = format!("synth --like {name}-shape --out {name} --sparsity 0.8");
+        sandbox.run(&words(&synth)).good();
+        let profile = |more: &str, out: &str| {
+            let line = format!(
+                "profile {name} --data text.txt --tokens 600 --trace-tokens 200 --out {out}{more}"
+            );
+            sandbox.run(&words(&line)).good()
+        };
+        let whole = format!("{name}-whole");
+        let run = profile("", &whole);
+        run.stdout_contains(&[
+            &format!("a token selects 2 of {experts} per layer"),
+            "experts per layer",
+            "fixed set",
+        ]);
+        profile(" --shard 1/2", &format!("{name}-1"));
+        profile(" --shard 2/2", &format!("{name}-2"));
+        let merge = format!("merge {name}-1 {name}-2 --out {name}-merged");
+        sandbox.run(&words(&merge)).good();
+        let shown = |folder: &str| -> Value {
+            let inspect = ["inspect", folder, "--json", "--verify"];
+            sandbox.run(&inspect).good().json()
+        };
+        let found = shown(&whole);
+        assert_eq!(found, shown(&format!("{name}-merged")));
+        for layer in found["profile"]["layers"].as_array().unwrap() {
+            let selections = &layer["experts"];
+            let held = selections["held"].as_array().unwrap();
+            let last = held.last().unwrap();
+            assert_eq!(
+                (&last["experts"], &last["fixed"]),
+                (&json!(experts), &json!(1.0))
+            );
+            // A cache of all experts misses their first selections alone.
+            assert!(last["cached"].as_f64().unwrap() > 0.9, "{last}");
+            let active = selections["active"].as_f64().unwrap();
+            assert_eq!(active == 1.0, name == "qwen2moe", "{active}");
+        }
+        let html = format!("inspect {whole} --html {name}.html");
+        sandbox.run(&words(&html)).good();
+        let page = fs::read_to_string(sandbox.path(&format!("{name}.html"))).unwrap();
+        let cells = page.matches("fill-opacity").count();
+        assert_eq!(cells, 2 * experts, "one cell per layer and expert");
+        let path = sandbox.path(&format!("{whole}/experts.safetensors"));
+        let mut bytes = fs::read(&path).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&path, bytes).unwrap();
+        sandbox
+            .run(&["inspect", &whole])
+            .bad(1, &["experts.safetensors", "damaged"]);
+    }
+}
+
+#[test]
 fn impossible_experts_are_errors() {
     let sandbox = Sandbox::new();
     for (key, value, parts) in [

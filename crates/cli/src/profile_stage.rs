@@ -210,14 +210,14 @@ fn experts(profile: &ProfileDocument) -> String {
     }
     text += "\nselections caught by holding some experts of every layer\n";
     text += &table.to_string();
-    text += "fixed set: the busiest experts of one half of the text, tested on the other; cache: the most recently selected experts, none when a sequence begins\n";
+    text += "fixed set: the busiest experts of one half of the text, tested on the other\ncache: the most recently selected experts; empty when a sequence begins, so it misses the first selection of each expert\n";
     let pairs = profile.layers.iter().zip(&layers);
     let pairs = pairs.filter_map(|(layer, found)| Some((layer.layer, found.pair?)));
     let most = pairs.max_by(|a, b| a.1.lift.total_cmp(&b.1.lift));
     if let Some((layer, pair)) = most {
         let [a, b] = pair.experts;
         text += &format!(
-            "experts {a} and {b} of layer {layer} are selected together by {} of the tokens, {:.1} times as many as if they were independent\n",
+            "experts {a} and {b} of layer {layer} are selected together by {} of the tokens, {:.1} times the share for independent experts\n",
             percent(pair.share),
             pair.lift,
         );

@@ -44,9 +44,9 @@ pub struct ExpertSummary {
     pub half_overlap: f64,
     /// Share of the neurons of a token's experts that are active.
     pub active: f64,
-    /// Shares of selections caught by holding a tenth, two tenths, … all of the experts, rounded up.
+    /// Shares of selections caught by holding 10%, 20%, … 100% of the experts, rounded up.
     pub held: Vec<Held>,
-    /// The pair of experts that is most often selected together.
+    /// The pair of experts whose share of tokens that select both exceeds the share for independent experts most; `None` if none does.
     pub pair: Option<ExpertPair>,
 }
 
@@ -68,7 +68,7 @@ pub struct ExpertPair {
     pub experts: [usize; 2],
     /// Share of tokens that selected both.
     pub share: f64,
-    /// That share divided by its value if the experts were selected independently.
+    /// That share divided by the share for independent experts.
     pub lift: f64,
 }
 
@@ -156,16 +156,20 @@ impl ExpertActivity {
     fn pair(&self, tokens: u64) -> Option<ExpertPair> {
         let experts = self.distances.len();
         let pairs = (0..experts).flat_map(|a| (a + 1..experts).map(move |b| [a, b]));
-        let count = |[a, b]: [usize; 2]| self.together[a * experts + b];
-        // Of equally frequent pairs, the first.
-        let pair = pairs.rev().max_by_key(|pair| count(*pair))?;
         let selections = self.selections();
-        let [both, a, b] = [count(pair), selections[pair[0]], selections[pair[1]]];
         let share = |count: u64| count as f64 / tokens.max(1) as f64;
-        (both > 0).then(|| ExpertPair {
+        let both = |[a, b]: [usize; 2]| share(self.together[a * experts + b]);
+        let expected = |[a, b]: [usize; 2]| share(selections[a]) * share(selections[b]);
+        let excess = |pair: &[usize; 2]| both(*pair) - expected(*pair);
+        // Of equal pairs, the first.
+        let pair = pairs
+            .rev()
+            .max_by(|a, b| excess(a).total_cmp(&excess(b)))
+            .filter(|pair| excess(pair) > 0.0)?;
+        Some(ExpertPair {
             experts: pair,
-            share: share(both),
-            lift: share(both) / (share(a) * share(b)),
+            share: both(pair),
+            lift: both(pair) / expected(pair),
         })
     }
 }
@@ -337,7 +341,7 @@ mod tests {
     #[test]
     fn hits_are_those_of_a_cache() {
         let held = counted().held();
-        for size in 0..=EXPERTS {
+        for (size, held) in held.iter().enumerate() {
             let (mut cache, mut hits, mut all) = (Vec::new(), 0, 0);
             for (token, weights) in weights().into_iter().enumerate() {
                 if token % 100 == 0 {
@@ -354,7 +358,7 @@ mod tests {
                 }
             }
             let expected = hits as f64 / all as f64;
-            assert!((held[size].cached - expected).abs() < 1e-12, "{size}");
+            assert!((held.cached - expected).abs() < 1e-12, "{size}");
         }
     }
 
@@ -394,8 +398,17 @@ mod tests {
         );
         assert_eq!(twice.held(), found.held());
         let pair = found.pair(300).unwrap();
-        let most = found.together.iter().max().unwrap();
-        assert!((pair.share * 300.0 - *most as f64).abs() < 1e-9);
+        let [a, b] = pair.experts;
+        let share = |count: u64| count as f64 / 300.0;
+        let selections = found.selections();
+        let excess = |a: usize, b: usize| {
+            let independent = share(selections[a]) * share(selections[b]);
+            share(found.together[a * EXPERTS + b]) - independent
+        };
+        assert!((pair.share - share(found.together[a * EXPERTS + b])).abs() < 1e-12);
+        for other in (0..EXPERTS).flat_map(|a| (a + 1..EXPERTS).map(move |b| [a, b])) {
+            assert!(excess(other[0], other[1]) <= excess(a, b) + 1e-12);
+        }
         assert_eq!(ExpertActivity::new(4).pair(0), None);
     }
 }

@@ -347,3 +347,55 @@ fn with_format(header: &Header) -> Header {
         ..header.clone()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use powerinfer_artifact::{Digest, ModelIdentity};
+
+    use super::*;
+
+    #[test]
+    fn states_of_mixtures_read_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = ModelIdentity {
+            name: "model".to_owned(),
+            fingerprint: Digest::from_content(b"model"),
+        };
+        let header = Header::new("powerinfer-profile", 3, model, 0);
+        for experts in [None, Some(3)] {
+            let sizes = Sizes {
+                layers: 2,
+                neurons: 7,
+                sources: 1,
+                hidden: 4,
+                experts,
+            };
+            let activity = |layer: u64| {
+                let mut activity = LayerActivity::new(7, 1);
+                activity.tokens = 5 + layer;
+                activity.experts = experts.map(|experts| {
+                    let numbers: Vec<u64> = (layer..).take((experts + 4) * experts).collect();
+                    ExpertActivity::from_numbers(experts, &numbers)
+                });
+                activity
+            };
+            let place = ResumePoint {
+                start: 0,
+                end: 1,
+                layer: 2,
+            };
+            let saved = vec![activity(0), activity(1)];
+            save(folder.path(), &header, sizes, place, 0, |_| {
+                Ok(saved.clone())
+            })
+            .unwrap();
+            let loaded = load(folder.path(), &header, sizes, |_| Some(0)).unwrap();
+            assert_eq!(loaded.activities, saved);
+            let other = Sizes {
+                experts: Some(2),
+                ..sizes
+            };
+            assert!(load(folder.path(), &header, other, |_| Some(0)).is_none());
+        }
+    }
+}
