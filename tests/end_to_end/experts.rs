@@ -157,7 +157,7 @@ fn profiles_count_selections_of_experts() {
                 (&last["experts"], &last["fixed"]),
                 (&json!(experts), &json!(1.0))
             );
-            // A cache of all experts misses their first selections alone.
+            // A cache that holds all experts misses only their first selections.
             assert!(last["cached"].as_f64().unwrap() > 0.9, "{last}");
             let active = selections["active"].as_f64().unwrap();
             assert_eq!(active == 1.0, name == "qwen2moe", "{active}");

@@ -169,7 +169,7 @@ pub(crate) fn report(profile: &ProfileDocument) -> String {
     text
 }
 
-/// Shows how often experts are selected, and how many selections are caught if some of them are held in fast memory.
+/// Shows how unevenly experts are selected, and the hit rates if some of them are kept in fast memory.
 fn experts(profile: &ProfileDocument) -> String {
     let layers = profile.layers.iter().map(|layer| layer.experts.as_ref());
     let (Some(of_layers), Some(layers)) = (&profile.experts, layers.collect::<Option<Vec<_>>>())
@@ -180,18 +180,18 @@ fn experts(profile: &ProfileDocument) -> String {
         layers.iter().map(|layer| of(layer)).sum::<f64>() / layers.len().max(1) as f64
     };
     let mut text = format!(
-        "\nexperts: a token selects {} of {} per layer; {} of the neurons of its experts are active\n",
+        "\nexperts: a token selects {} of {} per layer; {} of the neurons in these experts are active\n",
         of_layers.per_token,
         of_layers.count,
         percent(mean(&|layer| layer.active)),
     );
     text += &format!(
-        "the busiest {} of the experts get 50% of the selections, {} get 80%; the busiest fifth of two halves of the text overlap by {}\n",
+        "the busiest {} of the experts get 50% of the selections, {} get 80%; the busiest 20% in each half of the text overlap by {}\n",
         percent(mean(&|layer| layer.experts_for.half)),
         percent(mean(&|layer| layer.experts_for.most)),
         percent(mean(&|layer| layer.half_overlap)),
     );
-    let mut table = Table::new(&["experts per layer", "q4_0", "fixed set", "cache"]);
+    let mut table = Table::new(&["experts per layer", "q4_0 size", "fixed set", "cache"]);
     let row = Format::Q4_0.row_bytes(profile.hidden_size);
     for (index, held) in layers
         .first()
@@ -208,16 +208,16 @@ fn experts(profile: &ProfileDocument) -> String {
             percent(mean(&|layer| layer.held[index].cached)),
         ]);
     }
-    text += "\nselections caught by holding some experts of every layer\n";
+    text += "\nhit rate if some experts of every layer are kept in fast memory\n";
     text += &table.to_string();
-    text += "fixed set: the busiest experts of one half of the text, tested on the other\ncache: the most recently selected experts; empty when a sequence begins, so it misses the first selection of each expert\n";
+    text += "fixed set: the busiest experts of one half of the text, tested on the other\ncache: the most recently selected experts; it is empty at the start of each sequence, so the first selection of each expert is a miss\n";
     let pairs = profile.layers.iter().zip(&layers);
     let pairs = pairs.filter_map(|(layer, found)| Some((layer.layer, found.pair?)));
     let most = pairs.max_by(|a, b| a.1.lift.total_cmp(&b.1.lift));
     if let Some((layer, pair)) = most {
         let [a, b] = pair.experts;
         text += &format!(
-            "experts {a} and {b} of layer {layer} are selected together by {} of the tokens, {:.1} times the share for independent experts\n",
+            "experts {a} and {b} of layer {layer} are selected together by {} of the tokens, {:.1} times the share expected if they were independent\n",
             percent(pair.share),
             pair.lift,
         );

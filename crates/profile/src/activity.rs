@@ -104,7 +104,7 @@ pub struct LayerActivity {
     pub sources: Vec<Counts>,
     /// Reuse within each of [`LOCALITY_WINDOWS`].
     pub locality: [Reuse; 3],
-    /// Selections of experts, in a mixture of experts.
+    /// Expert selections; `None` if they were not counted, as in dense models.
     pub experts: Option<ExpertActivity>,
 }
 

@@ -1,4 +1,4 @@
-//! Selections of experts on text: frequency, routing weights, pairs, and reuse.
+//! Expert selections on text: frequency, routing weights, pairs, and reuse.
 
 use std::path::Path;
 
@@ -15,21 +15,21 @@ use crate::{
     activity::{MAGNITUDE_UNIT, in_units},
 };
 
-/// File of the selections of experts.
+/// File of expert selections.
 pub(crate) const EXPERTS: &str = "experts.safetensors";
 /// Format name in its header.
 const FORMAT: &str = "powerinfer-experts";
 
-/// Selections of a layer's experts, without a shared one; additive over shards, texts and rounds.
+/// Selections of a layer's experts, excluding a shared expert; additive over shards, texts and rounds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpertActivity {
     /// Tokens that selected each expert, in each of two independent halves of the text.
     pub selected: [Vec<u64>; 2],
     /// Sum of each expert's routing weights, in units of 2⁻³².
     pub weight_sum: Vec<u64>,
-    /// Number of selections by reuse distance: element `d` counts selections of experts since whose last selection `d` other experts
-    /// were selected. The experts of a token are selected in the order of their indices. A sequence's first selection of an
-    /// expert has no distance.
+    /// Number of selections by reuse distance: the number of distinct other experts selected since the expert's last selection in
+    /// the sequence. Element `d` counts the selections at distance `d`. A token selects its experts in index order. The first
+    /// selection of an expert in a sequence has no distance and is not counted.
     pub distances: Vec<u64>,
     /// `[experts, experts]`: tokens that selected both experts.
     pub together: Vec<u64>,
@@ -38,26 +38,27 @@ pub struct ExpertActivity {
 /// Summary of the selections of a layer's experts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExpertSummary {
-    /// Smallest shares of experts with 50%, 80% and 95% of the selections.
+    /// Smallest shares of experts that receive 50%, 80% and 95% of the selections.
     pub experts_for: NeuronsFor,
     /// Jaccard similarity of the most frequently selected 20% of the experts in two independent halves of the text.
     pub half_overlap: f64,
     /// Share of the neurons of a token's experts that are active.
     pub active: f64,
-    /// Shares of selections caught by holding 10%, 20%, … 100% of the experts, rounded up.
+    /// Hit rates if 10%, 20%, … 100% of the experts, rounded up, are kept in fast memory.
     pub held: Vec<Held>,
-    /// The pair of experts whose share of tokens that select both exceeds the share for independent experts most; `None` if none does.
+    /// Pair of experts for which the share of tokens that select both is furthest above the share expected for independent experts;
+    /// `None` if no pair is above it.
     pub pair: Option<ExpertPair>,
 }
 
-/// Shares of the selections of a layer that are caught if some of its experts are held in fast memory.
+/// Hit rates of a layer if some of its experts are kept in fast memory: shares of selections that find their expert there.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Held {
-    /// Number of experts held.
+    /// Number of experts kept in fast memory.
     pub experts: usize,
-    /// Selections caught by the experts most frequently selected in one half of the text, in the other half; mean over both halves.
+    /// Hit rate, in one half of the text, of the experts most frequently selected in the other half; mean over both halves.
     pub fixed: f64,
-    /// Selections caught by a cache that evicts the least recently selected expert and is empty at the start of each sequence.
+    /// Hit rate of a cache that evicts the least recently selected expert and is empty at the start of each sequence.
     pub cached: f64,
 }
 
@@ -68,12 +69,12 @@ pub struct ExpertPair {
     pub experts: [usize; 2],
     /// Share of tokens that selected both.
     pub share: f64,
-    /// That share divided by the share for independent experts.
+    /// `share` divided by the share expected if the experts were independent.
     pub lift: f64,
 }
 
 impl ExpertActivity {
-    /// No selections of `experts` experts.
+    /// Zero counts for `experts` experts.
     pub fn new(experts: usize) -> Self {
         let zeros = || vec![0; experts];
         Self {
@@ -95,12 +96,12 @@ impl ExpertActivity {
         ]
     }
 
-    /// All counts: selections in each half, sums of weights, distances, pairs; `[experts + 4, experts]`.
+    /// All counts: selections in each half, weight sums, distances, pairs; `[experts + 4, experts]`.
     pub(crate) fn to_numbers(&self) -> Vec<u64> {
         self.rows().into_iter().flatten().copied().collect()
     }
 
-    /// Counts of `experts` experts, as [`to_numbers`](Self::to_numbers) orders them.
+    /// Counts of `experts` experts, in the order of [`to_numbers`](Self::to_numbers).
     pub(crate) fn from_numbers(experts: usize, numbers: &[u64]) -> Self {
         let row = |index: usize| numbers[index * experts..][..experts].to_vec();
         Self {
@@ -111,7 +112,7 @@ impl ExpertActivity {
         }
     }
 
-    /// Adds the selections on other text.
+    /// Adds the selections counted on other text.
     pub fn add(&mut self, other: &Self) {
         let numbers = self.to_numbers().into_iter().zip(other.to_numbers());
         let sums: Vec<u64> = numbers
@@ -133,7 +134,7 @@ impl ExpertActivity {
             .collect()
     }
 
-    /// Shares of selections caught by holding 0, 1, … all experts.
+    /// Hit rates if 0, 1, … all experts are kept in fast memory.
     pub fn held(&self) -> Vec<Held> {
         let [first, second] = &self.selected;
         let (there, back) = (caught(first, second), caught(second, first));
@@ -161,7 +162,7 @@ impl ExpertActivity {
         let both = |[a, b]: [usize; 2]| share(self.together[a * experts + b]);
         let expected = |[a, b]: [usize; 2]| share(selections[a]) * share(selections[b]);
         let excess = |pair: &[usize; 2]| both(*pair) - expected(*pair);
-        // Of equal pairs, the first.
+        // Ties go to the first pair.
         let pair = pairs
             .rev()
             .max_by(|a, b| excess(a).total_cmp(&excess(b)))
@@ -199,7 +200,7 @@ impl ExpertSummary {
     }
 }
 
-/// Shares of the selections `seen` that the 0, 1, … experts most frequent in `chosen` catch.
+/// Hit rates, on the selections `seen`, of the 0, 1, … experts most frequently selected in `chosen`.
 fn caught(chosen: &[u64], seen: &[u64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..chosen.len()).collect();
     order.sort_by_key(|expert| std::cmp::Reverse(chosen[*expert]));
@@ -216,7 +217,7 @@ fn caught(chosen: &[u64], seen: &[u64]) -> Vec<f64> {
 #[derive(Debug)]
 pub(crate) struct ExpertCounter {
     pub(crate) activity: ExpertActivity,
-    /// The experts of the current sequence, most recently selected first.
+    /// Experts selected in the current sequence, most recent first.
     recent: Vec<usize>,
 }
 
@@ -234,7 +235,7 @@ impl ExpertCounter {
         self.recent.clear();
     }
 
-    /// Counts the experts that a token in half `half` selects: those whose weight is not 0.
+    /// Counts the experts that a token in half `half` selects, which are the ones with a non-zero weight.
     pub(crate) fn count(&mut self, half: usize, weights: impl Iterator<Item = f32>) {
         let found = &mut self.activity;
         let selected: Vec<(usize, f32)> = weights
@@ -293,7 +294,7 @@ pub(crate) fn write(
     })
 }
 
-/// Adds the selections in the file at `path` to the activity of all layers.
+/// Reads the selections in the file at `path` into the activity of each layer.
 pub(crate) fn read(
     path: &Path,
     experts: usize,
@@ -367,7 +368,7 @@ mod tests {
         let mut found = ExpertActivity::new(3);
         found.selected = [vec![6, 3, 1], vec![1, 3, 4]];
         let fixed: Vec<f64> = found.held().iter().map(|held| held.fixed).collect();
-        // The first half's expert 0 has 1 of 8 in the second, whose expert 2 has 1 of 10 in the first.
+        // Expert 0 is the busiest in the first half and has 1 of 8 selections in the second; for expert 2, it is 1 of 10 in the first.
         let expected = [0.0, (0.125 + 0.1) / 2.0, (0.5 + 0.4) / 2.0, 1.0];
         for (fixed, expected) in fixed.iter().zip(expected) {
             assert!((fixed - expected).abs() < 1e-12, "{fixed} {expected}");

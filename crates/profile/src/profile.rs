@@ -91,7 +91,7 @@ pub struct LayerSummary {
     pub locality: [Reuse; 3],
     /// Share of activations of the hottest 10%, 20%, … 100% of the neurons.
     pub cumulative: Vec<f64>,
-    /// Selections of experts, in a mixture of experts.
+    /// Expert selections; `None` if they were not counted, as in dense models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertSummary>,
 }
@@ -151,7 +151,7 @@ pub struct ProfileDocument {
     pub ffn_size: usize,
     /// Whether inactive neurons contribute exactly 0.
     pub has_exact_zeros: bool,
-    /// Experts of every layer, in a mixture of experts.
+    /// Experts of every layer; `None` in dense models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
     /// Skewness of activity over the neurons of all layers.
@@ -371,7 +371,7 @@ impl Profile {
         layers.chain([all]).map(curve).collect()
     }
 
-    /// Share of the tokens that selected each expert, `[layers, experts]`; empty if selections of experts were not counted.
+    /// Share of the tokens that selected each expert, `[layers, experts]`; empty if expert selections were not counted.
     pub fn expert_frequencies(&self) -> Vec<Vec<f64>> {
         let layers = self.activities.iter();
         let frequencies = |activity: &LayerActivity| {

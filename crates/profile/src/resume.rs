@@ -288,7 +288,7 @@ pub(crate) struct Sizes {
     pub(crate) neurons: usize,
     pub(crate) sources: usize,
     pub(crate) hidden: usize,
-    /// Number of experts, in a mixture of experts.
+    /// Number of experts per layer; `None` in dense models.
     pub(crate) experts: Option<usize>,
 }
 

@@ -132,7 +132,7 @@ pub(crate) struct Counter {
     pub(crate) tally: Tally,
     place: SourceHalf,
     recent: Recent,
-    /// Selections of experts, in a mixture of experts.
+    /// Expert selections; `None` in dense models.
     experts: Option<ExpertCounter>,
 }
 
@@ -156,7 +156,7 @@ impl Counter {
         }
     }
 
-    /// Counts the experts that a token selects, those of `weights` that are not 0.
+    /// Counts the experts that a token selects, which are the ones with non-zero `weights`.
     pub(crate) fn count_experts(&mut self, weights: impl Iterator<Item = f32>) {
         if let Some(experts) = &mut self.experts {
             experts.count(self.place.half, weights);

@@ -37,7 +37,7 @@ pub struct Neurons {
     pub up: Option<Tensor>,
     /// Input of the down projection, multiplied by routing weights: `[tokens, ffn]`.
     pub product: Tensor,
-    /// In a mixture of experts, the weights of each block of neurons, one per token; 0 if the token did not select it.
+    /// Routing weights, `[blocks of neurons][tokens]`, 0 if the token did not select the block; `None` in dense models.
     pub routing: Option<Vec<Vec<f32>>>,
 }
 

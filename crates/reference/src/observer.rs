@@ -15,7 +15,7 @@ pub struct FfnObservation<'a> {
     pub activation: &'a Tensor,
     /// `act(gate·x) · (up·x)`, the input of the down projection: `[tokens, ffn]`.
     pub product: &'a Tensor,
-    /// In a mixture of experts, the weights of each block of neurons, one per token; 0 if the token did not select it.
+    /// Routing weights, `[blocks of neurons][tokens]`, 0 if the token did not select the block; `None` in dense models.
     pub routing: Option<&'a [Vec<f32>]>,
 }
 

@@ -13,7 +13,7 @@ use crate::{
 /// Each of `curves` is a layer's cumulative curve, the last one that of all layers together: element `p` of `n + 1` is
 /// the share of activations carried by the hottest `p / n` of the neurons.
 ///
-/// `frequencies`, `[layers, experts]`, are the shares of tokens that selected each expert; empty in dense models.
+/// `frequencies`, `[layers, experts]`, holds the share of tokens that selected each expert; empty in dense models.
 ///
 /// # Errors
 ///
@@ -75,7 +75,7 @@ pub fn profile_page(
     Templates::new()?.render("profile.html", context)
 }
 
-/// Selections caught by a fixed set and by a cache of experts, mean over the layers.
+/// Hit rates of a fixed set and of a cache of experts, mean over the layers.
 fn held(layers: &[Value]) -> Chart {
     let rows = |layer: &Value| {
         layer["experts"]["held"]
@@ -97,8 +97,8 @@ fn held(layers: &[Value]) -> Chart {
         series(name.to_owned(), Shape::Curve, colour, points.collect())
     };
     let curves = vec![curve("fixed set", "fixed", 2), curve("cache", "cached", 3)];
-    let (x, y) = (shares("experts held"), shares("selections caught"));
-    chart("Selections caught by held experts", x, y, curves)
+    let (x, y) = (shares("experts in fast memory"), shares("hit rate"));
+    chart("Hit rate of experts in fast memory", x, y, curves)
 }
 
 fn point(x: f64, y: f64, label: String) -> Point {
