@@ -9,8 +9,8 @@ use powerinfer_model::Checkpoint;
 use powerinfer_pipeline::{Stage, profile};
 use powerinfer_predictor::Method;
 use powerinfer_profile::{
-    Amount, Calibration, ExpertSummary, LOCALITY_WINDOWS, NeuronsFor, Profile, ProfileDocument,
-    Settings,
+    Amount, Calibration, ExpertPair, ExpertSummary, LOCALITY_WINDOWS, NeuronsFor, Profile,
+    ProfileDocument, Settings,
 };
 use powerinfer_tensor::Format;
 
@@ -191,6 +191,10 @@ fn experts(profile: &ProfileDocument) -> String {
         percent(mean(&|layer| layer.experts_for.most)),
         percent(mean(&|layer| layer.half_overlap)),
     );
+    let fixed = |index: usize| {
+        let rates = layers.iter().map(|layer| layer.held[index].fixed);
+        Some(rates.sum::<Option<f64>>()? / layers.len() as f64)
+    };
     let mut table = Table::new(&["experts per layer", "q4_0 size", "fixed set", "cache"]);
     let row = Format::Q4_0.row_bytes(profile.hidden_size);
     for (index, held) in layers
@@ -204,7 +208,7 @@ fn experts(profile: &ProfileDocument) -> String {
             held.experts.to_string(),
             // Gate, up and down.
             ByteSize((3 * neurons * row) as u64).to_string(),
-            percent(mean(&|layer| layer.held[index].fixed)),
+            fixed(index).map_or_else(|| "–".to_owned(), percent),
             percent(mean(&|layer| layer.held[index].cached)),
         ]);
     }
@@ -213,7 +217,9 @@ fn experts(profile: &ProfileDocument) -> String {
     text += "fixed set: the busiest experts of one half of the text, tested on the other\ncache: the most recently selected experts; it is empty at the start of each sequence, so the first selection of each expert is a miss\n";
     let pairs = profile.layers.iter().zip(&layers);
     let pairs = pairs.filter_map(|(layer, found)| Some((layer.layer, found.pair?)));
-    let most = pairs.max_by(|a, b| a.1.lift.total_cmp(&b.1.lift));
+    // Furthest above the expected share, as within a layer.
+    let excess = |pair: &ExpertPair| pair.share * (1.0 - 1.0 / pair.lift);
+    let most = pairs.max_by(|a, b| excess(&a.1).total_cmp(&excess(&b.1)));
     if let Some((layer, pair)) = most {
         let [a, b] = pair.experts;
         text += &format!(

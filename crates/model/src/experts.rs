@@ -110,8 +110,12 @@ impl Experts {
         }
     }
 
-    /// Checks that sizes are within limits; returns what is wrong.
-    pub(crate) fn validate(&self) -> Result<(), String> {
+    /// Checks that sizes are within limits.
+    ///
+    /// # Errors
+    ///
+    /// Returns what is wrong.
+    pub fn validate(&self) -> Result<(), String> {
         // A bundle stores the block of a neuron in 16 bits.
         const MOST: usize = 1 << 30;
         let is_possible = (1..1 << 15).contains(&self.count)

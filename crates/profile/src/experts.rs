@@ -10,10 +10,7 @@ use powerinfer_artifact::{
 use powerinfer_model::Experts;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    Counts, LayerActivity, NeuronsFor, ProfileError, Skew,
-    activity::{MAGNITUDE_UNIT, in_units},
-};
+use crate::{Counts, LayerActivity, NeuronsFor, ProfileError, Skew, activity::in_units};
 
 /// File of expert selections.
 pub(crate) const EXPERTS: &str = "experts.safetensors";
@@ -27,9 +24,9 @@ pub struct ExpertActivity {
     pub selected: [Vec<u64>; 2],
     /// Sum of each expert's routing weights, in units of 2⁻³².
     pub weight_sum: Vec<u64>,
-    /// Number of selections by reuse distance: the number of distinct other experts selected since the expert's last selection in
-    /// the sequence. Element `d` counts the selections at distance `d`. A token selects its experts in index order. The first
-    /// selection of an expert in a sequence has no distance and is not counted.
+    /// Number of selections by reuse distance: the number of other experts selected more recently than the expert by earlier tokens of
+    /// the sequence. Element `d` counts the selections at distance `d`. If a token selects several experts, the one with the
+    /// highest index counts as the most recent. The first selection of an expert in a sequence has no distance and is not counted.
     pub distances: Vec<u64>,
     /// `[experts, experts]`: tokens that selected both experts.
     pub together: Vec<u64>,
@@ -42,12 +39,12 @@ pub struct ExpertSummary {
     pub experts_for: NeuronsFor,
     /// Jaccard similarity of the most frequently selected 20% of the experts in two independent halves of the text.
     pub half_overlap: f64,
-    /// Share of the neurons of a token's experts that are active.
+    /// Share of the neurons of a token's experts, including a shared one, that are active.
     pub active: f64,
     /// Hit rates if 10%, 20%, … 100% of the experts, rounded up, are kept in fast memory.
     pub held: Vec<Held>,
     /// Pair of experts for which the share of tokens that select both is furthest above the share expected for independent experts;
-    /// `None` if no pair is above it.
+    /// `None` if that may be chance.
     pub pair: Option<ExpertPair>,
 }
 
@@ -56,8 +53,9 @@ pub struct ExpertSummary {
 pub struct Held {
     /// Number of experts kept in fast memory.
     pub experts: usize,
-    /// Hit rate, in one half of the text, of the experts most frequently selected in the other half; mean over both halves.
-    pub fixed: f64,
+    /// Hit rate, in one half of the text, of the experts most frequently selected in the other half, over both halves; `None` if a half has no
+    /// selections.
+    pub fixed: Option<f64>,
     /// Hit rate of a cache that evicts the least recently selected expert and is empty at the start of each sequence.
     pub cached: f64,
 }
@@ -85,20 +83,12 @@ impl ExpertActivity {
         }
     }
 
-    fn rows(&self) -> [&Vec<u64>; 5] {
-        let [first, second] = &self.selected;
-        [
-            first,
-            second,
-            &self.weight_sum,
-            &self.distances,
-            &self.together,
-        ]
-    }
-
     /// All counts: selections in each half, weight sums, distances, pairs; `[experts + 4, experts]`.
     pub(crate) fn to_numbers(&self) -> Vec<u64> {
-        self.rows().into_iter().flatten().copied().collect()
+        let [first, second] = &self.selected;
+        let rows = [first, second, &self.weight_sum, &self.distances];
+        let rows = rows.into_iter().chain([&self.together]);
+        rows.flatten().copied().collect()
     }
 
     /// Counts of `experts` experts, in the order of [`to_numbers`](Self::to_numbers).
@@ -127,18 +117,13 @@ impl ExpertActivity {
         first.iter().zip(second).map(|(a, b)| a + b).collect()
     }
 
-    /// Mean routing weight of each expert over the tokens that selected it; 0 for experts that no token selected.
-    pub fn weights(&self) -> Vec<f64> {
-        let sums = self.weight_sum.iter().zip(self.selections());
-        sums.map(|(sum, count)| *sum as f64 * MAGNITUDE_UNIT / count.max(1) as f64)
-            .collect()
-    }
-
     /// Hit rates if 0, 1, … all experts are kept in fast memory.
     pub fn held(&self) -> Vec<Held> {
         let [first, second] = &self.selected;
         let (there, back) = (caught(first, second), caught(second, first));
-        let all = self.selections().iter().sum::<u64>().max(1) as f64;
+        let total = |counts: &[u64]| counts.iter().sum::<u64>();
+        let has_halves = total(first) > 0 && total(second) > 0;
+        let all = (total(first) + total(second)).max(1) as f64;
         let mut hits = 0;
         (0..=self.distances.len())
             .map(|experts| {
@@ -147,7 +132,7 @@ impl ExpertActivity {
                 }
                 Held {
                     experts,
-                    fixed: f64::midpoint(there[experts], back[experts]),
+                    fixed: has_halves.then(|| (there[experts] + back[experts]) as f64 / all),
                     cached: hits as f64 / all,
                 }
             })
@@ -162,11 +147,13 @@ impl ExpertActivity {
         let both = |[a, b]: [usize; 2]| share(self.together[a * experts + b]);
         let expected = |[a, b]: [usize; 2]| share(selections[a]) * share(selections[b]);
         let excess = |pair: &[usize; 2]| both(*pair) - expected(*pair);
+        // Five standard deviations: even of 30,000 independent pairs, fewer than one in a hundred cases has such a pair.
+        let chance = |pair: &[usize; 2]| 5.0 * (expected(*pair) / tokens.max(1) as f64).sqrt();
         // Ties go to the first pair.
         let pair = pairs
             .rev()
             .max_by(|a, b| excess(a).total_cmp(&excess(b)))
-            .filter(|pair| excess(pair) > 0.0)?;
+            .filter(|pair| excess(pair) > chance(pair))?;
         Some(ExpertPair {
             experts: pair,
             share: both(pair),
@@ -200,17 +187,15 @@ impl ExpertSummary {
     }
 }
 
-/// Hit rates, on the selections `seen`, of the 0, 1, … experts most frequently selected in `chosen`.
-fn caught(chosen: &[u64], seen: &[u64]) -> Vec<f64> {
+/// Hits, among the selections `seen`, of the 0, 1, … experts most frequently selected in `chosen`.
+fn caught(chosen: &[u64], seen: &[u64]) -> Vec<u64> {
     let mut order: Vec<usize> = (0..chosen.len()).collect();
     order.sort_by_key(|expert| std::cmp::Reverse(chosen[*expert]));
-    let all = seen.iter().sum::<u64>().max(1) as f64;
-    let mut sum = 0;
-    let sums = order.into_iter().map(|expert| {
-        sum += seen[expert];
-        sum as f64 / all
+    let sums = order.into_iter().scan(0, |sum, expert| {
+        *sum += seen[expert];
+        Some(*sum)
     });
-    [0.0].into_iter().chain(sums).collect()
+    [0].into_iter().chain(sums).collect()
 }
 
 /// Counts of a layer's selections, token by token.
@@ -250,13 +235,13 @@ impl ExpertCounter {
             for (other, _) in selected.iter().filter(|(other, _)| other != expert) {
                 found.together[expert * experts + other] += 1;
             }
-            match self.recent.iter().position(|recent| recent == expert) {
-                Some(distance) => {
-                    found.distances[distance] += 1;
-                    self.recent[..=distance].rotate_right(1);
-                }
-                None => self.recent.insert(0, *expert),
+            if let Some(distance) = self.recent.iter().position(|recent| recent == expert) {
+                found.distances[distance] += 1;
             }
+        }
+        for (expert, _) in &selected {
+            self.recent.retain(|recent| recent != expert);
+            self.recent.insert(0, *expert);
         }
     }
 }
@@ -276,16 +261,19 @@ pub(crate) fn write(
         format: FORMAT.to_owned(),
         ..header.clone()
     };
-    let all = || activities.iter().flat_map(|activity| &activity.experts);
-    let shapes: TensorShapes = (0..)
-        .zip(all())
+    let all = || {
+        (0..)
+            .zip(activities)
+            .filter_map(|(layer, activity)| Some((layer, activity.experts.as_ref()?)))
+    };
+    let shapes: TensorShapes = all()
         .map(|(layer, found)| {
             let experts = found.distances.len();
             (name(layer), (Dtype::U64, vec![experts + 4, experts]))
         })
         .collect();
     fill_tensors(path, Some(&header), &shapes, |writer| {
-        for (layer, found) in all().enumerate() {
+        for (layer, found) in all() {
             let numbers = found.to_numbers().into_iter();
             let bytes: Vec<u8> = numbers.flat_map(u64::to_le_bytes).collect();
             writer.append(&name(layer), &bytes)?;
@@ -294,25 +282,51 @@ pub(crate) fn write(
     })
 }
 
-/// Reads the selections in the file at `path` into the activity of each layer.
+/// Reads the selections in the file at `path` into the activity of each layer, which has `neurons` neurons.
 pub(crate) fn read(
     path: &Path,
-    experts: usize,
+    experts: &Experts,
+    neurons: usize,
     activities: &mut [LayerActivity],
 ) -> Result<(), ProfileError> {
-    let file = TensorFile::open(path)?;
+    let wrong = |reason: String| ProfileError::Table {
+        path: path.to_owned(),
+        reason,
+    };
+    experts.validate().map_err(wrong)?;
+    if experts.neurons() != neurons {
+        let reason = "`profile.json` has another number of neurons than its experts";
+        return Err(wrong(reason.to_owned()));
+    }
+    let (file, count) = (TensorFile::open(path)?, experts.count);
     for (layer, activity) in activities.iter_mut().enumerate() {
-        let bytes = file.expect(&name(layer), Dtype::U64, &[experts + 4, experts])?;
+        let bytes = file.expect(&name(layer), Dtype::U64, &[count + 4, count])?;
         let numbers = bytes.as_chunks::<8>().0.iter();
         let numbers: Vec<u64> = numbers.map(|bytes| u64::from_le_bytes(*bytes)).collect();
-        activity.experts = Some(ExpertActivity::from_numbers(experts, &numbers));
+        let found = ExpertActivity::from_numbers(count, &numbers);
+        let sum = |counts: &mut dyn Iterator<Item = &u64>| -> u128 {
+            counts.map(|count| u128::from(*count)).sum()
+        };
+        let selections = sum(&mut found.selected.iter().flatten());
+        let most = u128::from(activity.tokens) * experts.per_token as u128;
+        let is_possible = most < 1 << 62
+            && selections <= most
+            && sum(&mut found.distances.iter()) <= selections
+            && found.together.iter().all(|both| *both <= activity.tokens);
+        if !is_possible {
+            return Err(wrong(format!(
+                "layer {layer} has more selections of experts than its tokens allow"
+            )));
+        }
+        activity.experts = Some(found);
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use powerinfer_artifact::random::Random;
+    use powerinfer_artifact::{Digest, ModelIdentity, random::Random};
+    use powerinfer_model::RouterScores;
 
     use super::*;
 
@@ -348,15 +362,15 @@ mod tests {
                 if token % 100 == 0 {
                     cache.clear();
                 }
-                for expert in (0..EXPERTS).filter(|expert| weights[*expert] != 0.0) {
-                    all += 1;
-                    hits += usize::from(cache.contains(&expert));
+                let selected = || (0..EXPERTS).filter(|expert| weights[*expert] != 0.0);
+                all += selected().count();
+                hits += selected().filter(|expert| cache.contains(expert)).count();
+                for expert in selected() {
                     cache.retain(|other| *other != expert);
                     cache.push(expert);
-                    if cache.len() > size {
-                        cache.remove(0);
-                    }
                 }
+                let evicted = cache.len().saturating_sub(size);
+                cache.drain(..evicted);
             }
             let expected = hits as f64 / all as f64;
             assert!((held.cached - expected).abs() < 1e-12, "{size}");
@@ -367,12 +381,18 @@ mod tests {
     fn a_fixed_set_is_chosen_on_the_other_half() {
         let mut found = ExpertActivity::new(3);
         found.selected = [vec![6, 3, 1], vec![1, 3, 4]];
-        let fixed: Vec<f64> = found.held().iter().map(|held| held.fixed).collect();
+        let fixed: Vec<f64> = found
+            .held()
+            .iter()
+            .map(|held| held.fixed.unwrap())
+            .collect();
         // Expert 0 is the busiest in the first half and has 1 of 8 selections in the second; for expert 2, it is 1 of 10 in the first.
-        let expected = [0.0, (0.125 + 0.1) / 2.0, (0.5 + 0.4) / 2.0, 1.0];
+        let expected = [0.0, 2.0 / 18.0, 8.0 / 18.0, 1.0];
         for (fixed, expected) in fixed.iter().zip(expected) {
             assert!((fixed - expected).abs() < 1e-12, "{fixed} {expected}");
         }
+        found.selected[1].fill(0);
+        assert!(found.held().iter().all(|held| held.fixed.is_none()));
     }
 
     #[test]
@@ -383,7 +403,7 @@ mod tests {
         for a in 0..EXPERTS {
             let own = tokens(&|row| row[a] != 0.0);
             assert_eq!(found.selections()[a], own as u64);
-            assert!((found.weights()[a] - 0.25).abs() < 1e-9 || own == 0);
+            assert_eq!(found.weight_sum[a], own as u64 * in_units(0.25));
             for b in (0..EXPERTS).filter(|b| *b != a) {
                 let both = tokens(&|row| row[a] != 0.0 && row[b] != 0.0);
                 assert_eq!(found.together[a * EXPERTS + b], both as u64);
@@ -398,18 +418,76 @@ mod tests {
             found.selections().iter().map(|n| 2 * n).collect::<Vec<_>>()
         );
         assert_eq!(twice.held(), found.held());
-        let pair = found.pair(300).unwrap();
-        let [a, b] = pair.experts;
-        let share = |count: u64| count as f64 / 300.0;
-        let selections = found.selections();
-        let excess = |a: usize, b: usize| {
-            let independent = share(selections[a]) * share(selections[b]);
-            share(found.together[a * EXPERTS + b]) - independent
-        };
-        assert!((pair.share - share(found.together[a * EXPERTS + b])).abs() < 1e-12);
-        for other in (0..EXPERTS).flat_map(|a| (a + 1..EXPERTS).map(move |b| [a, b])) {
-            assert!(excess(other[0], other[1]) <= excess(a, b) + 1e-12);
-        }
         assert_eq!(ExpertActivity::new(4).pair(0), None);
+    }
+    #[test]
+    fn a_pair_is_shown_only_if_it_is_not_chance() {
+        assert_eq!(counted().pair(300), None, "experts are independent");
+        let mut counter = ExpertCounter::new(EXPERTS);
+        for mut weights in weights() {
+            weights[7] = weights[2];
+            counter.count(0, weights.into_iter());
+        }
+        let found = counter.activity;
+        let pair = found.pair(300).unwrap();
+        assert_eq!(pair.experts, [2, 7]);
+        let share = found.selections()[2] as f64 / 300.0;
+        assert!((pair.share - share).abs() < 1e-12);
+        assert!((pair.lift - 1.0 / share).abs() < 1e-9);
+        assert_eq!(ExpertActivity::new(4).pair(0), None);
+    }
+    #[test]
+    fn impossible_counts_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(super::EXPERTS);
+        let model = ModelIdentity {
+            name: "model".to_owned(),
+            fingerprint: Digest::from_content(b"model"),
+        };
+        let header = Header::new(FORMAT, 3, model, 0);
+        let experts = Experts {
+            count: 2,
+            size: 5,
+            per_token: 1,
+            scores: RouterScores::Softmax,
+            reads_layer_input: false,
+            shared_size: 0,
+            has_shared_gate: false,
+        };
+        let mut good = LayerActivity::new(10, 1);
+        good.tokens = 9;
+        good.experts = Some(ExpertActivity::from_numbers(
+            2,
+            &[3, 2, 1, 3, 7, 7, 4, 0, 0, 0, 0, 0],
+        ));
+        let read_back = |written: &LayerActivity, experts: &Experts| {
+            write(&path, &header, std::slice::from_ref(written))?;
+            let mut layer = [LayerActivity {
+                experts: None,
+                ..written.clone()
+            }];
+            read(&path, experts, 10, &mut layer)?;
+            let [layer] = layer;
+            Ok::<_, ProfileError>(layer)
+        };
+        assert_eq!(read_back(&good, &experts).unwrap(), good);
+        for (row, value) in [(0, u64::MAX), (1, 9), (3, 10), (4, 10)] {
+            let mut numbers = good.experts.as_ref().unwrap().to_numbers();
+            numbers[2 * row] = value;
+            let wrong = LayerActivity {
+                experts: Some(ExpertActivity::from_numbers(2, &numbers)),
+                ..good.clone()
+            };
+            let error = read_back(&wrong, &experts).unwrap_err().to_string();
+            assert!(error.contains("more selections"), "row {row}: {error}");
+        }
+        for (count, size) in [(usize::MAX - 3, 5), (2, 4), (1, 10)] {
+            let other = Experts {
+                count,
+                size,
+                ..experts.clone()
+            };
+            assert!(read_back(&good, &other).is_err(), "{count} of {size}");
+        }
     }
 }

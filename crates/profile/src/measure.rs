@@ -86,8 +86,12 @@ impl Profile {
         calibration: &Calibration,
         settings: Settings,
     ) -> bool {
-        Self::open(folder)
-            .is_ok_and(|profile| *profile.header() == header(checkpoint, calibration, settings))
+        let has_experts = checkpoint.config().experts.is_some();
+        Self::open(folder).is_ok_and(|profile| {
+            *profile.header() == header(checkpoint, calibration, settings)
+                // Earlier versions did not count selections of experts.
+                && profile.document().experts.is_some() == has_experts
+        })
     }
 }
 

@@ -6,7 +6,6 @@ use powerinfer_artifact::{Digest, Header, Shard, write::PartialFolder};
 
 use crate::{
     LayerActivity, Profile, ProfileDocument, ProfileError, Settings, SourceSummary, Traces,
-    experts::EXPERTS,
     profile::{self, CALIBRATION, SHARD, Subject, TRACE_TOKENS},
     traces,
 };
@@ -34,15 +33,14 @@ pub fn merge(profiles: &[Profile], out: &Path) -> Result<Profile, ProfileError> 
     for profile in profiles {
         profile.check_model(&first.header().model)?;
         let (body, expected) = (profile.document(), first.document());
-        let sizes = |body: &ProfileDocument| {
-            let experts = body
-                .files
-                .contains_key(EXPERTS)
-                .then(|| body.experts.clone());
-            (body.layers.len(), body.ffn_size, body.hidden_size, experts)
-        };
+        let sizes = |body: &ProfileDocument| (body.layers.len(), body.ffn_size, body.hidden_size);
         if sizes(body) != sizes(expected) {
             return Err(unfit(profile, "its layers have different sizes".to_owned()));
+        }
+        if body.experts != expected.experts {
+            let reason =
+                "only some of the profiles count selections of experts; measure the others again";
+            return Err(unfit(profile, reason.to_owned()));
         }
     }
     let texts = texts(profiles)?;

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     LayerActivity, ProfileError, Skew, Traces,
     activity::Reuse,
-    experts::{self, ExpertSummary},
+    experts::{self, ExpertSummary, Held},
     resume,
     table::{read_table, write_table},
 };
@@ -204,7 +204,10 @@ impl ProfileDocument {
             hidden_size: subject.hidden_size,
             ffn_size: activities.first().map_or(0, |first| first.active.len()),
             has_exact_zeros: subject.has_exact_zeros,
-            experts: subject.experts.cloned(),
+            experts: subject
+                .experts
+                .filter(|_| activities.iter().all(|activity| activity.experts.is_some()))
+                .cloned(),
             neurons_for: NeuronsFor::new(&Skew::new(all.copied().collect())),
             layers: activities
                 .iter()
@@ -275,20 +278,19 @@ impl Profile {
                 path: folder.to_owned(),
             });
         }
-        let document = Document::<ProfileDocument>::read(&path, FORMAT, VERSION)?;
+        let mut document = Document::<ProfileDocument>::read(&path, FORMAT, VERSION)?;
         document.check_seal(&path)?;
         let table = folder.join(TABLE);
-        let body = &document.body;
+        let body = &mut document.body;
         check_digest(folder, TABLE, body)?;
         let mut activities = read_table(&table, body)?;
-        if let (Some(of_layers), true) = (&body.experts, body.files.contains_key(experts::EXPERTS))
-        {
+        if let Some(experts) = &body.experts {
             check_digest(folder, experts::EXPERTS, body)?;
-            experts::read(
-                &folder.join(experts::EXPERTS),
-                of_layers.count,
-                &mut activities,
-            )?;
+            let path = folder.join(experts::EXPERTS);
+            experts::read(&path, experts, body.ffn_size, &mut activities)?;
+            for (layer, activity) in body.layers.iter_mut().zip(&activities) {
+                layer.experts = ExpertSummary::new(experts, activity);
+            }
         }
         Ok(Self {
             folder: folder.to_owned(),
@@ -309,7 +311,7 @@ impl Profile {
         write_table(&folder.join(TABLE), activities)?;
         let traces = (0..activities.len()).map(|layer| Traces::path(Path::new(""), layer));
         let mut first = vec![TABLE, RESERVED_TEXTS];
-        if activities.iter().any(|activity| activity.experts.is_some()) {
+        if body.experts.is_some() {
             experts::write(&folder.join(experts::EXPERTS), &header, activities)?;
             first.push(experts::EXPERTS);
         }
@@ -380,6 +382,25 @@ impl Profile {
             Some(selections.map(|count| count as f64 / tokens).collect())
         };
         layers.filter_map(frequencies).collect()
+    }
+
+    /// Hit rates if 0, 1, … all experts of every layer are kept in fast memory, mean over the layers: of a fixed set, and of a cache,
+    /// as in [`Held`]. Empty if they are unknown.
+    pub fn expert_hit_rates(&self) -> [Vec<f64>; 2] {
+        let layers = self.activities.iter();
+        let layers: Option<Vec<Vec<Held>>> = layers
+            .map(|activity| Some(activity.experts.as_ref()?.held()))
+            .collect();
+        let layers = layers.unwrap_or_default();
+        let sizes = layers.first().map_or(0, Vec::len);
+        let mean = |rate: &dyn Fn(&Held) -> Option<f64>| -> Vec<f64> {
+            let of_size = |size: usize| {
+                let rates = layers.iter().map(|layer| rate(&layer[size]));
+                Some(rates.sum::<Option<f64>>()? / layers.len() as f64)
+            };
+            (0..sizes).map_while(of_size).collect()
+        };
+        [mean(&|held| held.fixed), mean(&|held| Some(held.cached))]
     }
 
     /// Activity of each layer.

@@ -13,7 +13,8 @@ use crate::{
 /// Each of `curves` is a layer's cumulative curve, the last one that of all layers together: element `p` of `n + 1` is
 /// the share of activations carried by the hottest `p / n` of the neurons.
 ///
-/// `frequencies`, `[layers, experts]`, holds the share of tokens that selected each expert; empty in dense models.
+/// `frequencies`, `[layers, experts]`, holds the share of tokens that selected each expert; empty in dense models. `hit_rates` are those of a
+/// fixed set and of a cache of 0, 1, … all experts; empty if unknown.
 ///
 /// # Errors
 ///
@@ -22,6 +23,7 @@ pub fn profile_page(
     document: &Value,
     curves: &[Vec<f64>],
     frequencies: &[Vec<f64>],
+    hit_rates: &[Vec<f64>; 2],
 ) -> Result<String, ReportError> {
     let layers = document["layers"].as_array().map_or(&[][..], Vec::as_slice);
     let column = |(layer, found): (usize, &Value)| {
@@ -64,7 +66,7 @@ pub fn profile_page(
     let experts = if frequencies.is_empty() {
         Value::Null
     } else {
-        json!({ "frequencies": frequencies, "held": held(layers).figure()? })
+        json!({ "frequencies": frequencies, "hit_rates": hit_rate_chart(hit_rates).figure()? })
     };
     let context = json!({
         "profile": document,
@@ -75,30 +77,18 @@ pub fn profile_page(
     Templates::new()?.render("profile.html", context)
 }
 
-/// Hit rates of a fixed set and of a cache of experts, mean over the layers.
-fn held(layers: &[Value]) -> Chart {
-    let rows = |layer: &Value| {
-        layer["experts"]["held"]
-            .as_array()
-            .cloned()
-            .unwrap_or_default()
-    };
-    let number = |row: &Value, key: &str| row[key].as_f64().unwrap_or_default();
-    let held: Vec<Vec<Value>> = layers.iter().map(rows).collect();
-    let first = held.first().map_or(&[][..], Vec::as_slice);
-    let all = first.last().map_or(1.0, |row| number(row, "experts"));
-    let curve = |name: &str, key: &str, colour: usize| {
-        let points = first.iter().enumerate().map(|(index, row)| {
-            let sum: f64 = held.iter().map(|rows| number(&rows[index], key)).sum();
-            let x = number(row, "experts") / all;
-            point(x, sum / held.len() as f64, String::new())
-        });
-        let points = [point(0.0, 0.0, String::new())].into_iter().chain(points);
+/// Mean hit rates over the layers of a fixed set and of a cache of experts, if 0, 1, … all experts are in fast memory.
+fn hit_rate_chart(hit_rates: &[Vec<f64>; 2]) -> Chart {
+    let names = ["fixed set", "cache"].into_iter().zip(2..);
+    let curves = names.zip(hit_rates).filter(|(_, rates)| !rates.is_empty());
+    let curves = curves.map(|((name, colour), rates)| {
+        let all = (rates.len() - 1).max(1) as f64;
+        let points = rates.iter().enumerate();
+        let points = points.map(|(held, rate)| point(held as f64 / all, *rate, String::new()));
         series(name.to_owned(), Shape::Curve, colour, points.collect())
-    };
-    let curves = vec![curve("fixed set", "fixed", 2), curve("cache", "cached", 3)];
+    });
     let (x, y) = (shares("experts in fast memory"), shares("hit rate"));
-    chart("Hit rate of experts in fast memory", x, y, curves)
+    chart("Hit rate of experts in fast memory", x, y, curves.collect())
 }
 
 fn point(x: f64, y: f64, label: String) -> Point {

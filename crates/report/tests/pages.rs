@@ -69,8 +69,9 @@ fn a_profile_shows_its_layers_and_no_name_breaks_out() {
         vec![0.0, 0.75, 1.0],
         vec![0.0, 0.6, 1.0],
     ];
-    let page = profile_page(&document, &curves, &[]).unwrap();
-    assert_eq!(page, profile_page(&document, &curves, &[]).unwrap());
+    let none = [Vec::new(), Vec::new()];
+    let page = profile_page(&document, &curves, &[], &none).unwrap();
+    assert_eq!(page, profile_page(&document, &curves, &[], &none).unwrap());
     check(&page);
     // Figures do not part from their units.
     let page = page.replace('\u{a0}', " ");
@@ -88,15 +89,9 @@ fn a_profile_shows_its_layers_and_no_name_breaks_out() {
     assert_eq!(page.matches("<polyline class=\"curve").count(), 3);
     assert!(!page.contains("Experts"));
 
-    let mut document = document;
-    for layer in document["layers"].as_array_mut().unwrap() {
-        layer["experts"] = json!({ "held": [
-            {"experts": 1, "fixed": 0.5, "cached": 0.25},
-            {"experts": 2, "fixed": 1.0, "cached": 0.75},
-        ] });
-    }
     let frequencies = [vec![0.75, 0.25], vec![0.5, 0.5]];
-    let page = profile_page(&document, &curves, &frequencies).unwrap();
+    let hit_rates = [vec![0.0, 0.5, 1.0], vec![0.0, 0.25, 0.75]];
+    let page = profile_page(&document, &curves, &frequencies, &hit_rates).unwrap();
     check(&page);
     let page = page.replace('\u{a0}', " ");
     for part in [

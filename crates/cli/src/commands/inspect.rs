@@ -143,7 +143,8 @@ fn draw(path: &Path, page: &Path, output: Output) -> Result<()> {
     let profile = Profile::open(folder)?;
     refuse_inside(Some(page), folder)?;
     let curves = profile.cumulative_curves(CURVE_POINTS);
-    let html = profile_page(&profile.json(), &curves, &profile.expert_frequencies())?;
+    let (frequencies, hit_rates) = (profile.expert_frequencies(), profile.expert_hit_rates());
+    let html = profile_page(&profile.json(), &curves, &frequencies, &hit_rates)?;
     write_file(page, html.as_bytes())?;
     output.say(format!("drawn in `{}`", page.display()));
     Ok(())
