@@ -217,7 +217,7 @@ fn experts(profile: &ProfileDocument) -> String {
     text += "fixed set: the busiest experts of one half of the text, tested on the other\ncache: the most recently selected experts; it is empty at the start of each sequence, so the first selection of each expert is a miss\n";
     let pairs = profile.layers.iter().zip(&layers);
     let pairs = pairs.filter_map(|(layer, found)| Some((layer.layer, found.pair?)));
-    // Furthest above the expected share, as within a layer.
+    // The share furthest above the expected one wins, as within a layer.
     let excess = |pair: &ExpertPair| pair.share * (1.0 - 1.0 / pair.lift);
     let most = pairs.max_by(|a, b| excess(&a.1).total_cmp(&excess(&b.1)));
     if let Some((layer, pair)) = most {

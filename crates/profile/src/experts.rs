@@ -24,8 +24,8 @@ pub struct ExpertActivity {
     pub selected: [Vec<u64>; 2],
     /// Sum of each expert's routing weights, in units of 2⁻³².
     pub weight_sum: Vec<u64>,
-    /// Number of selections by reuse distance: the number of other experts selected more recently than the expert by earlier tokens of
-    /// the sequence. Element `d` counts the selections at distance `d`. If a token selects several experts, the one with the
+    /// Number of selections by reuse distance: the number of other experts that earlier tokens of the sequence selected more recently
+    /// than this one. Element `d` counts the selections at distance `d`. If a token selects several experts, the one with the
     /// highest index counts as the most recent. The first selection of an expert in a sequence has no distance and is not counted.
     pub distances: Vec<u64>,
     /// `[experts, experts]`: tokens that selected both experts.
@@ -39,12 +39,12 @@ pub struct ExpertSummary {
     pub experts_for: NeuronsFor,
     /// Jaccard similarity of the most frequently selected 20% of the experts in two independent halves of the text.
     pub half_overlap: f64,
-    /// Share of the neurons of a token's experts, including a shared one, that are active.
+    /// Share of active neurons among those of a token's experts, including the shared expert, if any.
     pub active: f64,
     /// Hit rates if 10%, 20%, … 100% of the experts, rounded up, are kept in fast memory.
     pub held: Vec<Held>,
     /// Pair of experts for which the share of tokens that select both is furthest above the share expected for independent experts;
-    /// `None` if that may be chance.
+    /// `None` if the difference may be due to chance.
     pub pair: Option<ExpertPair>,
 }
 
@@ -53,8 +53,8 @@ pub struct ExpertSummary {
 pub struct Held {
     /// Number of experts kept in fast memory.
     pub experts: usize,
-    /// Hit rate, in one half of the text, of the experts most frequently selected in the other half, over both halves; `None` if a half has no
-    /// selections.
+    /// Hit rate, in each half of the text, of the experts most frequently selected in the other half, pooled over both halves; `None` if
+    /// either half has no selections.
     pub fixed: Option<f64>,
     /// Hit rate of a cache that evicts the least recently selected expert and is empty at the start of each sequence.
     pub cached: f64,
@@ -147,8 +147,8 @@ impl ExpertActivity {
         let both = |[a, b]: [usize; 2]| share(self.together[a * experts + b]);
         let expected = |[a, b]: [usize; 2]| share(selections[a]) * share(selections[b]);
         let excess = |pair: &[usize; 2]| both(*pair) - expected(*pair);
-        // Five standard deviations: even of 30,000 independent pairs, fewer than one in a hundred cases has such a pair.
-        let chance = |pair: &[usize; 2]| 5.0 * (expected(*pair) / tokens.max(1) as f64).sqrt();
+        // Five standard deviations of the share, if the number of tokens that select both is Poisson-distributed.
+        let chance = |pair: &[usize; 2]| 5.0 * (both(*pair) / tokens.max(1) as f64).sqrt();
         // Ties go to the first pair.
         let pair = pairs
             .rev()
@@ -187,7 +187,7 @@ impl ExpertSummary {
     }
 }
 
-/// Hits, among the selections `seen`, of the 0, 1, … experts most frequently selected in `chosen`.
+/// Number of selections in `seen` that hit the 0, 1, … experts most frequently selected in `chosen`.
 fn caught(chosen: &[u64], seen: &[u64]) -> Vec<u64> {
     let mut order: Vec<usize> = (0..chosen.len()).collect();
     order.sort_by_key(|expert| std::cmp::Reverse(chosen[*expert]));
@@ -282,7 +282,7 @@ pub(crate) fn write(
     })
 }
 
-/// Reads the selections in the file at `path` into the activity of each layer, which has `neurons` neurons.
+/// Reads the expert selections in the file at `path` into the activity of each layer. Every layer has `neurons` neurons.
 pub(crate) fn read(
     path: &Path,
     experts: &Experts,
@@ -295,7 +295,7 @@ pub(crate) fn read(
     };
     experts.validate().map_err(wrong)?;
     if experts.neurons() != neurons {
-        let reason = "`profile.json` has another number of neurons than its experts";
+        let reason = "the number of neurons in `profile.json` does not match its experts";
         return Err(wrong(reason.to_owned()));
     }
     let (file, count) = (TensorFile::open(path)?, experts.count);

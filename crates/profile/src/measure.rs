@@ -89,7 +89,7 @@ impl Profile {
         let has_experts = checkpoint.config().experts.is_some();
         Self::open(folder).is_ok_and(|profile| {
             *profile.header() == header(checkpoint, calibration, settings)
-                // Earlier versions did not count selections of experts.
+                // Earlier versions did not count expert selections.
                 && profile.document().experts.is_some() == has_experts
         })
     }

@@ -39,7 +39,7 @@ pub fn merge(profiles: &[Profile], out: &Path) -> Result<Profile, ProfileError> 
         }
         if body.experts != expected.experts {
             let reason =
-                "only some of the profiles count selections of experts; measure the others again";
+                "only some of the profiles have expert selections; measure the others again";
             return Err(unfit(profile, reason.to_owned()));
         }
     }

@@ -384,8 +384,8 @@ impl Profile {
         layers.filter_map(frequencies).collect()
     }
 
-    /// Hit rates if 0, 1, … all experts of every layer are kept in fast memory, mean over the layers: of a fixed set, and of a cache,
-    /// as in [`Held`]. Empty if they are unknown.
+    /// Mean hit rates over all layers of a fixed set and of a cache, as in [`Held`], if 0, 1, … all experts of every layer are kept in
+    /// fast memory. Each list is empty if its hit rates are unknown.
     pub fn expert_hit_rates(&self) -> [Vec<f64>; 2] {
         let layers = self.activities.iter();
         let layers: Option<Vec<Vec<Held>>> = layers

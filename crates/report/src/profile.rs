@@ -13,8 +13,8 @@ use crate::{
 /// Each of `curves` is a layer's cumulative curve, the last one that of all layers together: element `p` of `n + 1` is
 /// the share of activations carried by the hottest `p / n` of the neurons.
 ///
-/// `frequencies`, `[layers, experts]`, holds the share of tokens that selected each expert; empty in dense models. `hit_rates` are those of a
-/// fixed set and of a cache of 0, 1, … all experts; empty if unknown.
+/// `frequencies`, `[layers, experts]`, holds the share of tokens that selected each expert; empty in dense models. `hit_rates` holds the
+/// hit rates of a fixed set and of a cache, if 0, 1, … all experts are kept in fast memory; each is empty if unknown.
 ///
 /// # Errors
 ///
@@ -77,7 +77,7 @@ pub fn profile_page(
     Templates::new()?.render("profile.html", context)
 }
 
-/// Mean hit rates over the layers of a fixed set and of a cache of experts, if 0, 1, … all experts are in fast memory.
+/// Chart of the mean hit rates, over all layers, of a fixed set and of a cache, if 0, 1, … all experts are kept in fast memory.
 fn hit_rate_chart(hit_rates: &[Vec<f64>; 2]) -> Chart {
     let names = ["fixed set", "cache"].into_iter().zip(2..);
     let curves = names.zip(hit_rates).filter(|(_, rates)| !rates.is_empty());
