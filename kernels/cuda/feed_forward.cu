@@ -1,33 +1,9 @@
 // FFN of a token, or of a batch of tokens, over the hot neurons: a predictor or gate signs predict the active neurons; `gate_up`
 // computes h = act(gate . x) * (up . x) of the predicted ones; `down` accumulates h_i * down_i in a fixed order and merges the
 // host's sum over the cold neurons.
+#include "masks.cuh"
 #include "matrix.cuh"
 #include "neurons.cuh"
-
-// Neurons per word of a bit mask.
-constexpr int WORD = 32;
-
-// Output of a predictor: bit masks [tokens, ceil(neurons / 32)].
-struct Masks {
-  unsigned* device;
-  // The same in mapped host memory; null if the host has no neurons of the layer.
-  unsigned* host;
-  // [tokens, hot_count]: h, cleared here, so that neurons which are not predicted contribute 0.
-  float* activations;
-  // 0 if they need not be cleared.
-  int hot_count;
-};
-
-// Writes one mask word of a token; each lane holds the decision for one neuron.
-__device__ __forceinline__ void write_mask(const Masks& masks, int token, int word, int neurons, bool predicted) {
-  const int neuron = word * WORD + lane_index();
-  const unsigned bits = __ballot_sync(ALL_LANES, neuron < neurons && predicted);
-  if (neuron < masks.hot_count) masks.activations[size_t(token) * masks.hot_count + neuron] = 0.0f;
-  if (lane_index() != 0) return;
-  const int index = token * ((neurons + WORD - 1) / WORD) + word;
-  masks.device[index] = bits;
-  if (masks.host) masks.host[index] = bits;
-}
 
 struct Predict {
   // [tokens, rank]: A . x.
@@ -324,7 +300,7 @@ __device__ __forceinline__ void gate_up(const GateUp& a) {
       active &= __ballot_sync(ALL_LANES, passes_gate(a.ffn, neuron, h));
       if (!active || a.ffn.kind == UNGATED) break;
     }
-    h = active >> lane & 1 ? coefficient(a.ffn, neuron, h) : 0.0f;
+    h = active >> lane & 1 ? coefficient(a.ffn, lane, neuron, h) : 0.0f;
     if (lane < tokens) a.activations[size_t(lane) * a.hot_count + neuron] = h;
     in_union += __ballot_sync(ALL_LANES, h != 0.0f) != 0;
   }

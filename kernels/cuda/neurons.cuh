@@ -19,6 +19,10 @@ struct Neurons {
   const float* gate_scale;
   const float* contribution_scale;
   const float* centre;
+  // In a mixture of experts, [tokens, block_count]: routing weight of each block of neurons; [neurons]: block of each neuron. Else null.
+  const float* weights;
+  const uint16_t* blocks;
+  int block_count;
 };
 
 // Not inlined: called once per neuron, and larger than its callers.
@@ -57,8 +61,10 @@ __device__ __forceinline__ bool passes_gate(const Neurons& a, int neuron, float 
   }
 }
 
-// Coefficient of the neuron's row of down: h, or 0 (after centring) where its contribution is below the threshold.
-__device__ __forceinline__ float coefficient(const Neurons& a, int neuron, float product) {
+// Coefficient of the neuron's row of down: h times the token's routing weight, or 0 (after centring) where the contribution is below
+// the threshold.
+__device__ __forceinline__ float coefficient(const Neurons& a, int token, int neuron, float product) {
+  if (a.weights) product *= a.weights[size_t(token) * a.block_count + a.blocks[neuron]];
   if (a.filter != CONTRIBUTION_THRESHOLD) return product;
   const float centred = a.centre ? product - a.centre[neuron] : product;
   return fabsf(centred) * a.contribution_scale[neuron] >= a.threshold ? centred : 0.0f;

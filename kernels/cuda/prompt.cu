@@ -163,7 +163,7 @@ KERNEL(256, activate_gate_up, ActivateGateUp) {
         h = activation;
         if (a.ffn.kind == GATED) h *= up[neuron];
         if (a.ffn.kind == DOUBLY_GATED) h *= activate(a.ffn, up[neuron]);
-        h = coefficient(a.ffn, neuron, h);
+        h = coefficient(a.ffn, token, neuron, h);
       }
     }
     gate[neuron] = h;

@@ -347,6 +347,7 @@ fn check_ffn(
                 &ffn,
                 &rows,
                 filter,
+                None,
                 &mut gates,
                 ups.as_ref(),
                 is_masked.then_some(TokenMasks {
@@ -393,6 +394,7 @@ fn check_ffn(
                 Some(&norm),
                 &ffn,
                 filter,
+                None,
                 mask,
                 &mut activations,
                 None,

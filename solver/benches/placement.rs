@@ -175,6 +175,7 @@ fn problem(model: &Model, bytes_per_weight: f64, vram: u64) -> (Problem, Vec<Vec
         },
         hardware: hardware::named("pc-high").expect("it is built in"),
         head_pin: None,
+        shared_neurons: None,
     };
     (problem, candidates)
 }

@@ -11,31 +11,32 @@ use crate::{
     placement::{LayerPlacement, Placement},
 };
 
-/// All baselines and their predicted times. Without a GPU, or with several, only the one on the CPU.
+/// All baselines and their predicted times, the most common ways of placing first. Without a GPU, or with several, only the one on the
+/// CPU.
 pub(crate) fn all(problem: &Problem) -> Vec<Baseline> {
-    let baseline = |name: &str, placement: &Placement, cost: Cost| Baseline {
+    let timed = |name: &str, placement: &Placement, cost: Cost| Baseline {
         name: name.to_owned(),
         microseconds_per_token: 1e6 * cost.total,
         fits_ram: bytes_on(Device::Cpu, &lines(problem, placement)) <= problem.budget.ram_bytes,
     };
-    let cold = Placement::cold(problem);
-    let mut baselines = vec![baseline(
-        "all on the CPU",
-        &cold,
-        cost::total(problem, &cold),
-    )];
+    let baseline =
+        |name: &str, placement: &Placement| timed(name, placement, cost::total(problem, placement));
+    let cold = baseline("all on the CPU", &Placement::cold(problem));
     if problem.gpu().is_none() || problem.budget.vram_split.len() > 1 {
-        return baselines;
+        return vec![cold];
     }
-    let whole = whole_layers(problem);
-    baselines.push(baseline(
-        "whole layers on the GPU, the last first",
-        &whole,
-        cost::total(problem, &whole),
-    ));
     let (dense, left_bytes) = place_dense(problem);
+    let mut baselines = Vec::new();
+    if let Some(shared) = problem.shared_neurons {
+        let [all, last] = experts_by_layer(problem, &dense, left_bytes, shared);
+        baselines.push(baseline("all experts on the CPU", &all));
+        baselines.push(baseline("experts of the last layers on the GPU", &last));
+    }
+    baselines.push(cold);
+    let whole = whole_layers(problem);
+    baselines.push(baseline("whole layers on the GPU, the last first", &whole));
     let random = random(problem, &dense, left_bytes);
-    baselines.push(baseline(
+    baselines.push(timed(
         "dense parts first, then neurons at random",
         &random.0,
         random.1,
@@ -44,7 +45,6 @@ pub(crate) fn all(problem: &Problem) -> Vec<Baseline> {
     baselines.push(baseline(
         "dense parts first, then the hottest neurons",
         &greedy,
-        cost::total(problem, &greedy),
     ));
     baselines
 }
@@ -102,6 +102,32 @@ pub(crate) fn whole_layers(problem: &Problem) -> Placement {
         placement.head = Device::Gpu;
     }
     placement
+}
+
+/// `dense` with the `shared` neurons of each layer, as llama.cpp's `--cpu-moe` places it, and also with all experts of the last layers
+/// that fit into the `left` bytes of the GPU, as with its `--n-cpu-moe`.
+fn experts_by_layer(
+    problem: &Problem,
+    dense: &Placement,
+    mut left: u64,
+    shared: usize,
+) -> [Placement; 2] {
+    let mut cold = dense.clone();
+    for (place, layer) in cold.layers.iter_mut().zip(&problem.layers) {
+        if let Some(rest) = left.checked_sub(layer.neurons_bytes(shared)) {
+            (left, place.hot_count) = (rest, shared);
+        }
+    }
+    let mut last = cold.clone();
+    for (place, layer) in last.layers.iter_mut().zip(&problem.layers).rev() {
+        let neurons = layer.frequencies.len();
+        let more = layer.neurons_bytes(neurons) - layer.neurons_bytes(place.hot_count);
+        let Some(rest) = left.checked_sub(more) else {
+            break;
+        };
+        (left, place.hot_count) = (rest, neurons);
+    }
+    [cold, last]
 }
 
 /// Expected cost of `dense` with randomly chosen hot neurons, the same share of every layer.
@@ -196,6 +222,44 @@ mod tests {
                     plan.totals.microseconds_per_token
                 );
             }
+        }
+    }
+
+    #[test]
+    fn experts_of_the_last_layers_follow_shared_ones() {
+        let mut problem = samples::shaped(3, 100, samples::power_law);
+        problem.shared_neurons = Some(20);
+        let reserve = reserve_bytes(&problem);
+        let vram = 4_000_000;
+        problem.budget.vram_bytes = reserve + vram;
+        let (dense, left) = place_dense(&problem);
+        let bytes = |neurons| problem.layers[0].neurons_bytes(neurons);
+        let hot = |left| {
+            experts_by_layer(&problem, &dense, left, 20).map(|placement| {
+                let layers = placement.layers.iter();
+                layers.map(|layer| layer.hot_count).collect::<Vec<_>>()
+            })
+        };
+        let all: Vec<usize> = vec![20; 3];
+        assert!(left > 3 * bytes(100));
+        assert_eq!(hot(3 * bytes(20)), [all.clone(), all.clone()]);
+        assert_eq!(hot(2 * bytes(20)), [vec![20, 20, 0], vec![20, 20, 0]]);
+        assert_eq!(
+            hot(3 * bytes(20) + bytes(80)),
+            [all.clone(), vec![20, 20, 100]]
+        );
+        assert_eq!(hot(left), [all, vec![100; 3]]);
+        let names: Vec<String> = super::all(&problem)
+            .into_iter()
+            .map(|found| found.name)
+            .collect();
+        assert!(
+            names.iter().any(|name| name == "all experts on the CPU"),
+            "{names:?}"
+        );
+        let (plan, _) = place(&problem, &Options::default()).unwrap();
+        for baseline in super::all(&problem) {
+            assert!(plan.totals.microseconds_per_token <= baseline.microseconds_per_token + 1e-3);
         }
     }
 

@@ -41,6 +41,8 @@ pub struct Problem {
     pub hardware: Hardware,
     /// Prescribed device of the output head, if any.
     pub head_pin: Option<Device>,
+    /// In a mixture of experts, number of a layer's neurons that are in a shared expert.
+    pub shared_neurons: Option<usize>,
 }
 
 /// One layer, whose neurons all have the same size.

@@ -60,6 +60,7 @@ pub(crate) fn shaped(
         },
         hardware,
         head_pin: None,
+        shared_neurons: None,
     }
 }
 

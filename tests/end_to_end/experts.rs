@@ -76,7 +76,7 @@ fn mixtures_are_made_prepared_and_run() {
         sandbox
             .run(&[&prepare[..], &QUICK].concat())
             .good()
-            .stderr_contains(&["runs only on the CPU: GPUs do not support experts"]);
+            .stderr_contains(&["on the CPU"]);
         let run = |policy: &str| {
             let line = format!("run {name} -n 12 --temperature 0 --policy {policy} --prompt abc");
             sandbox.run(&words(&line)).good()
@@ -112,6 +112,35 @@ fn mixtures_are_made_prepared_and_run() {
     sandbox
         .run(&words("export mixtral --to gguf x.gguf"))
         .bad(1, &["mixtures of experts", "not written"]);
+    // A plan for a machine with a GPU, and the closest one of llama.cpp.
+    let place = "place mixtral --vram 4G --hardware rtx4090 --quant f32 --out placed --json \
+                 --pin layers:0=cpu --pin layers:1=gpu --pin head=gpu";
+    let plan = sandbox.run(&words(place)).good().json().to_string();
+    for baseline in [
+        "all experts on the CPU",
+        "experts of the last layers on the GPU",
+    ] {
+        assert!(plan.contains(baseline), "{plan}");
+    }
+    sandbox
+        .run(&words("export placed --to ot args.txt"))
+        .good()
+        .stderr_contains(&["the experts of 1 of 2 layers on the GPU", "50.0%"]);
+    let arguments = fs::read_to_string(sandbox.path("args.txt")).unwrap();
+    let lines: Vec<&str> = arguments.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "--n-gpu-layers 1 --n-cpu-moe 1",
+            r"--n-gpu-layers 1 --override-tensor blk\.(0)\.ffn_(gate|up|down)_exps\.weight=CPU",
+        ]
+    );
+    sandbox
+        .run(&words("export placed --to ot args.txt --quant f16"))
+        .bad(1, &["`--quant`"]);
+    sandbox
+        .run(&words("export placed --to ot text.txt"))
+        .bad(1, &["`text.txt` exists"]);
     sandbox
         .run(&words("simulate --like mixtral-8x7b --hardware rtx4090"))
         .bad(1, &["`mixtral-8x7b` is a mixture of experts", "synth"]);

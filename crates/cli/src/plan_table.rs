@@ -82,7 +82,7 @@ pub(crate) fn summary(plan: &Plan, report: Option<&SolveReport>) -> String {
         let mut predicted = predicted(plan, forecast).into_iter();
         lines.extend(predicted.next().map(|speeds| ("forecast", speeds)));
         let own = totals.microseconds_per_token;
-        // The first two baselines: the CPU alone, and whole layers on the GPU.
+        // The first two baselines: the CPU alone and whole layers on the GPU; in a mixture of experts, ways of placing experts.
         let others: Vec<String> = forecast
             .baselines
             .iter()

@@ -56,10 +56,17 @@ impl TraceArguments {
         checkpoint: &Checkpoint,
         output: Output,
     ) -> Result<Option<Arc<dyn Device>>> {
-        if let Some(obstacle) = checkpoint.config().device_obstacle() {
-            let family = &checkpoint.config().family;
+        let config = checkpoint.config();
+        let family = &config.family;
+        if let Some(obstacle) = config.device_obstacle() {
             output.say(format!(
                 "{family} runs only on the CPU: GPUs do not support {obstacle}"
+            ));
+            return Ok(None);
+        }
+        if config.experts.is_some() {
+            output.say(format!(
+                "{family} is profiled on the CPU, which counts selections of experts"
             ));
             return Ok(None);
         }

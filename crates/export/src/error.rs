@@ -38,6 +38,12 @@ pub enum ExportError {
         /// Unsupported feature.
         reason: String,
     },
+    /// The model has no experts to place.
+    #[error("`{path}` is not a mixture of experts, so there are no experts to place")]
+    NotOfExperts {
+        /// The bundle.
+        path: PathBuf,
+    },
     /// The predictor of a layer has no counterpart.
     #[error(
         "the predictor of layer {layer} cannot be exported for the original PowerInfer: {reason}"

@@ -177,7 +177,7 @@ impl DeviceModel {
     pub fn stream(&mut self, index: usize, neurons: &ColdNeurons<'_>) -> Result<(), DeviceError> {
         let layer = &self.layers[index];
         let found = layer.ffn.as_ref().expect("neurons are on the device");
-        let is_masked = layer.predicts();
+        let is_masked = layer.is_masked();
         let state = &mut self.state;
         let prompt = state.prompt.as_mut().expect("a prompt runs");
         let [piece, next] = prompt.pieces.as_mut().expect("room for cold neurons");
@@ -201,6 +201,7 @@ impl DeviceModel {
                 &self.gpu,
                 (&piece.ffn, &all),
                 found.selector.filter(Some([&piece.scale, &piece.centre])),
+                found.routing(&state.routes, first),
                 masks,
                 (&prompt.input, &prompt.sums),
                 (&mut state.products, &mut prompt.up, &mut prompt.products),

@@ -8,7 +8,7 @@ use std::{
 
 use powerinfer_kernels::cuda::{
     Attention, Buffer, ColdSum, DeviceError, DownAddends, DownScratch, F16Buffer, Ffn, Gpu,
-    GpuLinear, GpuNorm, HostMirror, NeuronFilter, PredictedMask, SplitSums, TokenMasks,
+    GpuLinear, GpuNorm, HostMirror, NeuronFilter, PredictedMask, Routing, SplitSums, TokenMasks,
 };
 
 use crate::{
@@ -37,6 +37,7 @@ pub(crate) fn activate_batch(
     gpu: &Gpu,
     (ffn, rows): (&Ffn, &Range<usize>),
     filter: NeuronFilter<'_>,
+    routing: Option<Routing<'_>>,
     masks: Option<TokenMasks<'_>>,
     (input, sums): (&F16Buffer, &SplitSums),
     (gate, up, out): (&mut Buffer<f32>, &mut Buffer<f32>, &mut F16Buffer),
@@ -56,7 +57,7 @@ pub(crate) fn activate_batch(
             Some(&*up)
         }
     };
-    gpu.activate_gate_up(ffn, rows, filter, gate, up, masks, out, scratch)
+    gpu.activate_gate_up(ffn, rows, filter, routing, gate, up, masks, out, scratch)
 }
 
 /// Hidden state and host memory.
@@ -155,8 +156,15 @@ impl DeviceModel {
         self.state.input.read_f32(input);
     }
 
-    /// Neurons predicted on the device, 32 per word; written before the FFN's input.
-    pub fn predicted_words(&self) -> Vec<u32> {
+    /// Routing weights `[tokens, blocks]` in a mixture of experts; written before the FFN's input.
+    pub fn routing_weights(&self) -> Vec<f32> {
+        let mut weights = vec![0.0; self.state.routes.weights.len()];
+        self.state.routes.host.read_f32(&mut weights);
+        weights
+    }
+
+    /// Mask of the neurons that the device's routers and predictors leave, 32 per word; written before the FFN's input.
+    pub fn mask_words(&self) -> Vec<u32> {
         let words = self.state.predicted.words().iter();
         let words = words.take(self.state.mask.len());
         words.map(|word| word.load(Ordering::Relaxed)).collect()
@@ -330,7 +338,9 @@ impl DeviceModel {
         reads: FfnInput,
         for_host: bool,
     ) -> Result<(), DeviceError> {
-        if !self.layers[index].predicts() || !self.segments.wants_launch()? {
+        let ffn = self.layers[index].ffn.as_ref();
+        let predicts = ffn.is_some_and(|ffn| ffn.selector.predicts());
+        if !predicts || !self.segments.wants_launch()? {
             return Ok(());
         }
         let keeps = self.keeps_input(index);
@@ -392,6 +402,47 @@ impl DeviceModel {
         }
     }
 
+    /// Selects the experts of each token in layer `index`, in a mixture of experts, and limits the predicted neurons to theirs; `for_host`
+    /// also writes the mask and the routing weights to host memory.
+    pub fn route(
+        &mut self,
+        index: usize,
+        reads: FfnInput,
+        for_host: bool,
+    ) -> Result<(), DeviceError> {
+        let ffn = self.layers[index].ffn.as_ref();
+        let Some((found, router)) = ffn.and_then(|ffn| Some((ffn, ffn.router.as_ref()?))) else {
+            return Ok(());
+        };
+        if !self.segments.wants_launch()? {
+            return Ok(());
+        }
+        let state = &mut self.state;
+        let x = match reads {
+            FfnInput::Hidden => &state.hidden,
+            FfnInput::Residual => &state.residual,
+        };
+        let (norm, routes) = (found.norm.as_ref(), &mut state.routes);
+        let logits = &mut [(&router.linear, &mut routes.logits)];
+        self.gpu.project(x, norm, logits, false)?;
+        if let Some(gate) = &router.shared_gate {
+            let logits = &mut [(gate, &mut routes.shared_logits)];
+            self.gpu.project(x, norm, logits, false)?;
+        }
+        let mut mask = PredictedMask {
+            mask: &mut state.mask,
+            host_mask: for_host.then_some(&state.predicted),
+            activations: &mut state.products,
+            hot_count: match state.prompt {
+                None => found.ffn.gate.matrix.rows(),
+                Some(_) => 0,
+            },
+        };
+        let is_predicted = found.selector.predicts();
+        self.gpu
+            .route(router, routes, for_host, &mut mask, is_predicted)
+    }
+
     /// Computes gate and up of the hot neurons; `for_host` also writes the FFN's input to host memory. In a prompt, all
     /// pieces of neurons except the last are also multiplied by down.
     pub fn gate_up(
@@ -405,7 +456,7 @@ impl DeviceModel {
         }
         let keeps = self.keeps_input(index);
         let layer = &self.layers[index];
-        let predicts = layer.predicts();
+        let is_masked = layer.is_masked();
         let found = layer.ffn.as_ref().expect("neurons are on the device");
         let state = &mut self.state;
         let x = match reads {
@@ -419,7 +470,8 @@ impl DeviceModel {
             flag: index,
             step: &state.step,
         };
-        let mask = predicts.then_some(&state.mask);
+        let mask = is_masked.then_some(&state.mask);
+        let routing = found.routing(&state.routes, 0);
         if let Some(prompt) = &mut state.prompt {
             let host = for_host.then_some(host);
             let (norm, format) = (found.norm.as_ref(), found.ffn.gate.matrix.format());
@@ -440,6 +492,7 @@ impl DeviceModel {
                     &self.gpu,
                     (ffn, &rows),
                     filter,
+                    routing,
                     masks,
                     (&prompt.input, &prompt.sums),
                     products,
@@ -460,6 +513,7 @@ impl DeviceModel {
             found.norm.as_ref(),
             &found.ffn,
             filter,
+            routing,
             mask,
             products,
             keeps.then_some(&state.kept),

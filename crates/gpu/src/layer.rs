@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use powerinfer_kernels::cuda::{
-    Buffer, Ffn, GpuLinear, GpuNorm, HeadNorms, NeuronFilter, Predictor, SignBits,
+    Buffer, Ffn, GpuLinear, GpuNorm, HeadNorms, NeuronFilter, Predictor, Router, Routes, Routing,
+    SignBits,
 };
 
 /// Parts of a layer that are on a device.
@@ -53,6 +54,8 @@ pub struct DeviceFfn {
     pub ffn: Ffn,
     /// Which of the neurons are computed.
     pub selector: DeviceSelector,
+    /// In a mixture of experts, selects the experts whose neurons are computed.
+    pub router: Option<Router>,
     /// Vector added for the neurons that are not computed, `[hidden]`.
     pub offset: Option<Buffer<f32>>,
 }
@@ -110,18 +113,10 @@ impl DeviceLayer {
         matches!(selector, Some(DeviceSelector::Host))
     }
 
-    /// Whether neurons are predicted before any weight of a neuron is read.
-    pub fn predicts(&self) -> bool {
-        let selector = self.ffn.as_ref().map(|ffn| &ffn.selector);
-        selector.is_some_and(|selector| match selector {
-            DeviceSelector::Host
-            | DeviceSelector::Predicted { .. }
-            | DeviceSelector::SignBit(_) => true,
-            DeviceSelector::Dense
-            | DeviceSelector::Exact
-            | DeviceSelector::Gate { .. }
-            | DeviceSelector::Contribution { .. } => false,
-        })
+    /// Whether a router or a predictor limits the neurons that are computed before any weight of a neuron is read.
+    pub fn is_masked(&self) -> bool {
+        let ffn = self.ffn.as_ref();
+        ffn.is_some_and(|ffn| ffn.router.is_some() || ffn.selector.predicts())
     }
 
     /// Sizes in bytes on the device, without the KV cache: attention and all norms, predictor, neurons.
@@ -152,7 +147,17 @@ impl DeviceAttention {
 }
 
 impl DeviceFfn {
-    /// Sizes in bytes of norm and output bias, predictor, and neurons.
+    /// Routing weights in `routes` of the neurons from `first` on, in a mixture of experts.
+    pub(crate) fn routing<'a>(&'a self, routes: &'a Routes, first: usize) -> Option<Routing<'a>> {
+        self.router.as_ref().map(|router| Routing {
+            weights: &routes.weights,
+            blocks: &router.blocks,
+            block_count: router.block_count,
+            first,
+        })
+    }
+
+    /// Sizes in bytes of norm, output bias and router, of predictor, and of neurons.
     fn bytes(&self) -> [usize; 3] {
         let Ffn {
             gate,
@@ -162,12 +167,22 @@ impl DeviceFfn {
             ..
         } = &self.ffn;
         let neurons = gate.bytes() + up.as_ref().map_or(0, GpuLinear::bytes) + down.bytes();
+        let router = self.router.as_ref().map_or(0, Router::bytes);
         let around = buffer_bytes(bias) + norm_bytes(&self.norm) + buffer_bytes(&self.offset);
+        let around = around + router;
         [around, self.selector.bytes(), neurons]
     }
 }
 
 impl DeviceSelector {
+    /// Whether neurons are predicted before any weight of a neuron is read.
+    pub(crate) fn predicts(&self) -> bool {
+        match self {
+            Self::Host | Self::Predicted { .. } | Self::SignBit(_) => true,
+            Self::Dense | Self::Exact | Self::Gate { .. } | Self::Contribution { .. } => false,
+        }
+    }
+
     /// Condition on a neuron's `act(gate·x)` or product under which it is computed; `vectors` are scales and centres of
     /// other neurons than the hot ones.
     pub(crate) fn filter<'a>(&'a self, vectors: Option<[&'a Buffer<f32>; 2]>) -> NeuronFilter<'a> {

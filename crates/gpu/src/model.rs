@@ -31,6 +31,8 @@ pub struct ModelShape {
     pub is_parallel: bool,
     /// Pairs of numbers of a head that are rotated.
     pub rotated_pairs: usize,
+    /// Experts, and blocks of neurons of which they are part, in a mixture of experts; otherwise 0.
+    pub experts: [usize; 2],
     /// Maximum number of positions of a KV cache.
     pub context: usize,
     /// Number format of a KV cache.
@@ -51,6 +53,8 @@ impl ModelShape {
                 Positions::Rotary(rotary) => rotary.frequencies.len(),
                 _ => 0,
             },
+            experts: (config.experts.as_ref())
+                .map_or([0; 2], |experts| [experts.count, experts.blocks()]),
             context,
             cache_format,
         }

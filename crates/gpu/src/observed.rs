@@ -74,6 +74,7 @@ impl ObservedLayer {
                 norm: upload.ffn_norm(weights)?,
                 ffn: upload.ffn(weights, neurons)?,
                 selector: DeviceSelector::Dense,
+                router: None,
                 offset: None,
             }),
             norms_after: upload.norms_after(weights)?,

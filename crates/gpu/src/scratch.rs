@@ -95,7 +95,10 @@ impl DeviceScratch {
         let states = if shape.is_parallel { 2 } else { 1 };
         let masks = shape.neurons.div_ceil(32);
         let numbers = states * shape.hidden + 2 * (queries + keys + shape.rotated_pairs);
+        let [_, blocks] = shape.experts;
         let numbers = numbers + neurons + self.rank + masks + shape.heads;
+        // Logits and routing weights.
+        let numbers = numbers + 2 * blocks;
         let partial = [1, tokens.min(Gpu::BATCH), tokens]
             .map(|tokens| Gpu::max_attention_scratch(tokens, shape.heads, &shape.cache()));
         let partial = partial.into_iter().max().unwrap_or(0);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use powerinfer_kernels::cuda::{
     Buffer, CachePlace, DeviceError, DownScratch, F16Buffer, Gpu, GpuCache, GpuMatrix, HostBuffer,
-    KeptInput, NeuronCounts, SplitSums,
+    KeptInput, NeuronCounts, Routes, SplitSums,
 };
 use powerinfer_tensor::Format;
 
@@ -68,7 +68,8 @@ pub(crate) struct State {
     pub(crate) units: Buffer<f32>,
     /// The FFN's input in 8 bits, as read by the predictor; unused in a prompt.
     pub(crate) kept: KeptInput,
-    /// Predicted neurons, a bit each.
+    pub(crate) routes: Routes,
+    /// Neurons that routers and predictors leave, a bit each.
     pub(crate) mask: Buffer<u32>,
     /// Factors of the rows of down: `[tokens, hot]`, or `[tokens, neurons of a piece]` in a prompt.
     pub(crate) products: Buffer<f32>,
@@ -140,6 +141,7 @@ impl State {
             head_size,
             is_parallel,
             rotated_pairs,
+            experts: [experts, blocks],
             ..
         } = *shape;
         let (queries, keys) = (heads * head_size, kv_heads * head_size);
@@ -211,6 +213,12 @@ impl State {
             attention_counters: Buffer::new(device, tokens * heads)?,
             units: floats(rank)?,
             kept: KeptInput::new(device, hidden, vectors)?,
+            routes: Routes {
+                logits: floats(experts)?,
+                shared_logits: floats(blocks - experts)?,
+                weights: floats(blocks)?,
+                host: HostBuffer::new(device, tokens * blocks)?,
+            },
             mask: Buffer::new(device, words)?,
             products: floats(wide)?,
             down,
@@ -240,6 +248,9 @@ impl State {
             &mut self.key,
             &mut self.value,
             &mut self.mixed,
+            &mut self.routes.logits,
+            &mut self.routes.shared_logits,
+            &mut self.routes.weights,
         ] {
             buffer.set_len(buffer.capacity() / capacity * tokens);
         }
@@ -301,6 +312,9 @@ impl State {
             &self.attention_partial,
             &self.units,
             &self.products,
+            &self.routes.logits,
+            &self.routes.shared_logits,
+            &self.routes.weights,
         ];
         let small = self.rotations.bytes() + self.mask.bytes() + self.attention_counters.bytes();
         let prompt = self.prompt.as_ref().map_or(0, |prompt| {

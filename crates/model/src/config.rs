@@ -445,8 +445,9 @@ impl ModelConfig {
     /// Returns the feature of the model that the GPU kernels do not support, so that it must run on the CPU; `None` if they
     /// support the model.
     pub fn device_obstacle(&self) -> Option<&'static str> {
-        if self.experts.is_some() {
-            Some("experts")
+        let experts = self.experts.as_ref();
+        if experts.is_some_and(|experts| experts.reads_layer_input) {
+            Some("routers that read the input of their layer")
         } else if self.block.norms_output() {
             Some("norms of the outputs of attention and FFN")
         } else if self.soft_caps.attention.is_some() {

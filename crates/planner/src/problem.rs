@@ -104,6 +104,7 @@ pub(crate) fn problem(
         budget,
         hardware: hardware.for_model(size, &EngineRates::CURRENT),
         head_pin: None,
+        shared_neurons: config.experts.as_ref().map(|experts| experts.shared_size),
     };
     let copies = left_out.is_none()
         && problem.budget.vram_bytes > 0

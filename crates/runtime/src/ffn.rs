@@ -236,13 +236,14 @@ impl Ffn<'_> {
         buffers.inputs = inputs;
     }
 
-    /// Sum of the cold neurons for `x [tokens, hidden]`; `mask`, 32 neurons a word, has the predicted ones of each
-    /// token if neurons are predicted.
+    /// Sum of the cold neurons for `x [tokens, hidden]`. `mask`, 32 neurons a word, has the neurons that a predictor and a router leave
+    /// of each token; `weights`, `[tokens, blocks]`, are routing weights in a mixture of experts.
     pub(crate) fn cold_sum(
         &self,
         threads: &Threads,
         x: &[f32],
         mask: Option<&[u32]>,
+        weights: Option<Vec<f32>>,
         buffers: &mut FfnBuffers,
         statistics: &mut Statistics,
     ) -> Vec<f32> {
@@ -254,6 +255,9 @@ impl Ffn<'_> {
         if let Some(mask) = mask {
             let masks = &mut buffers.prediction.masks;
             masks.set_words(neurons, x.tokens(), mask);
+        }
+        if let (Some(router), Some(weights)) = (&self.router, weights) {
+            router.set_weights(weights, &mut buffers.routes);
         }
         let cold = self.hot_count..neurons;
         self.add_neurons(threads, &x, cold, &mut sum, buffers, statistics);

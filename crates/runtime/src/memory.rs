@@ -27,12 +27,16 @@ pub const FEW_ROWS: usize = 8;
 
 const FLOAT: u64 = size_of::<f32>() as u64;
 
-/// Bytes of a layer outside its neurons: attention, norms, the FFN's output bias; `by_input` is the layout
-/// of the attention projections.
+/// Bytes of a layer outside its neurons: attention, norms, the FFN's output bias, and in a mixture of experts the router and the expert
+/// of each neuron; `by_input` is the layout of the attention projections.
 pub fn attention_bytes(config: &ModelConfig, quant: Format, by_input: bool) -> u64 {
     let bytes =
         |layer_weight: &LayerWeight| attention_weight_bytes(config, *layer_weight, quant, by_input);
-    attention_weights(config).iter().map(bytes).sum()
+    let experts = config
+        .experts
+        .as_ref()
+        .map_or(0, |_| config.ffn_size * size_of::<u16>());
+    attention_weights(config).iter().map(bytes).sum::<u64>() + experts as u64
 }
 
 /// Bytes of these weights read per token if the share `skipped` of projection inputs is not read.

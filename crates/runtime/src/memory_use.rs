@@ -32,6 +32,9 @@ pub(crate) fn held(model: &Model, session_bytes: u64) -> Vec<MemoryUse> {
     } = model;
     let context = model.context_limit() as u64;
     let (mut attention, mut neurons) = (0, 0);
+    for places in &model.experts {
+        attention += size_of_val(places.blocks());
+    }
     for layer in &weights.layers {
         let projections = [&layer.query, &layer.key, &layer.value, &layer.output];
         attention += projections.into_iter().map(linear).sum::<usize>();

@@ -28,6 +28,11 @@ pub(crate) struct ExpertPlaces {
 }
 
 impl ExpertPlaces {
+    /// The block of the neuron at each position.
+    pub(crate) fn blocks(&self) -> &[u16] {
+        &self.blocks
+    }
+
     /// Positions in a layer; `order` gives the checkpoint index of the neuron at each position.
     pub(crate) fn new(experts: &Experts, order: &[u32]) -> Self {
         let block = |neuron: &u32| experts.block_of(*neuron as usize) as u16;
@@ -95,6 +100,12 @@ impl Router<'_> {
             self.experts.route(logits, shared, weights);
         }
         read
+    }
+
+    /// Sets the weights of each token's blocks, `[tokens, blocks]`, which the device has computed.
+    pub(crate) fn set_weights(&self, weights: Vec<f32>, routes: &mut Routes) {
+        assert!(weights.len().is_multiple_of(self.experts.blocks()));
+        routes.weights = weights;
     }
 
     /// Sets `masks` to the neurons of each token's experts; if `is_predicted`, keeps only those already predicted in `masks`.

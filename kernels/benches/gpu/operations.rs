@@ -63,6 +63,7 @@ impl Bench {
                         None,
                         &ffn,
                         NeuronFilter::All,
+                        None,
                         mask,
                         products,
                         None,

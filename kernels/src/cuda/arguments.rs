@@ -113,7 +113,7 @@ pub(super) struct Attention {
     pub(super) end_padding: i32,
 }
 
-/// `Masks` in `feed_forward.cu`.
+/// `Masks` in `masks.cuh`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Masks {
@@ -151,6 +151,26 @@ pub(super) struct PredictBySigns {
     pub(super) masks: Masks,
 }
 
+/// `Route` in `route.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Route {
+    pub(super) logits: u64,
+    pub(super) shared_logits: u64,
+    pub(super) blocks: u64,
+    pub(super) weights: u64,
+    pub(super) host_weights: u64,
+    pub(super) experts: i32,
+    pub(super) block_count: i32,
+    pub(super) per_token: i32,
+    pub(super) is_sigmoid: i32,
+    pub(super) sums_all: i32,
+    pub(super) neurons: i32,
+    pub(super) intersects: i32,
+    pub(super) padding: i32,
+    pub(super) masks: Masks,
+}
+
 /// `Neurons` in `neurons.cuh`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -164,6 +184,10 @@ pub(super) struct Neurons {
     pub(super) gate_scale: u64,
     pub(super) contribution_scale: u64,
     pub(super) centre: u64,
+    pub(super) weights: u64,
+    pub(super) blocks: u64,
+    pub(super) block_count: i32,
+    pub(super) last_padding: i32,
 }
 
 /// `GateUp` in `feed_forward.cu`.

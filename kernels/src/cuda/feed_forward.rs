@@ -5,7 +5,7 @@ use powerinfer_tensor::{FfnKind, Format};
 
 use super::{
     Buffer, DeviceError, Ffn, Gpu, GpuMatrix, GpuNorm, HostBuffer, KeptInput, NeuronFilter,
-    arguments,
+    Routing, arguments,
     ffn::neurons,
     gpu::{
         GEMV_THREADS, MAX_MULTIPROCESSORS, THREADS, WARP, WORD, input_bytes, kernel, mask_bytes,
@@ -115,8 +115,8 @@ impl DownScratch {
 }
 
 impl Gpu {
-    /// `activations[i] = act(gate[i] · x) * (up[i] · x)` with `x = norm(x)`, for the hot neurons that `mask` selects,
-    /// or for all without a mask. Tokens, at most [`batch_tokens`](Self::batch_tokens), share one pass over the rows that any of
+    /// `activations[i] = act(gate[i] · x) * (up[i] · x)` with `x = norm(x)`, times the weight of the neuron's expert in `routing`, for the
+    /// hot neurons that `mask` selects, or for all without a mask. Tokens, at most [`batch_tokens`](Self::batch_tokens), share one pass over the rows that any of
     /// them needs.
     ///
     /// `x` is `[tokens, hidden]`, `activations` `[tokens, hot]`, the mask `[tokens, words]`. Neurons that are in no token's mask
@@ -141,6 +141,7 @@ impl Gpu {
         norm: Option<&GpuNorm>,
         ffn: &Ffn,
         filter: NeuronFilter<'_>,
+        routing: Option<Routing<'_>>,
         mask: Option<&Buffer<u32>>,
         activations: &mut Buffer<f32>,
         kept: Option<&KeptInput>,
@@ -168,7 +169,7 @@ impl Gpu {
             arguments.up = up_matrix.argument();
             arguments.up_bias = up.bias_address();
         }
-        arguments.ffn = neurons(ffn, &(0..ffn.gate.matrix.rows()), filter);
+        arguments.ffn = neurons(ffn, &(0..hot), filter, routing, tokens);
         if let Some(host) = host {
             assert!(host.input.len() >= tokens * columns && !host.step.is_empty());
             arguments.host_input = match kept {

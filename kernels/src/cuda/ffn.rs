@@ -5,7 +5,7 @@ use std::ops::Range;
 use bytemuck::Zeroable;
 use powerinfer_tensor::{Activation, FfnKind};
 
-use super::{Buffer, GpuLinear, GpuMatrix, arguments};
+use super::{Buffer, GpuLinear, GpuMatrix, Routing, arguments};
 
 /// The activation function's value in the CUDA enum, and the threshold of FATReLU.
 fn activation_argument(activation: Activation) -> (i32, f32) {
@@ -58,13 +58,25 @@ pub struct Ffn {
     pub activation: Activation,
 }
 
-/// Kernel arguments for the neurons `rows` of `ffn` with `filter`.
+/// Kernel arguments for the neurons `rows` of `ffn` with `filter`, and the weights of their experts for `tokens` tokens.
 pub(super) fn neurons(
     ffn: &Ffn,
     rows: &Range<usize>,
     filter: NeuronFilter<'_>,
+    routing: Option<Routing<'_>>,
+    tokens: usize,
 ) -> arguments::Neurons {
     let mut argument = arguments::Neurons::zeroed();
+    if let Some(routing) = routing {
+        let first = routing.first + rows.start;
+        assert!(
+            routing.blocks.len() >= first + rows.len()
+                && routing.weights.len() >= tokens * routing.block_count
+        );
+        argument.weights = routing.weights.address();
+        argument.blocks = routing.blocks.address() + (first * size_of::<u16>()) as u64;
+        argument.block_count = routing.block_count as i32;
+    }
     (argument.activation, argument.fat_threshold) = activation_argument(ffn.activation);
     argument.kind = match ffn.kind {
         FfnKind::Plain => 0,

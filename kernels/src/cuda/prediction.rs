@@ -157,7 +157,11 @@ impl Gpu {
     }
 }
 
-fn masks(predicted: &mut PredictedMask<'_>, neurons: usize, tokens: usize) -> arguments::Masks {
+pub(super) fn masks(
+    predicted: &mut PredictedMask<'_>,
+    neurons: usize,
+    tokens: usize,
+) -> arguments::Masks {
     let words = tokens * neurons.div_ceil(WORD);
     let cleared = tokens * predicted.hot_count;
     assert!(predicted.mask.len() >= words && predicted.activations.len() >= cleared);

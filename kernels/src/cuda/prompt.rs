@@ -10,7 +10,7 @@ use bytemuck::Zeroable;
 
 use super::{
     Buffer, DeviceError, DownScratch, Ffn, Gpu, GpuLinear, GpuMatrix, GpuNorm, HostBuffer,
-    HostMirror, NeuronFilter, arguments,
+    HostMirror, NeuronFilter, Routing, arguments,
     ffn::neurons,
     gpu::{MAX_MULTIPROCESSORS, THREADS, WARP, WORD, input_bytes, kernel},
 };
@@ -295,7 +295,7 @@ impl Gpu {
         self.launch_gemm("gemm", matrix, rows.len(), x, sums, &arguments)
     }
 
-    /// `h = act(gate) * up` of the neurons `rows`, in place of `gate` and as f16 in `out`; 0 for neurons outside `masks` and for
+    /// `h = act(gate) * up`, times the weight of the neuron's expert in `routing`, of the neurons `rows`, in place of `gate` and as f16 in `out`; 0 for neurons outside `masks` and for
     /// those that `filter` skips.
     ///
     /// `gate` and `up` are `[tokens, rows]`: the products with the input.
@@ -316,6 +316,7 @@ impl Gpu {
         ffn: &Ffn,
         rows: &Range<usize>,
         filter: NeuronFilter<'_>,
+        routing: Option<Routing<'_>>,
         gate: &mut Buffer<f32>,
         up: Option<&Buffer<f32>>,
         masks: Option<TokenMasks<'_>>,
@@ -332,7 +333,7 @@ impl Gpu {
         }));
         out.set_shape(tokens, count, self.terms(ffn.down.format()));
         let arguments = arguments::ActivateGateUp {
-            ffn: neurons(ffn, rows, filter),
+            ffn: neurons(ffn, rows, filter, routing, tokens),
             gate: gate.address(),
             up: up.map_or(0, Buffer::address),
             mask: masks.map_or(0, |masks| masks.mask.address()),

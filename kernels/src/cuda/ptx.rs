@@ -1,7 +1,7 @@
 //! The kernels as PTX, which `scripts/generate-ptx.sh` makes and the driver compiles.
 
 /// Names of the modules, and their compressed text.
-const MODULES: [(&str, &[u8]); 5] = [
+const MODULES: [(&str, &[u8]); 6] = [
     ("attention", include_bytes!("../../ptx/attention.ptx.zst")),
     (
         "feed_forward",
@@ -10,6 +10,7 @@ const MODULES: [(&str, &[u8]); 5] = [
     ("observe", include_bytes!("../../ptx/observe.ptx.zst")),
     ("projection", include_bytes!("../../ptx/projection.ptx.zst")),
     ("prompt", include_bytes!("../../ptx/prompt.ptx.zst")),
+    ("route", include_bytes!("../../ptx/route.ptx.zst")),
 ];
 
 /// Names and PTX of the modules.

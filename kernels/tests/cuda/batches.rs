@@ -125,6 +125,7 @@ impl Layer {
                 Some(&self.norm),
                 &self.ffn,
                 NeuronFilter::NonZeroGate,
+                None,
                 Some(&mask),
                 &mut activations,
                 keeps.then_some(&kept),

@@ -181,6 +181,7 @@ impl FfnCase {
                 Some(&norm),
                 &ffn,
                 neuron_filter,
+                None,
                 mask.as_ref(),
                 &mut activations,
                 None,

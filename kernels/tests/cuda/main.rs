@@ -7,6 +7,7 @@ mod batches;
 mod feed_forward;
 mod prediction;
 mod projection;
+mod routing;
 
 #[path = "../support/devices.rs"]
 mod devices;

@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{ByteSize, counted};
-use powerinfer_export::{Exported, GgufOptions, Source, index_path, to_gguf, to_original};
+use powerinfer_export::{
+    ExpertLayers, Exported, GgufOptions, Source, index_path, to_gguf, to_original,
+};
 use powerinfer_tensor::Format;
 
 use crate::{
     hint::Advised,
     model_argument,
-    output::Output,
+    output::{Output, percent},
     page_file::{begins_with, is_inside},
     progress::Bar,
     values::{FORMATS, Offered},
@@ -55,12 +57,15 @@ enum Target {
     Gguf,
     /// The original PowerInfer: a bundle, with its predictors and its placement
     Powerinfer,
+    /// llama.cpp: arguments that place the experts of a bundle's plan, layer by layer
+    Ot,
 }
 
 pub(crate) fn run(arguments: &ExportArguments, output: Output) -> Result<()> {
     match arguments.to {
         Target::Gguf => gguf(arguments, output),
         Target::Powerinfer => original(arguments, output),
+        Target::Ot => experts(arguments, output),
     }
 }
 
@@ -73,6 +78,7 @@ fn gguf(arguments: &ExportArguments, output: Output) -> Result<()> {
     let bar = Bar::new(output);
     let export = |source: Source<'_>| -> Result<()> {
         let out = out_file(&arguments.out, source, "gguf")?;
+        refuse_foreign(&out)?;
         let written = to_gguf(source, options, &out, &bar)?;
         say(&out, options.quant, &written, output);
         Ok(())
@@ -90,18 +96,46 @@ fn gguf(arguments: &ExportArguments, output: Output) -> Result<()> {
     }
 }
 
-fn original(arguments: &ExportArguments, output: Output) -> Result<()> {
-    if let Some(option) = [
+/// Refuses the options that are only for GGUF files.
+fn refuse_gguf_options(arguments: &ExportArguments) -> Result<()> {
+    let options = [
         ("--any-activation", arguments.any_activation),
         ("--no-tokenizer", arguments.no_tokenizer),
-    ]
-    .into_iter()
-    .find_map(|(option, is_given)| is_given.then_some(option))
-    {
-        bail!("`{option}` is for `--to gguf`");
+    ];
+    match options.into_iter().find(|(_, is_given)| *is_given) {
+        Some((option, _)) => bail!("`{option}` is for `--to gguf`"),
+        None => Ok(()),
+    }
+}
+
+fn experts(arguments: &ExportArguments, output: Output) -> Result<()> {
+    refuse_gguf_options(arguments)?;
+    if arguments.quant.is_some() {
+        bail!("`--quant` is for files of weights");
     }
     let bundle = model_argument::open_bundle(&arguments.source)?;
+    let placed = ExpertLayers::of(&bundle)?;
+    let out = out_file(&arguments.out, Source::Bundle(&bundle), "ot.txt")?;
+    refuse_unless(&out, &[b"--n-gpu-layers"], "a file of such arguments")?;
+    placed.write(&bundle, &out)?;
+    let plan = bundle.plan();
+    let neurons: usize = plan.layers.iter().map(|layer| layer.neuron_count).sum();
+    output.say(format!(
+        "exported to `{}`: llama.cpp can place the experts of {} of {} on the GPU in as many bytes ({} of the neurons; the plan has {} there): those of the last layers (line 1) or those with the most neurons on the GPU in the plan (line 2)",
+        out.display(),
+        placed.on_gpu.len(),
+        counted(placed.layers, "layer"),
+        percent(placed.on_gpu.len() as f64 / placed.layers as f64),
+        percent(plan.totals.hot_count as f64 / neurons as f64),
+    ));
+    Ok(())
+}
+
+fn original(arguments: &ExportArguments, output: Output) -> Result<()> {
+    refuse_gguf_options(arguments)?;
+    let bundle = model_argument::open_bundle(&arguments.source)?;
     let out = out_file(&arguments.out, Source::Bundle(&bundle), "powerinfer.gguf")?;
+    refuse_foreign(&out)?;
     refuse_foreign(&index_path(&out))?;
     let written = to_original(&bundle, arguments.quant, &out, &Bar::new(output))?;
     say(&out, written.quant, &written.model, output);
@@ -117,7 +151,7 @@ fn original(arguments: &ExportArguments, output: Output) -> Result<()> {
 ///
 /// # Errors
 ///
-/// It would be among a bundle's files, replace the model itself, or a file of another kind.
+/// It would be among a bundle's files, or replace the model itself.
 fn out_file(out: &Path, source: Source<'_>, ending: &str) -> Result<PathBuf> {
     let out = if out.is_dir() {
         out.join(format!("{}.{ending}", source.name()))
@@ -145,19 +179,23 @@ fn out_file(out: &Path, source: Source<'_>, ending: &str) -> Result<PathBuf> {
         }
         Source::Bundle(_) => {}
     }
-    refuse_foreign(&out)?;
     Ok(out)
 }
 
 /// Refuses to replace a file that is not a GGUF file.
 fn refuse_foreign(file: &Path) -> Result<()> {
+    refuse_unless(file, &[b"GGUF", b"PWRI"], "a GGUF file")
+}
+
+/// Refuses to replace a file that starts with none of `beginnings` and is thus not `kind`.
+fn refuse_unless(file: &Path, beginnings: &[&[u8]], kind: &str) -> Result<()> {
     if file.exists()
-        && ![b"GGUF", b"PWRI"]
+        && !beginnings
             .iter()
-            .any(|magic| begins_with(file, *magic))
+            .any(|beginning| begins_with(file, beginning))
     {
         bail!(Advised::new(
-            format!("`{}` exists and is not a GGUF file", file.display()),
+            format!("`{}` exists and is not {kind}", file.display()),
             "remove it, or name another file"
         ));
     }

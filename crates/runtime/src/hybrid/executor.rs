@@ -159,6 +159,7 @@ impl LayerExecutor for HybridExecutor {
         } else {
             self.device.predict(layer, reads, cold)?;
         }
+        self.device.route(layer, reads, cold)?;
         self.device.gate_up(layer, reads, cold)?;
         if pass.observers.activity.is_some() && pass.tokens.len() == 1 {
             let products = self.device.read_products(layer)?;
@@ -410,7 +411,8 @@ impl HybridExecutor {
         let mut input = vec![0.0; pass.tokens.len() * model.config.hidden_size];
         device.read_input(&mut input);
         pass.observers.end_stage(Stage::Waiting);
-        let mask = (device.layer(layer).predicts()).then(|| device.predicted_words());
+        let mask = (device.layer(layer).is_masked()).then(|| device.mask_words());
+        let weights = (model.config.experts.as_ref()).map(|_| device.routing_weights());
         let watch = self.watch(pass);
         let observes = pass.observers.activity.is_some() && pass.tokens.len() == 1;
         self.cold.recorded = observes.then(Vec::new);
@@ -420,6 +422,7 @@ impl HybridExecutor {
             &model.threads,
             &input,
             mask.as_deref(),
+            weights,
             &mut self.cold,
             statistics,
         );

@@ -14,9 +14,12 @@ use powerinfer_gpu::{
 use powerinfer_kernels::{
     Arithmetic,
     cuda::{
-        Buffer, Device, DeviceError, Gpu, GpuLinear, GpuMatrix, HostMatrix, Predictor, SignBits,
+        Buffer, Device, DeviceError, Gpu, GpuLinear, GpuMatrix, HostMatrix, Predictor, Router,
+        SignBits,
     },
 };
+
+use powerinfer_model::RouterScores;
 
 use super::{
     copied::{copied_parts, copies_parts},
@@ -96,6 +99,29 @@ pub(super) fn device_selector(
     })
 }
 
+/// Uploads the router of layer `layer`; `None` in a dense model.
+fn device_router(
+    upload: &Upload<'_>,
+    model: &Model,
+    layer: usize,
+) -> Result<Option<Router>, DeviceError> {
+    let stored = &model.weights.layers[layer];
+    let (Some(experts), Some(router)) = (&upload.config.experts, &stored.router) else {
+        return Ok(None);
+    };
+    let file = model.bundle.weights();
+    let linear = |stored: &StoredLinear| upload_stored(upload.device, file, stored);
+    Ok(Some(Router {
+        linear: linear(router)?,
+        shared_gate: stored.shared_gate.as_ref().map(linear).transpose()?,
+        blocks: Buffer::from_slice(upload.device, model.experts[layer].blocks())?,
+        block_count: experts.blocks(),
+        per_token: experts.per_token,
+        is_sigmoid: matches!(experts.scores, RouterScores::SigmoidOfSelected),
+        sums_all: matches!(experts.scores, RouterScores::Softmax),
+    }))
+}
+
 /// Uploads what the plan of `model` puts on `device`.
 ///
 /// # Errors
@@ -143,6 +169,7 @@ pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceMode
                 norm: upload.ffn_norm(&source)?,
                 ffn: upload.ffn(&source, hot)?,
                 selector: device_selector(&upload, &selector, reads_residual, is_here, hot)?,
+                router: device_router(&upload, model, index)?,
                 offset: selector
                     .offset()
                     .map(|offset| upload.floats(offset))

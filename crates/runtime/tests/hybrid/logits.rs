@@ -13,14 +13,14 @@ use powerinfer_tensor::{CacheFormat, Format};
 use crate::{
     assert_alike, assert_near,
     case::Case,
-    golden::{FAMILIES, Golden, MODELS},
+    golden::{FAMILIES, Golden, MIXTURES, MODELS},
     greedy, one_by_one,
     placement::{ALL, HALF, PLACEMENTS},
 };
 
 #[test]
 fn logits_are_those_of_the_standard_implementation() {
-    let goldens = Golden::present(&[&MODELS[..], &FAMILIES].concat());
+    let goldens = Golden::present(&[&MODELS[..], &FAMILIES, &MIXTURES].concat());
     let runs = |golden: &Golden| golden.checkpoint().config().device_obstacle().is_none();
     let goldens = goldens.into_iter().filter(|(_, golden)| runs(golden));
     for (index, (name, golden)) in goldens.enumerate() {

@@ -4,6 +4,7 @@
 mod batches;
 mod case;
 mod contexts;
+mod experts;
 mod failures;
 mod logits;
 mod memory;
@@ -15,6 +16,8 @@ mod times;
 #[path = "../../../../tests/support/golden.rs"]
 #[expect(dead_code, reason = "shared by several tests")]
 mod golden;
+#[path = "../support/mixtures.rs"]
+mod mixtures;
 #[path = "../support/packing.rs"]
 mod packing;
 #[path = "../support/predictor_files.rs"]

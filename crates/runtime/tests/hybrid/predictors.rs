@@ -88,7 +88,7 @@ fn predictors_on_either_device_serve_both() {
 }
 
 /// Writes random scores and centres, and the signs of the gates, more than half of which must agree.
-fn write_scores_and_signs(checkpoint: &Checkpoint, folder: &Path) -> PredictorFile {
+pub(crate) fn write_scores_and_signs(checkpoint: &Checkpoint, folder: &Path) -> PredictorFile {
     let config = checkpoint.config();
     let (hidden, neurons) = (config.hidden_size, config.ffn_size);
     let mut random = Random::new(12);

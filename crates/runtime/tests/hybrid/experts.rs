@@ -1,0 +1,157 @@
+//! Mixtures of experts: the device selects the experts, for both sides.
+
+use powerinfer_artifact::{
+    plan::{ATTENTION, Device, Plan, Policy, SCRATCH, Score, Threshold},
+    predictor_file::PredictorInput,
+};
+use powerinfer_emulator::Order;
+use powerinfer_model::LanguageModel;
+use powerinfer_runtime::{ActivationFormat, MemoryUse, memory};
+use powerinfer_tensor::Format;
+
+use crate::{
+    assert_alike, assert_near,
+    case::Case,
+    golden::Golden,
+    mixtures::{RECIPES, Recipe, write_mixture},
+    one_by_one,
+    placement::PLACEMENTS,
+    predictors::{write_random_networks, write_scores_and_signs},
+};
+
+/// A mixture with the prompt of its golden.
+fn case(recipe: &Recipe) -> Case {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = write_mixture(recipe, false, folder.path());
+    let prompt = Golden::open(recipe.golden).ids("p17.input_ids");
+    let mut case = Case::new(checkpoint, prompt);
+    case.folder = folder;
+    case
+}
+
+#[test]
+fn experts_on_either_device_give_the_logits_of_the_cpu() {
+    for (index, recipe) in RECIPES.iter().enumerate() {
+        let mut case = case(recipe);
+        for policy in [Policy::Dense, Policy::Exact] {
+            case.policy = policy;
+            let mut host = case.on_host(&PLACEMENTS[..1]);
+            for (placements, copies) in [
+                (&PLACEMENTS[..1], false),
+                (&PLACEMENTS[1..3], false),
+                (&PLACEMENTS[3..6], false),
+                (&PLACEMENTS[1..6], true),
+            ] {
+                case.copies_cold_neurons = copies;
+                let order = Order::Shuffled(index as u16);
+                let Some(mut device) = case.on_device(order, placements) else {
+                    return;
+                };
+                let what = format!("{} {policy} {placements:?}", recipe.architecture);
+                assert_alike(&mut host, &mut device, &case.prompt, 1e-4, &what);
+                // A prompt, and then batches and single tokens.
+                host.reset();
+                let want = host.forward(&case.prompt).unwrap();
+                let computed = host.observers_mut().take_statistics();
+                device.reset();
+                device.observers_mut().take_statistics();
+                let found = device.forward(&case.prompt).unwrap();
+                assert_near(&found, &want, 1e-4, &what);
+                let found = device.observers_mut().take_statistics();
+                let (found, want_computed) = (found.neurons_computed, computed.neurons_computed);
+                if policy == Policy::Dense {
+                    assert!(found <= want_computed, "{what}: {found} of {want_computed}");
+                }
+                device.reset();
+                let mut batched = device.forward(&case.prompt[..5]).unwrap();
+                batched.extend(device.forward(&case.prompt[5..7]).unwrap());
+                device.reset();
+                assert_eq!(
+                    batched,
+                    one_by_one(&mut device, &case.prompt[..7]),
+                    "{what}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_device_holds_what_a_plan_says() {
+    for recipe in &RECIPES {
+        let mut case = case(recipe);
+        case.quant = Format::Q4_0;
+        let Some(model) = case.on_device(Order::Forward, &PLACEMENTS[..1]) else {
+            return;
+        };
+        let held = |line: &str| {
+            let is_it = |held: &MemoryUse| held.line == line && held.device == Device::Gpu;
+            model.memory().into_iter().find(is_it).unwrap().bytes
+        };
+        let config = case.config();
+        let attention = memory::attention_bytes(config, case.quant, false);
+        let layers = config.layer_count as u64;
+        assert_eq!(held(ATTENTION), layers * attention, "{}", recipe.golden);
+        let budget = &Plan::unplaced(1, 1, case.policy, config.context_length).budget;
+        let planned = memory::device_scratch_bytes(config, case.quant, budget, 0, 512);
+        assert!((held(SCRATCH)..held(SCRATCH) + (8 << 20)).contains(&planned));
+    }
+}
+
+#[test]
+fn experts_in_4_bits_are_close_to_those_of_the_cpu() {
+    // A recipe in which no logits of the router nearly tie.
+    let mut case = case(&RECIPES[2]);
+    case.quant = Format::Q4_0;
+    case.activations = ActivationFormat::Int8;
+    let mut host = case.on_host(&PLACEMENTS[..1]);
+    let Some(mut device) = case.on_device(Order::Forward, &PLACEMENTS[..2]) else {
+        return;
+    };
+    assert_alike(&mut host, &mut device, &case.prompt, 5e-2, "q4_0");
+}
+
+#[test]
+fn predictors_and_thresholds_skip_neurons_of_selected_experts() {
+    let mut case = case(&RECIPES[0]);
+    // Only the CPU rounds the inputs of products, which would change predictions near the threshold.
+    case.activations = ActivationFormat::F32;
+    let folders = ["networks", "scores"].map(|name| case.folder.path().join(name));
+    let (checkpoint, input) = (&case.checkpoint, PredictorInput::Normed);
+    let networks = write_random_networks(checkpoint, input, Format::F32, &folders[0]);
+    let scores = write_scores_and_signs(checkpoint, &folders[1]);
+    case.predictors = Some(networks);
+    case.policy = Policy::Predicted;
+    assert_same_neurons(&case);
+    case.predictors = Some(scores);
+    case.policy = Policy::SignBit;
+    assert_same_neurons(&case);
+    case.policy = Policy::Threshold;
+    for (score, centred) in [(Score::WeightedGate, false), (Score::Contribution, true)] {
+        case.threshold = Some(Threshold {
+            score,
+            centred,
+            value: 0.02,
+            error: 0.0,
+        });
+        assert_same_neurons(&case);
+    }
+}
+
+/// Fails unless the device and the CPU compute the same neurons in every placement.
+#[track_caller]
+fn assert_same_neurons(case: &Case) {
+    for placements in [&PLACEMENTS[1..2], &PLACEMENTS[1..6]] {
+        let Some(mut device) = case.on_device(Order::Shuffled(3), placements) else {
+            return;
+        };
+        let mut host = case.on_host(placements);
+        let what = format!("{} {:?} {placements:?}", case.policy, case.threshold);
+        assert_alike(&mut host, &mut device, &case.prompt, 1e-2, &what);
+        host.reset();
+        device.reset();
+        let want = host.forward(&case.prompt[..12]).unwrap();
+        let found = device.forward(&case.prompt[..12]).unwrap();
+        assert_near(&found, &want, 1e-2, &format!("{what}: a prompt"));
+    }
+}

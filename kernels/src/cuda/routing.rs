@@ -1,0 +1,123 @@
+//! Routing in mixtures of experts: the kernel `route` of `route.cu`.
+
+use super::{
+    Buffer, DeviceError, Gpu, GpuLinear, HostBuffer, PredictedMask, arguments,
+    gpu::{THREADS, WARP, WORD},
+    prediction::masks,
+};
+
+/// Words of a mask that a thread block writes.
+const WORDS: usize = 64;
+
+/// A layer's router on a device.
+#[derive(Debug)]
+pub struct Router {
+    /// `[experts, hidden]`.
+    pub linear: GpuLinear,
+    /// `[1, hidden]`: projection to the logit of the shared expert's weight; `None` if that weight is 1.
+    pub shared_gate: Option<GpuLinear>,
+    /// `[neurons]`: block of each neuron, that is, its expert; the shared one is the last.
+    pub blocks: Buffer<u16>,
+    /// Number of blocks.
+    pub block_count: usize,
+    /// Number of experts that a token selects.
+    pub per_token: usize,
+    /// Whether scores are sigmoids of the logits; otherwise they are exponentials.
+    pub is_sigmoid: bool,
+    /// Whether scores are divided by their sum over all experts; otherwise by that over the selected ones.
+    pub sums_all: bool,
+}
+
+/// Buffers for the routing weights of some tokens.
+#[derive(Debug)]
+pub struct Routes {
+    /// `[tokens, experts]`.
+    pub logits: Buffer<f32>,
+    /// `[tokens]`: logit of the shared expert's weight.
+    pub shared_logits: Buffer<f32>,
+    /// `[tokens, blocks]`: weights, 0 for experts that are not selected.
+    pub weights: Buffer<f32>,
+    /// The same in mapped host memory.
+    pub host: HostBuffer,
+}
+
+/// Routing weights of neurons.
+#[derive(Debug, Clone, Copy)]
+pub struct Routing<'a> {
+    /// `[tokens, blocks]`.
+    pub weights: &'a Buffer<f32>,
+    /// Block of each of a layer's neurons.
+    pub blocks: &'a Buffer<u16>,
+    /// Number of blocks.
+    pub block_count: usize,
+    /// Number of the first neuron of the FFN in the layer.
+    pub first: usize,
+}
+
+impl Router {
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        let shared = self.shared_gate.as_ref().map_or(0, GpuLinear::bytes);
+        self.linear.bytes() + shared + self.blocks.bytes()
+    }
+}
+
+impl Gpu {
+    /// Selects each token's experts from the logits in `routes`, and writes their weights there and the mask of their neurons to
+    /// `mask`; if `is_predicted`, only neurons remain that are already in the mask. `for_host` also writes the weights to host memory.
+    ///
+    /// If logits are equal, the expert with the lower index is preferred.
+    ///
+    /// # Errors
+    ///
+    /// The launch fails, or there are more experts than fit the shared memory of a thread block.
+    ///
+    /// # Panics
+    ///
+    /// A shape does not match.
+    pub fn route(
+        &self,
+        router: &Router,
+        routes: &mut Routes,
+        for_host: bool,
+        mask: &mut PredictedMask<'_>,
+        is_predicted: bool,
+    ) -> Result<(), DeviceError> {
+        let (neurons, experts) = (router.blocks.len(), router.linear.matrix.rows());
+        let tokens = routes.logits.len() / experts;
+        let blocks = router.block_count;
+        assert_eq!(routes.logits.len(), tokens * experts, "a logit per expert");
+        assert!(routes.weights.len() == tokens * blocks && blocks >= experts);
+        assert!(!for_host || routes.host.len() >= tokens * blocks);
+        let has_gate = router.shared_gate.is_some();
+        assert!(!has_gate || routes.shared_logits.len() == tokens);
+        let arguments = arguments::Route {
+            logits: routes.logits.address(),
+            shared_logits: if has_gate {
+                routes.shared_logits.address()
+            } else {
+                0
+            },
+            blocks: router.blocks.address(),
+            weights: routes.weights.address(),
+            host_weights: if for_host { routes.host.address(0) } else { 0 },
+            experts: experts as i32,
+            block_count: blocks as i32,
+            per_token: router.per_token as i32,
+            is_sigmoid: router.is_sigmoid.into(),
+            sums_all: router.sums_all.into(),
+            neurons: neurons as i32,
+            intersects: is_predicted.into(),
+            padding: 0,
+            masks: masks(mask, neurons, tokens),
+        };
+        let grid = [
+            neurons.div_ceil(WORD).div_ceil(WORDS) as u32,
+            tokens as u32,
+            1,
+        ];
+        let floats = |count: usize| (count * 4).next_multiple_of(16);
+        let shared = floats(experts) + floats(blocks) + floats(WARP);
+        self.launch("route", grid, THREADS, shared, "experts", &arguments)
+    }
+}
