@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Parts of commands that are not run here, with the reason. Tests of the command line check that they are valid.
-const NOT_RUN: [(&str, &str); 16] = [
+const NOT_RUN: [(&str, &str); 18] = [
     (
         "--device gpu",
         "needs a GPU; tests of the runtime use the emulated one",
@@ -31,6 +31,14 @@ const NOT_RUN: [(&str, &str); 16] = [
         "runs until it is stopped; tests of the server start it",
     ),
     ("synth --like llama-", "writes gigabytes"),
+    (
+        "Qwen3-30B-A3B",
+        "needs a model of 17 GB; tests of mixtures run the commands",
+    ),
+    (
+        "simulate --like qwen3-30b-a3b",
+        "a test of mixtures runs it",
+    ),
     (
         "eval prune",
         "takes minutes; a test runs it with fewer tasks",

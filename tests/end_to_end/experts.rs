@@ -141,9 +141,55 @@ fn mixtures_are_made_prepared_and_run() {
     sandbox
         .run(&words("export placed --to ot text.txt"))
         .bad(1, &["`text.txt` exists"]);
+}
+
+#[test]
+fn mixtures_are_simulated() {
+    let sandbox = Sandbox::new();
+    let answer = |more: &str| -> Value {
+        let line = format!("simulate --quant q4_0 --context 4096 --json {more}");
+        sandbox.run(&words(&line)).good().json()
+    };
+    let speed = |answer: &Value, engine: usize| {
+        let decode = &answer["engines"][engine]["decode"][0];
+        decode["tokens_per_second"].as_f64().unwrap()
+    };
+    let qwen = "--like qwen3-30b-a3b --hardware rtx3060-12g";
+    let even = answer(qwen);
+    let skewed = answer(&format!("{qwen} --skew 0.3"));
+    for found in [&even, &skewed] {
+        let baselines = found["plan"]["forecast"]["baselines"].as_array().unwrap();
+        let time = |baseline: &Value| baseline["microseconds_per_token"].as_f64().unwrap();
+        let own = found["plan"]["totals"]["microseconds_per_token"].as_f64();
+        let names: Vec<&str> = baselines[..2]
+            .iter()
+            .map(|baseline| baseline["name"].as_str().unwrap())
+            .collect();
+        assert_eq!(
+            names,
+            [
+                "all experts on the CPU",
+                "experts of the last layers on the GPU"
+            ]
+        );
+        // Neurons at random need not be whole groups.
+        assert!(
+            baselines
+                .iter()
+                .all(|baseline| own <= Some(1.001 * time(baseline)))
+        );
+        let placement = found["engines"][1]["placement"].as_str().unwrap();
+        assert!(placement.starts_with("experts of "), "{placement}");
+    }
+    // The frequently selected experts are on the GPU; llama.cpp places them by layer.
+    assert!(speed(&skewed, 0) > 1.05 * speed(&even, 0));
+    assert_eq!(speed(&skewed, 1), speed(&even, 1));
+    let without = answer("--like qwen3-30b-a3b --hardware rtx3060-12g --vram 0");
+    assert!(speed(&without, 0) < speed(&even, 0));
     sandbox
-        .run(&words("simulate --like mixtral-8x7b --hardware rtx4090"))
-        .bad(1, &["`mixtral-8x7b` is a mixture of experts", "synth"]);
+        .run(&words(&format!("simulate {qwen} --skew 0.3")))
+        .good()
+        .stdout_contains(&["all experts on the CPU", "the router selects experts"]);
 }
 
 #[test]

@@ -200,8 +200,10 @@ impl DeviceModel {
             activate_batch(
                 &self.gpu,
                 (&piece.ffn, &all),
-                found.selector.filter(Some([&piece.scale, &piece.centre])),
-                found.routing(&state.routes, first),
+                (
+                    found.selector.filter(Some([&piece.scale, &piece.centre])),
+                    found.routing(&state.routes, first),
+                ),
                 masks,
                 (&prompt.input, &prompt.sums),
                 (&mut state.products, &mut prompt.up, &mut prompt.products),

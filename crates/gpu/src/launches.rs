@@ -36,8 +36,7 @@ pub enum FfnInput {
 pub(crate) fn activate_batch(
     gpu: &Gpu,
     (ffn, rows): (&Ffn, &Range<usize>),
-    filter: NeuronFilter<'_>,
-    routing: Option<Routing<'_>>,
+    (filter, routing): (NeuronFilter<'_>, Option<Routing<'_>>),
     masks: Option<TokenMasks<'_>>,
     (input, sums): (&F16Buffer, &SplitSums),
     (gate, up, out): (&mut Buffer<f32>, &mut Buffer<f32>, &mut F16Buffer),
@@ -491,8 +490,7 @@ impl DeviceModel {
                 activate_batch(
                     &self.gpu,
                     (ffn, &rows),
-                    filter,
-                    routing,
+                    (filter, routing),
                     masks,
                     (&prompt.input, &prompt.sums),
                     products,

@@ -114,15 +114,6 @@ impl SimulateArguments {
     fn ask(&self) -> Result<Request> {
         let shape = Shape::find(&self.like)?;
         let config = shape.describe()?;
-        if config.experts.is_some() {
-            bail!(Advised::new(
-                format!(
-                    "`{}` is a mixture of experts, which cannot be simulated",
-                    self.like
-                ),
-                "`powerinfer synth --like` makes a stand-in that can be run"
-            ));
-        }
         let hardware = read_hardware(&self.hardware)?;
         let (prompt, tokens) = self.request_tokens(&config);
         let context = self.context(&config, prompt.saturating_add(tokens))?;
@@ -151,6 +142,9 @@ impl SimulateArguments {
                 config.activation.name()
             );
             activity.sparsity = SourcedValue::new(0.0, &source);
+        }
+        if self.predictor_share.is_none() && config.experts.is_some() {
+            activity.predictor_share = SourcedValue::new(0.0, "the router selects experts");
         }
         for (option, given) in [
             ("--sparsity", self.sparsity),

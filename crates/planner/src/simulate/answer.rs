@@ -171,13 +171,27 @@ impl Request {
     /// the given share of hot neurons exceeds the VRAM.
     pub fn answer(mut self) -> Result<Answer, PlannerError> {
         let config = &self.config;
-        let frequencies =
-            self.activity
-                .frequencies(config.layer_count, config.ffn_size, self.is_skew_given)?;
+        let layers = config.layer_count;
+        let selected = match &config.experts {
+            Some(experts) => Some(self.activity.selections(experts, self.is_skew_given)?),
+            None => None,
+        };
+        let frequencies = match &selected {
+            Some(selected) => {
+                let active = 1.0 - self.activity.sparsity.value;
+                vec![selected.iter().map(|selected| selected * active).collect(); layers]
+            }
+            None => {
+                let neurons = config.ffn_size;
+                self.activity
+                    .frequencies(layers, neurons, self.is_skew_given)?
+            }
+        };
         let subject = Subject {
             config,
             quant: self.quant,
             frequencies: &frequencies,
+            selected: selected.as_deref(),
             rank: rank(config, self.activity.predictor_share.value),
             budget: &self.budget,
             hardware: &self.hardware,
@@ -275,8 +289,11 @@ impl Request {
         } else {
             &LLAMA_CPP
         };
-        let all_active = vec![1.0; self.config.ffn_size];
-        let (placed, count) = subject.by_whole_layers(LLAMA_CPP_KV_NUMBER_BYTES, &all_active);
+        let all_active = match subject.selected {
+            Some(selected) => selected.to_vec(),
+            None => vec![1.0; self.config.ffn_size],
+        };
+        let (placed, count) = subject.by_layers(LLAMA_CPP_KV_NUMBER_BYTES, &all_active);
         let on_cpu = subject.cpu_bytes(&placed);
         if on_cpu > self.budget.ram_bytes {
             return EngineAnswer {
@@ -289,7 +306,11 @@ impl Request {
                 speed: None,
             };
         }
-        let placement = format!("{count} of {} layers", self.config.layer_count);
+        let what = match subject.selected {
+            Some(_) => "experts of ",
+            None => "",
+        };
+        let placement = format!("{what}{count} of {} layers", self.config.layer_count);
         EngineAnswer {
             name: LLAMA_CPP.name,
             warning: None,

@@ -44,6 +44,8 @@ pub(crate) struct Engine {
     pub(crate) prompt_batch: usize,
     /// Whether prompts skip neurons as decoding does.
     pub(crate) sparse_prompts: bool,
+    /// Whether prompts on the GPU multiply an expert only with the tokens that select it, not with all.
+    pub(crate) gathers_on_gpu: bool,
 }
 
 /// Limit on the bytes of quantised blocks that a CPU thread processes per second.
@@ -119,6 +121,7 @@ pub(crate) const OURS: Engine = Engine {
     streams: Streams::Neurons,
     prompt_batch: PREFILL_BATCH,
     sparse_prompts: false,
+    gathers_on_gpu: false,
 };
 
 /// PowerInfer as its paper describes and measures it (arXiv 2312.12456v2).
@@ -148,6 +151,7 @@ pub(crate) const ORIGINAL: Engine = Engine {
     streams: Streams::All,
     prompt_batch: LLAMA_CPP_2023.prompt_batch,
     sparse_prompts: true,
+    gathers_on_gpu: true,
 };
 
 /// llama.cpp at the time of the paper: whole layers on the GPU, with their KV cache.
@@ -181,6 +185,7 @@ pub(crate) const LLAMA_CPP_2023: Engine = Engine {
     streams: Streams::All,
     prompt_batch: LLAMA_CPP_BATCH as usize,
     sparse_prompts: false,
+    gathers_on_gpu: true,
 };
 
 /// llama.cpp in November 2026 (0c1e570), fitted to measurements on an NVIDIA H200 and 16 virtual cores of an Intel Xeon;

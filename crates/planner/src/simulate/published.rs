@@ -1,7 +1,8 @@
 //! Published activity of models, each value with its source. Models without published values have those of the most
 //! similar model.
 
-use powerinfer_synth::{SynthError, rates};
+use powerinfer_model::Experts;
+use powerinfer_synth::{SynthError, expert_rates, rates};
 use serde::Serialize;
 
 use crate::PlannerError;
@@ -155,6 +156,34 @@ impl Activity {
             .collect())
     }
 
+    /// Selection frequency of the expert of each neuron of a layer, highest first; shared experts come first. A skew that was not given
+    /// is replaced: all experts are selected equally often.
+    ///
+    /// # Errors
+    ///
+    /// No power law has this number of selections.
+    pub fn selections(
+        &mut self,
+        experts: &Experts,
+        is_skew_given: bool,
+    ) -> Result<Vec<f64>, PlannerError> {
+        let rates = if is_skew_given {
+            expert_rates(experts, self.skew.value)?
+        } else {
+            self.skew = SourcedValue::new(
+                0.8,
+                "assumed: all experts are selected equally often; `profile` measures it on your text",
+            );
+            vec![experts.per_token as f64 / experts.count as f64; experts.count]
+        };
+        let routed = rates
+            .into_iter()
+            .flat_map(|rate| std::iter::repeat_n(rate, experts.size));
+        Ok(std::iter::repeat_n(1.0, experts.shared_size)
+            .chain(routed)
+            .collect())
+    }
+
     fn law(
         &mut self,
         neurons: usize,
@@ -191,6 +220,8 @@ impl Activity {
 
 #[cfg(test)]
 mod tests {
+    use powerinfer_model::RouterScores;
+
     use super::*;
 
     #[test]
@@ -204,6 +235,30 @@ mod tests {
                 (1.0 - density - activity.sparsity.value).abs() < 1e-3,
                 "{name}"
             );
+        }
+    }
+
+    #[test]
+    fn a_token_selects_its_experts() {
+        let experts = Experts {
+            count: 16,
+            per_token: 4,
+            size: 3,
+            shared_size: 5,
+            has_shared_gate: true,
+            scores: RouterScores::Softmax,
+            reads_layer_input: false,
+        };
+        for skew in [None, Some(0.4)] {
+            let said = ActivityOverrides {
+                skew,
+                ..ActivityOverrides::default()
+            };
+            let mut activity = Activity::new("qwen3-30b-a3b", said);
+            let found = activity.selections(&experts, skew.is_some()).unwrap();
+            assert!(found.is_sorted_by(|a, b| a >= b));
+            let sum: f64 = found.iter().sum();
+            assert!((sum - experts.neurons_per_token() as f64).abs() < 1e-3);
         }
     }
 

@@ -244,7 +244,6 @@ impl Estimator<'_> {
                 },
                 per_active_neuron: ReadCost::default(),
             }
-            .of_experts(layer.selected)
         } else {
             layer.mode
         };
@@ -267,7 +266,13 @@ impl Estimator<'_> {
             sync_bytes: 4.0 * numbers as f64,
         };
         let (hot, cold) = layer.frequencies.split_at(layer.hot_count);
-        let [hot, cold] = [hot, cold].map(|frequencies| neurons(frequencies, pass.tokens));
+        let [mut hot, mut cold] = [hot, cold].map(|frequencies| neurons(frequencies, pass.tokens));
+        if pass.kind == Kind::Prompt {
+            cold.count *= layer.selected;
+            if self.engine.gathers_on_gpu {
+                hot.count *= layer.selected;
+            }
+        }
         model.prediction(&mode, layer.attention, layer.prediction) + model.ffn(&ffn, hot, cold)
     }
 }

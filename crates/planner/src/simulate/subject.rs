@@ -8,7 +8,7 @@ use powerinfer_artifact::{
     plan::{Budget, Device, Objective, Policy, Score},
 };
 use powerinfer_bundle::weight_bytes;
-use powerinfer_model::ModelConfig;
+use powerinfer_model::{Experts, ModelConfig};
 use powerinfer_runtime::memory::{PREFILL_BATCH, scratch_bytes};
 use powerinfer_solver::{Candidate, Decision, LayerMode, Options, Problem, decide};
 use powerinfer_tensor::Format;
@@ -32,6 +32,8 @@ pub(crate) struct Subject<'a> {
     pub(crate) quant: Format,
     /// Activation frequencies per layer, hottest first.
     pub(crate) frequencies: &'a [Vec<f64>],
+    /// In a mixture of experts, the selection frequency of the expert of each neuron of a layer, in the same order.
+    pub(crate) selected: Option<&'a [f64]>,
     /// Hidden units of each layer's predictor; 0 for none.
     pub(crate) rank: usize,
     pub(crate) budget: &'a Budget,
@@ -60,6 +62,15 @@ pub(crate) fn rank(config: &ModelConfig, share: f64) -> usize {
 }
 
 impl Subject<'_> {
+    /// Mode of policy `dense`.
+    fn dense(&self) -> LayerMode {
+        let builder = ModeBuilder::new(self.config, self.quant);
+        match self.selected {
+            Some(_) => builder.dense_experts(),
+            None => builder.dense(None),
+        }
+    }
+
     fn problem(&self) -> Problem {
         problem(
             self.config,
@@ -89,7 +100,7 @@ impl Subject<'_> {
     /// Solves the placement for this engine, with the policy `forced`, or else the fastest mode of each layer.
     pub(crate) fn solve(&self, forced: Option<Policy>) -> Result<Solved, PlannerError> {
         let builder = ModeBuilder::new(self.config, self.quant);
-        let mut modes = vec![(builder.dense(None), 0)];
+        let mut modes = vec![(self.dense(), 0)];
         if self.config.activation.has_exact_zeros() {
             modes.push((builder.exact(), 0));
             if self.rank > 0 {
@@ -146,7 +157,11 @@ impl Subject<'_> {
             .map(|frequencies| {
                 let candidate = |(mode, predictor_bytes): &(LayerMode, u64)| Candidate {
                     mode: *mode,
-                    frequencies: frequencies.clone(),
+                    frequencies: match self.selected {
+                        // A token computes all neurons of its experts.
+                        Some(selected) if mode.policy == Policy::Dense => selected.to_vec(),
+                        _ => frequencies.clone(),
+                    },
                     predictor_bytes: *predictor_bytes,
                     allowed: allows(mode.policy),
                 };
@@ -177,9 +192,10 @@ impl Subject<'_> {
         read as u64 + unread as u64
     }
 
-    /// Places whole layers with policy `dense`: as many of the last layers as fit on the GPU with their KV cache, then the
-    /// head. Also returns the number of layers on the GPU.
-    pub(crate) fn by_whole_layers<'b>(
+    /// Places layers with policy `dense` as llama.cpp does: as many of the last layers as fit on the GPU with their KV cache, then the
+    /// head. In a mixture of experts, layers are placed without their experts at first, and then the experts of the last layers. Also
+    /// returns the number of layers that are completely on the GPU.
+    pub(crate) fn by_layers<'b>(
         &self,
         kv_number_bytes: u64,
         all_active: &'b [f64],
@@ -187,11 +203,15 @@ impl Subject<'_> {
         let problem = self.problem_of_others();
         let numbers = 2 * self.config.kv_head_count * self.config.head_size;
         let kv_bytes = self.budget.context_tokens * numbers as u64 * kv_number_bytes;
-        let neurons = self.config.ffn_size as u64;
+        let neurons = self.config.ffn_size;
+        // Neurons of a layer that are placed with its attention.
+        let first = problem.shared_neurons.unwrap_or(neurons);
         // Attention scores before and after softmax, and a matrix dequantised to 16 bits.
         let scores = self.config.head_count as u64 * self.budget.context_tokens * 4;
         let widened = if self.quant.is_quantised() {
-            (self.config.hidden_size * self.config.ffn_size * 2) as u64
+            let largest = self.config.experts.as_ref();
+            let rows = largest.map_or(neurons, |experts| experts.size.max(experts.shared_size));
+            (self.config.hidden_size * rows * 2) as u64
         } else {
             0
         };
@@ -207,39 +227,45 @@ impl Subject<'_> {
             Some(_) => self.budget.vram_bytes.saturating_sub(reserve),
             None => 0,
         };
-        let mut devices = vec![Device::Cpu; problem.layers.len()];
-        for (layer_device, layer) in devices.iter_mut().zip(&problem.layers).rev() {
-            let bytes = layer.attention_bytes + neurons * layer.neuron_bytes + kv_bytes;
-            let Some(rest) = left.checked_sub(bytes) else {
+        let mut take = |bytes: u64| {
+            let rest = left.checked_sub(bytes);
+            left = rest.unwrap_or(left);
+            rest.is_some()
+        };
+        let mut places = vec![(Device::Cpu, 0); problem.layers.len()];
+        for (place, layer) in places.iter_mut().zip(&problem.layers).rev() {
+            let bytes = layer.attention_bytes + first as u64 * layer.neuron_bytes + kv_bytes;
+            if !take(bytes) {
                 break;
-            };
-            left = rest;
-            *layer_device = Device::Gpu;
+            }
+            *place = (Device::Gpu, first);
         }
-        let is_all = devices[0] == Device::Gpu && left >= problem.head_bytes;
+        let is_all = places[0].0 == Device::Gpu && take(problem.head_bytes);
+        for ((device, hot), layer) in places.iter_mut().zip(&problem.layers).rev() {
+            let more = (neurons - first) as u64 * layer.neuron_bytes;
+            if *device == Device::Cpu || !take(more) {
+                break;
+            }
+            *hot = neurons;
+        }
+        let mode = self.dense();
+        let experts = self.config.experts.as_ref();
         let layers = problem
             .layers
             .iter()
-            .zip(&devices)
-            .map(|(layer, &layer_device)| {
-                let hot_count = if layer_device == Device::Gpu {
-                    all_active.len()
-                } else {
-                    0
-                };
-                PlacedLayer {
-                    mode: layer.mode,
-                    frequencies: all_active,
-                    hot_count,
-                    selected: 1.0,
-                    neuron_bytes: layer.neuron_bytes,
-                    attention: layer_device,
-                    attention_bytes: layer.attention_bytes,
-                    prediction: layer_device,
-                    kv: layer_device,
-                    kv_numbers: numbers,
-                    kv_bytes: (numbers as u64 * kv_number_bytes) as f64,
-                }
+            .zip(&places)
+            .map(|(layer, &(device, hot_count))| PlacedLayer {
+                mode,
+                frequencies: all_active,
+                hot_count,
+                selected: experts.map_or(1.0, Experts::selected_share),
+                neuron_bytes: layer.neuron_bytes,
+                attention: device,
+                attention_bytes: layer.attention_bytes,
+                prediction: device,
+                kv: device,
+                kv_numbers: numbers,
+                kv_bytes: (numbers as u64 * kv_number_bytes) as f64,
             });
         let placed = Placed {
             layers: layers.collect(),
@@ -249,10 +275,8 @@ impl Subject<'_> {
             hidden_size: self.config.hidden_size,
             matrices: self.config.matrices_per_neuron(),
         };
-        let count = devices
-            .iter()
-            .filter(|layer_device| **layer_device == Device::Gpu)
-            .count();
+        let whole = |place: &&(Device, usize)| **place == (Device::Gpu, neurons);
+        let count = places.iter().filter(whole).count();
         (placed, count)
     }
 
