@@ -8,11 +8,11 @@ constexpr int WORD = 32;
 // Output of a predictor or a router: bit masks [tokens, ceil(neurons / 32)].
 struct Masks {
   unsigned* device;
-  // The same in mapped host memory; null if the host has no neurons of the layer.
+  // The same masks in mapped host memory; null if the host has no neurons of the layer.
   unsigned* host;
-  // [tokens, hot_count]: h, cleared here, so that neurons which are not predicted contribute 0.
+  // [tokens, hot_count]: h, cleared here so that neurons outside the mask contribute 0.
   float* activations;
-  // 0 if they need not be cleared.
+  // Activations per token; 0 if they need not be cleared.
   int hot_count;
 };
 

@@ -11,8 +11,8 @@ use crate::{
     placement::{LayerPlacement, Placement},
 };
 
-/// All baselines and their predicted times, the most common ways of placing first. Without a GPU, or with several, only the one on the
-/// CPU.
+/// Returns all baselines with their predicted times, the most common placements first. Without a GPU, or with several, it returns only
+/// the placement on the CPU.
 pub(crate) fn all(problem: &Problem) -> Vec<Baseline> {
     let timed = |name: &str, placement: &Placement, cost: Cost| Baseline {
         name: name.to_owned(),
@@ -104,8 +104,8 @@ pub(crate) fn whole_layers(problem: &Problem) -> Placement {
     placement
 }
 
-/// `dense` with the `shared` neurons of each layer, as llama.cpp's `--cpu-moe` places it, and also with all experts of the last layers
-/// that fit into the `left` bytes of the GPU, as with its `--n-cpu-moe`.
+/// Returns two placements that extend `dense` within the `left` bytes of the GPU. The first adds the `shared` neurons of each layer, as
+/// llama.cpp's `--cpu-moe` does; the second also adds all experts of the last layers that fit, as its `--n-cpu-moe` does.
 fn experts_by_layer(
     problem: &Problem,
     dense: &Placement,

@@ -183,7 +183,7 @@ fn mixtures_are_simulated() {
     }
     // The frequently selected experts are on the GPU; llama.cpp places them by layer.
     assert!(speed(&skewed, 0) > 1.05 * speed(&even, 0));
-    assert_eq!(speed(&skewed, 1), speed(&even, 1));
+    assert!((speed(&skewed, 1) / speed(&even, 1) - 1.0).abs() < 1e-6);
     let without = answer("--like qwen3-30b-a3b --hardware rtx3060-12g --vram 0");
     assert!(speed(&without, 0) < speed(&even, 0));
     sandbox

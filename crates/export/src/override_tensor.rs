@@ -1,4 +1,4 @@
-//! Arguments for llama.cpp that come closest to a plan for a mixture of experts.
+//! Arguments for llama.cpp whose placement is closest to a plan for a mixture of experts.
 //!
 //! llama.cpp stores all experts of a layer in one tensor per matrix, so it can only place them together.
 
@@ -12,15 +12,15 @@ use crate::ExportError;
 /// Placement of experts by whole layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpertLayers {
-    /// Layers with all experts on the GPU, ascending: as many as fit into the bytes of the plan's neurons there, those with the most
-    /// neurons there first.
+    /// Layers with all experts on the GPU, ascending: the layers with the most neurons on the GPU in the plan, as many as fit into the
+    /// bytes of the plan's neurons there.
     pub on_gpu: Vec<usize>,
     /// Number of layers.
     pub layers: usize,
 }
 
 impl ExpertLayers {
-    /// The placement closest to the plan of `bundle`.
+    /// Returns the placement closest to the plan of `bundle`.
     ///
     /// # Errors
     ///
@@ -32,7 +32,7 @@ impl ExpertLayers {
                 path: bundle.folder().to_owned(),
             });
         };
-        // Shared experts are on the GPU in any case.
+        // Shared experts are always on the GPU.
         let routed = experts.count * experts.size;
         let hot = |hot: usize| hot.saturating_sub(experts.shared_size);
         let fit = plan
@@ -42,7 +42,7 @@ impl ExpertLayers {
             .sum::<usize>()
             / routed;
         let mut order: Vec<usize> = (0..plan.layers.len()).collect();
-        // A stable sort: of equal layers, the last ones first, as with `--n-cpu-moe`.
+        // The sort is stable: if layers are equal, the last ones come first, as with `--n-cpu-moe`.
         order.reverse();
         order.sort_by_key(|layer| std::cmp::Reverse(plan.layers[*layer].hot_count));
         let mut on_gpu = order[..fit].to_vec();
@@ -53,7 +53,8 @@ impl ExpertLayers {
         })
     }
 
-    /// Writes two lines of arguments to `out`: the last layers' experts on the GPU, and those of [`on_gpu`](Self::on_gpu).
+    /// Writes two lines of arguments to `out`: the first puts the experts of the last layers on the GPU, the second the experts of
+    /// [`on_gpu`](Self::on_gpu).
     ///
     /// # Errors
     ///
@@ -62,7 +63,7 @@ impl ExpertLayers {
         let on_gpu = |layer: &usize| bundle.plan().layers[*layer].attention == Device::Gpu;
         let with_attention = (0..self.layers).filter(on_gpu).count();
         let whole = if with_attention == self.layers {
-            // The output head counts as a layer.
+            // llama.cpp counts the output head as a layer.
             self.layers + 1
         } else {
             with_attention

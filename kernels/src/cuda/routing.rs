@@ -6,17 +6,17 @@ use super::{
     prediction::masks,
 };
 
-/// Words of a mask that a thread block writes.
+/// Mask words that one thread block writes.
 const WORDS: usize = 64;
 
 /// A layer's router on a device.
 #[derive(Debug)]
 pub struct Router {
-    /// `[experts, hidden]`.
+    /// `[experts, hidden]`: projection to the logits of the experts.
     pub linear: GpuLinear,
     /// `[1, hidden]`: projection to the logit of the shared expert's weight; `None` if that weight is 1.
     pub shared_gate: Option<GpuLinear>,
-    /// `[neurons]`: block of each neuron, that is, its expert; the shared one is the last.
+    /// `[neurons]`: index of each neuron's block, that is, of its expert; the shared expert is the last block.
     pub blocks: Buffer<u16>,
     /// Number of blocks.
     pub block_count: usize,
@@ -24,33 +24,33 @@ pub struct Router {
     pub per_token: usize,
     /// Whether scores are sigmoids of the logits; otherwise they are exponentials.
     pub is_sigmoid: bool,
-    /// Whether scores are divided by their sum over all experts; otherwise by that over the selected ones.
+    /// Whether scores are divided by their sum over all experts; otherwise by their sum over the selected ones.
     pub sums_all: bool,
 }
 
 /// Buffers for the routing weights of some tokens.
 #[derive(Debug)]
 pub struct Routes {
-    /// `[tokens, experts]`.
+    /// `[tokens, experts]`: logits of the router.
     pub logits: Buffer<f32>,
     /// `[tokens]`: logit of the shared expert's weight.
     pub shared_logits: Buffer<f32>,
-    /// `[tokens, blocks]`: weights, 0 for experts that are not selected.
+    /// `[tokens, blocks]`: routing weights, 0 for experts that are not selected.
     pub weights: Buffer<f32>,
-    /// The same in mapped host memory.
+    /// Copy of `weights` in mapped host memory.
     pub host: HostBuffer,
 }
 
-/// Routing weights of neurons.
+/// Routing weights of an FFN's neurons.
 #[derive(Debug, Clone, Copy)]
 pub struct Routing<'a> {
-    /// `[tokens, blocks]`.
+    /// `[tokens, blocks]`: routing weights.
     pub weights: &'a Buffer<f32>,
-    /// Block of each of a layer's neurons.
+    /// Index of the block of each neuron in the layer.
     pub blocks: &'a Buffer<u16>,
     /// Number of blocks.
     pub block_count: usize,
-    /// Number of the first neuron of the FFN in the layer.
+    /// Index in the layer of the FFN's first neuron.
     pub first: usize,
 }
 
@@ -63,14 +63,15 @@ impl Router {
 }
 
 impl Gpu {
-    /// Selects each token's experts from the logits in `routes`, and writes their weights there and the mask of their neurons to
-    /// `mask`; if `is_predicted`, only neurons remain that are already in the mask. `for_host` also writes the weights to host memory.
+    /// Selects each token's experts from the logits in `routes`; writes their weights to `routes` and the mask of their neurons to `mask`.
+    ///
+    /// If `is_predicted`, only neurons that are already in the mask remain. If `for_host`, the weights are also written to host memory.
     ///
     /// If logits are equal, the expert with the lower index is preferred.
     ///
     /// # Errors
     ///
-    /// The launch fails, or there are more experts than fit the shared memory of a thread block.
+    /// The launch fails, or the experts do not fit into the shared memory of a thread block.
     ///
     /// # Panics
     ///

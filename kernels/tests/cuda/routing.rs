@@ -1,4 +1,4 @@
-//! Selection of experts.
+//! Selection of experts by the kernel `route`.
 
 use std::{cmp::Reverse, sync::Arc};
 
@@ -10,7 +10,7 @@ use powerinfer_tensor::{Format, OwnedMatrix, pack};
 
 use crate::{devices::on_every_device, noise::noise, upload, zeros};
 
-/// How scores become weights: sigmoids instead of exponentials, and their sum over all experts instead of the selected ones.
+/// Values of `is_sigmoid` (sigmoids instead of exponentials) and `sums_all` (the sum over all experts instead of the selected ones).
 const SCORES: [(bool, bool); 3] = [(false, true), (false, false), (true, false)];
 
 #[test]
@@ -131,7 +131,7 @@ fn routers_select_the_experts_with_the_largest_logits() {
                     }
                     let activations = activations.to_vec().unwrap();
                     assert!(activations.iter().all(|h| *h == 0.0));
-                    // NaN differs from itself.
+                    // NaN is not equal to itself.
                     weights.iter().map(|weight| weight.max(0.0)).collect()
                 });
             }
@@ -139,7 +139,7 @@ fn routers_select_the_experts_with_the_largest_logits() {
     }
 }
 
-/// Orders logits as `total_cmp` does.
+/// Maps a logit to an integer that is ordered as `total_cmp` orders logits.
 fn ordered(logit: f32) -> u32 {
     let bits = logit.to_bits();
     if bits >> 31 == 1 {

@@ -57,7 +57,7 @@ enum Target {
     Gguf,
     /// The original PowerInfer: a bundle, with its predictors and its placement
     Powerinfer,
-    /// llama.cpp: arguments that place the experts of a bundle's plan, layer by layer
+    /// llama.cpp: arguments that place experts by whole layers, as close to a bundle's plan as possible
     Ot,
 }
 
@@ -111,17 +111,17 @@ fn refuse_gguf_options(arguments: &ExportArguments) -> Result<()> {
 fn experts(arguments: &ExportArguments, output: Output) -> Result<()> {
     refuse_gguf_options(arguments)?;
     if arguments.quant.is_some() {
-        bail!("`--quant` is for files of weights");
+        bail!("`--quant` does not apply to `--to ot`, which writes no weights");
     }
     let bundle = model_argument::open_bundle(&arguments.source)?;
     let placed = ExpertLayers::of(&bundle)?;
     let out = out_file(&arguments.out, Source::Bundle(&bundle), "ot.txt")?;
-    refuse_unless(&out, &[b"--n-gpu-layers"], "a file of such arguments")?;
+    refuse_unless(&out, &[b"--n-gpu-layers"], "a file of llama.cpp arguments")?;
     placed.write(&bundle, &out)?;
     let plan = bundle.plan();
     let neurons: usize = plan.layers.iter().map(|layer| layer.neuron_count).sum();
     output.say(format!(
-        "exported to `{}`: llama.cpp can place the experts of {} of {} on the GPU in as many bytes ({} of the neurons; the plan has {} there): those of the last layers (line 1) or those with the most neurons on the GPU in the plan (line 2)",
+        "exported to `{}`: llama.cpp can place the experts of {} of {} on the GPU within the plan's bytes ({} of the neurons; the plan has {} there): the last layers (line 1) or the layers with the most neurons on the GPU in the plan (line 2)",
         out.display(),
         placed.on_gpu.len(),
         counted(placed.layers, "layer"),
@@ -187,7 +187,7 @@ fn refuse_foreign(file: &Path) -> Result<()> {
     refuse_unless(file, &[b"GGUF", b"PWRI"], "a GGUF file")
 }
 
-/// Refuses to replace a file that starts with none of `beginnings` and is thus not `kind`.
+/// Refuses to replace an existing file that starts with none of `beginnings`; the error says that it is not `kind`.
 fn refuse_unless(file: &Path, beginnings: &[&[u8]], kind: &str) -> Result<()> {
     if file.exists()
         && !beginnings

@@ -44,7 +44,7 @@ pub(crate) struct Engine {
     pub(crate) prompt_batch: usize,
     /// Whether prompts skip neurons as decoding does.
     pub(crate) sparse_prompts: bool,
-    /// Whether prompts on the GPU multiply an expert only with the tokens that select it, not with all.
+    /// Whether, for prompts, the GPU multiplies each expert only with the tokens that select it, instead of with all tokens.
     pub(crate) gathers_on_gpu: bool,
 }
 

@@ -156,12 +156,12 @@ impl Activity {
             .collect())
     }
 
-    /// Selection frequency of the expert of each neuron of a layer, highest first; shared experts come first. A skew that was not given
-    /// is replaced: all experts are selected equally often.
+    /// Returns the selection frequency of each neuron's expert in a layer, highest first; shared experts come first. If no skew was
+    /// given, all experts are selected equally often, and `self.skew` is replaced accordingly.
     ///
     /// # Errors
     ///
-    /// No power law has this number of selections.
+    /// No power law gives this number of selections per token.
     pub fn selections(
         &mut self,
         experts: &Experts,

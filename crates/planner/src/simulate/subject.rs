@@ -193,8 +193,8 @@ impl Subject<'_> {
     }
 
     /// Places layers with policy `dense` as llama.cpp does: as many of the last layers as fit on the GPU with their KV cache, then the
-    /// head. In a mixture of experts, layers are placed without their experts at first, and then the experts of the last layers. Also
-    /// returns the number of layers that are completely on the GPU.
+    /// head. In a mixture of experts, the layers are first placed without their experts; then the experts of the last layers are added.
+    /// Also returns the number of layers that are entirely on the GPU.
     pub(crate) fn by_layers<'b>(
         &self,
         kv_number_bytes: u64,
@@ -204,7 +204,7 @@ impl Subject<'_> {
         let numbers = 2 * self.config.kv_head_count * self.config.head_size;
         let kv_bytes = self.budget.context_tokens * numbers as u64 * kv_number_bytes;
         let neurons = self.config.ffn_size;
-        // Neurons of a layer that are placed with its attention.
+        // Number of neurons of a layer that are placed together with its attention.
         let first = problem.shared_neurons.unwrap_or(neurons);
         // Attention scores before and after softmax, and a matrix dequantised to 16 bits.
         let scores = self.config.head_count as u64 * self.budget.context_tokens * 4;

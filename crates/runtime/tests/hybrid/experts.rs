@@ -1,4 +1,4 @@
-//! Mixtures of experts: the device selects the experts, for both sides.
+//! Mixtures of experts: the device selects the experts for itself and for the host.
 
 use powerinfer_artifact::{
     plan::{ATTENTION, Device, Plan, Policy, SCRATCH, Score, Threshold},
@@ -53,7 +53,7 @@ fn experts_on_either_device_give_the_logits_of_the_cpu() {
                 };
                 let what = format!("{} {policy} {placements:?}", recipe.architecture);
                 assert_alike(&mut host, &mut device, &case.prompt, 1e-4, &what);
-                // A prompt, and then batches and single tokens.
+                // A whole prompt, then batches and single tokens.
                 host.reset();
                 let want = host.forward(&case.prompt).unwrap();
                 let computed = host.observers_mut().take_statistics();
@@ -104,7 +104,7 @@ fn the_device_holds_what_a_plan_says() {
 
 #[test]
 fn experts_in_4_bits_are_close_to_those_of_the_cpu() {
-    // A recipe in which no logits of the router nearly tie.
+    // In this recipe, no two logits of the router are nearly equal.
     let mut case = case(&RECIPES[2]);
     case.quant = Format::Q4_0;
     case.activations = ActivationFormat::Int8;
@@ -118,7 +118,7 @@ fn experts_in_4_bits_are_close_to_those_of_the_cpu() {
 #[test]
 fn predictors_and_thresholds_skip_neurons_of_selected_experts() {
     let mut case = case(&RECIPES[0]);
-    // Only the CPU rounds the inputs of products, which would change predictions near the threshold.
+    // Otherwise only the CPU would round the inputs of products, which would change predictions near the threshold.
     case.activations = ActivationFormat::F32;
     let folders = ["networks", "scores"].map(|name| case.folder.path().join(name));
     let (checkpoint, input) = (&case.checkpoint, PredictorInput::Normed);
