@@ -187,7 +187,7 @@ fn mixtures_are_simulated() {
     let without = answer("--like qwen3-30b-a3b --hardware rtx3060-12g --vram 0");
     assert!(speed(&without, 0) < speed(&even, 0));
     sandbox
-        .run(&words(&format!("simulate {qwen} --skew 0.3")))
+        .run(&words(&format!("simulate {qwen} --quant q4_0 --skew 0.3")))
         .good()
         .stdout_contains(&["all experts on the CPU", "the router selects experts"]);
 }
