@@ -132,6 +132,8 @@ struct ActivateGateUp {
   float* gate;
   // [tokens, count]: up . x; null if the FFN is not gated.
   const float* up;
+  // Token of each row of the masks and of the routing weights; null if they have the order of `gate`.
+  const unsigned* tokens;
   // [tokens, mask_words]: predicted neurons; null for all.
   const unsigned* mask;
   int mask_words;
@@ -147,10 +149,10 @@ struct ActivateGateUp {
 KERNEL(256, activate_gate_up, ActivateGateUp) {
   SharedMemory shared;
   unsigned* scratch = shared.allocate<unsigned>(WARP);
-  const int token = blockIdx.x;
+  const int token = blockIdx.x, source = a.tokens ? int(a.tokens[token]) : token;
   float* gate = a.gate + size_t(token) * a.count;
   const float* up = a.up + size_t(token) * a.count;
-  const unsigned* mask = a.mask + size_t(token) * a.mask_words;
+  const unsigned* mask = a.mask + size_t(source) * a.mask_words;
   unsigned largest = 0;
   int active_rows = 0;
 #pragma unroll 1
@@ -163,7 +165,7 @@ KERNEL(256, activate_gate_up, ActivateGateUp) {
         h = activation;
         if (a.ffn.kind == GATED) h *= up[neuron];
         if (a.ffn.kind == DOUBLY_GATED) h *= activate(a.ffn, up[neuron]);
-        h = coefficient(a.ffn, token, neuron, h);
+        h = coefficient(a.ffn, source, neuron, h);
       }
     }
     gate[neuron] = h;
@@ -179,6 +181,41 @@ KERNEL(256, activate_gate_up, ActivateGateUp) {
   if (threadIdx.x == 0) a.out.scales[token] = scale;
   active_rows = warp_sum(active_rows);
   if (lane_index() == 0) atomicAdd(a.down_rows, unsigned(active_rows));
+}
+
+struct GatherTokens {
+  F16Buffer x;
+  // [out.tokens]: tokens of `x`.
+  const unsigned* tokens;
+  F16Buffer out;
+};
+
+// out[i] = x[tokens[i]]. Grid: one block of 256 per token of `out`.
+KERNEL(256, gather_tokens, GatherTokens) {
+  const int token = blockIdx.x, source = a.tokens[token];
+  for (int term = 0; term < a.x.terms; term++) {
+    const uint4* from = reinterpret_cast<const uint4*>(a.x.values + (size_t(term) * a.x.tokens + source) * a.x.stride);
+    uint4* to = reinterpret_cast<uint4*>(a.out.values + (size_t(term) * a.out.tokens + token) * a.out.stride);
+    for (int i = threadIdx.x; i < a.x.stride / COPY_ELEMENTS; i += blockDim.x) to[i] = from[i];
+  }
+  if (threadIdx.x == 0) a.out.scales[token] = a.x.scales[source];
+}
+
+struct ScatterTokens {
+  // [count, columns].
+  const float* x;
+  // [count]: tokens of `out`, each at most once.
+  const unsigned* tokens;
+  int columns;
+  // [tokens, columns].
+  float* out;
+};
+
+// out[tokens[i]] += x[i]. Grid: one block of 256 per token of `x`.
+KERNEL(256, scatter_tokens, ScatterTokens) {
+  const float* from = a.x + size_t(blockIdx.x) * a.columns;
+  float* to = a.out + size_t(a.tokens[blockIdx.x]) * a.columns;
+  for (int i = threadIdx.x; i < a.columns; i += blockDim.x) to[i] += from[i];
 }
 
 struct Gemm {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use powerinfer_kernels::{
     Arithmetic, Isa,
     cuda::{
-        Buffer, Device, DownAddends, Ffn, Gpu, GpuLinear, GpuMatrix, GpuNorm, HostBuffer,
-        HostMirror, NeuronFilter, PredictedMask, Predictor, TokenMasks,
+        Buffer, Device, DownAddends, F16Buffer, Ffn, Gpu, GpuLinear, GpuMatrix, GpuNorm,
+        HostBuffer, HostMirror, NeuronFilter, PredictedMask, Predictor, TokenList, TokenMasks,
     },
 };
 use powerinfer_tensor::{Activation, FfnKind, Format, NormKind, pack};
@@ -177,6 +177,55 @@ fn small_values_keep_their_precision_through_the_scale_per_token() {
         assert_near(&scaled_up(&found[rows..]), &scaled_up(&want), 1e-5, "tiny");
         found
     });
+}
+
+#[test]
+fn listed_tokens_are_multiplied_as_among_all_and_added_to_their_rows() {
+    let (rows, columns, tokens) = (33, 70, 9);
+    let list = [4u32, 0, 7];
+    for format in [Format::F32, Format::Q4_0] {
+        let packed = pack(format, rows, columns, &noise(50, rows * columns));
+        let (x, before) = (noise(51, tokens * columns), noise(52, tokens * rows));
+        on_every_device(|device| {
+            let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
+            let linear = GpuLinear::upload(device, &packed.as_view(), None).unwrap();
+            let new_input = || gpu.new_f16_buffer(tokens, columns, format).unwrap();
+            let (mut all, mut some) = (new_input(), new_input());
+            let sums = gpu.new_split_sums(&[[columns, rows]], tokens).unwrap();
+            let x = upload(device, &x);
+            gpu.to_f16(&x, tokens, None, format, &mut all, None)
+                .unwrap();
+            // The list is in the middle of a buffer.
+            let lists = Buffer::from_slice(device, &[8, 4, 0, 7, 1]).unwrap();
+            let listed = TokenList {
+                lists: &lists,
+                start: 1,
+                count: list.len(),
+            };
+            gpu.gather_tokens(&all, listed, &mut some).unwrap();
+            let product = |x: &F16Buffer, count: usize| {
+                let mut out = zeros(device, count * rows);
+                gpu.gemm(x, &linear, &sums, &mut out, false).unwrap();
+                out
+            };
+            let want = product(&all, tokens).to_vec().unwrap();
+            let found = product(&some, list.len());
+            let mut sum = upload(device, &before);
+            gpu.scatter_tokens(&found, listed, &mut sum).unwrap();
+            let found = found.to_vec().unwrap();
+            let mut wanted_sum = before.clone();
+            for (row, token) in list.into_iter().enumerate() {
+                let token = token as usize;
+                let found = &found[row * rows..][..rows];
+                assert_eq!(found, &want[token * rows..][..rows], "token {token}");
+                let sums = wanted_sum[token * rows..][..rows].iter_mut();
+                sums.zip(found).for_each(|(sum, found)| *sum += found);
+            }
+            let sum = sum.to_vec().unwrap();
+            assert_eq!(sum, wanted_sum);
+            sum
+        });
+    }
 }
 
 #[test]
@@ -354,6 +403,7 @@ fn check_ffn(
                     mask: &mask_on_device,
                     neurons,
                     first: 0,
+                    tokens: None,
                 }),
                 &mut products,
                 &mut scratch,

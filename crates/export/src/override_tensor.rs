@@ -25,7 +25,7 @@ impl ExpertLayers {
     /// # Errors
     ///
     /// The bundle is not a mixture of experts.
-    pub fn of(bundle: &Bundle) -> Result<Self, ExportError> {
+    pub fn new(bundle: &Bundle) -> Result<Self, ExportError> {
         let plan = bundle.plan();
         let Some(experts) = &bundle.config().experts else {
             return Err(ExportError::NotOfExperts {

@@ -8,7 +8,10 @@ use powerinfer_kernels::cuda::{
 };
 use powerinfer_tensor::Matrix;
 
-use crate::{DeviceModel, launches::activate_batch};
+use crate::{
+    DeviceModel,
+    launches::{activate_batch, expert_products},
+};
 
 /// Neurons that are copied, and then multiplied, at a time.
 pub const COPIED_NEURONS: usize = 512;
@@ -175,12 +178,25 @@ impl DeviceModel {
     /// Adds the contributions of the cold neurons of layer `index`, piece by piece; the first piece is on its way, and
     /// [`gate_up`](Self::gate_up) has left the FFN's input in 16 bits.
     pub fn stream(&mut self, index: usize, neurons: &ColdNeurons<'_>) -> Result<(), DeviceError> {
+        let prompt = self.state.prompt.as_mut().expect("a prompt runs");
+        let mut pieces = prompt.pieces.take().expect("room for cold neurons");
+        let streamed = self.stream_pieces(index, neurons, &mut pieces);
+        let prompt = self.state.prompt.as_mut().expect("a prompt runs");
+        prompt.pieces = Some(pieces);
+        streamed
+    }
+
+    fn stream_pieces(
+        &mut self,
+        index: usize,
+        neurons: &ColdNeurons<'_>,
+        [piece, next]: &mut [Piece; 2],
+    ) -> Result<(), DeviceError> {
+        let by_expert = self.multiplies_by_expert(index);
         let layer = &self.layers[index];
         let found = layer.ffn.as_ref().expect("neurons are on the device");
         let is_masked = layer.is_masked();
         let state = &mut self.state;
-        let prompt = state.prompt.as_mut().expect("a prompt runs");
-        let [piece, next] = prompt.pieces.as_mut().expect("room for cold neurons");
         let (mut piece, mut next) = (piece, next);
         let mut rows: Range<usize> = layer.hot_count()..layer.neurons;
         while !rows.is_empty() {
@@ -191,32 +207,38 @@ impl DeviceModel {
                 next.fill(rows.start, neurons)?;
             }
             piece.staging.end()?;
-            let masks = is_masked.then_some(TokenMasks {
-                mask: &state.mask,
-                neurons: layer.neurons,
-                first,
-            });
-            let all = 0..piece.count;
-            activate_batch(
-                &self.gpu,
-                (&piece.ffn, &all),
-                (
-                    found.selector.filter(Some([&piece.scale, &piece.centre])),
-                    found.routing(&state.routes, first),
-                ),
-                masks,
-                (&prompt.input, &prompt.sums),
-                (&mut state.products, &mut prompt.up, &mut prompt.products),
-                &mut state.down,
-            )?;
-            self.gpu.gemm_down(
-                &prompt.products,
-                &piece.ffn.down,
-                &all,
-                &prompt.sums,
-                DownAddends::default(),
-                &mut state.hidden,
-            )?;
+            let vectors = Some([&piece.scale, &piece.centre]);
+            let filter = found.selector.filter(vectors);
+            if by_expert {
+                let part = first..first + piece.count;
+                expert_products(&self.gpu, layer, state).add(&piece.ffn, &part, filter)?;
+            } else {
+                let prompt = state.prompt.as_mut().expect("a prompt runs");
+                let masks = is_masked.then_some(TokenMasks {
+                    mask: &state.mask,
+                    neurons: layer.neurons,
+                    first,
+                    tokens: None,
+                });
+                let all = 0..piece.count;
+                activate_batch(
+                    &self.gpu,
+                    (&piece.ffn, &all),
+                    (filter, found.routing(&state.routes, first)),
+                    masks,
+                    (&prompt.input, &prompt.sums),
+                    (&mut state.products, &mut prompt.up, &mut prompt.products),
+                    &mut state.down,
+                )?;
+                self.gpu.gemm_down(
+                    &prompt.products,
+                    &piece.ffn.down,
+                    &all,
+                    &prompt.sums,
+                    DownAddends::default(),
+                    &mut state.hidden,
+                )?;
+            }
             std::mem::swap(&mut piece, &mut next);
         }
         Ok(())

@@ -12,8 +12,11 @@ use powerinfer_kernels::cuda::{
 };
 
 use crate::{
-    CopiedParts, DeviceFfn, DeviceModel, DeviceSelector, copied_parts::attention_of,
-    head::Embedded, state::pieces,
+    CopiedParts, DeviceFfn, DeviceLayer, DeviceModel, DeviceSelector,
+    copied_parts::attention_of,
+    experts::{ExpertProducts, LEAST_TOKENS},
+    head::Embedded,
+    state::{State, pieces},
 };
 
 /// How long the host waits for the device before it gives up.
@@ -57,6 +60,29 @@ pub(crate) fn activate_batch(
         }
     };
     gpu.activate_gate_up(ffn, rows, filter, routing, gate, up, masks, out, scratch)
+}
+
+/// Operands for the experts of `layer` in the prompt that runs.
+pub(crate) fn expert_products<'a>(
+    gpu: &'a Gpu,
+    layer: &'a DeviceLayer,
+    state: &'a mut State,
+) -> ExpertProducts<'a> {
+    let prompt = state.prompt.as_mut().expect("a prompt runs");
+    ExpertProducts {
+        gpu,
+        layer: layer.ffn.as_ref().expect("neurons are on the device"),
+        neurons: layer.neurons,
+        routes: &state.routes,
+        mask: &state.mask,
+        input: &prompt.input,
+        sums: &prompt.sums,
+        gathered: prompt.gathered.as_mut().expect("buffers for experts"),
+        products: (&mut state.products, &mut prompt.up, &mut prompt.products),
+        most_neurons: prompt.most_neurons,
+        down: &mut state.down,
+        hidden: &mut state.hidden,
+    }
 }
 
 /// Hidden state and host memory.
@@ -416,6 +442,7 @@ impl DeviceModel {
         if !self.segments.wants_launch()? {
             return Ok(());
         }
+        let by_expert = self.multiplies_by_expert(index);
         let state = &mut self.state;
         let x = match reads {
             FfnInput::Hidden => &state.hidden,
@@ -438,8 +465,34 @@ impl DeviceModel {
             },
         };
         let is_predicted = found.selector.predicts();
-        self.gpu
-            .route(router, routes, for_host, &mut mask, is_predicted)
+        self.gpu.route(
+            router,
+            routes,
+            for_host || by_expert,
+            &mut mask,
+            is_predicted,
+        )?;
+        if by_expert {
+            // The host launches the products of each expert for as many tokens as select it.
+            self.gpu.device().synchronise()?;
+            let blocks = router.block_count;
+            let weights = self.routing_weights();
+            let prompt = self.state.prompt.as_mut();
+            let gathered = prompt.and_then(|prompt| prompt.gathered.as_mut());
+            gathered
+                .expect("buffers for experts")
+                .list(&weights, blocks)?;
+        }
+        Ok(())
+    }
+
+    /// Whether experts of layer `index` are multiplied one by one in the current pass, each with the tokens that select it.
+    pub(crate) fn multiplies_by_expert(&self, index: usize) -> bool {
+        let has_runs = |ffn: &DeviceFfn| !ffn.experts.is_empty();
+        let prompt = self.state.prompt.as_ref();
+        self.layers[index].ffn.as_ref().is_some_and(has_runs)
+            && self.tokens >= LEAST_TOKENS
+            && prompt.is_some_and(|prompt| prompt.gathered.is_some())
     }
 
     /// Computes gate and up of the hot neurons; `for_host` also writes the FFN's input to host memory. In a prompt, all
@@ -454,6 +507,7 @@ impl DeviceModel {
             return Ok(());
         }
         let keeps = self.keeps_input(index);
+        let by_expert = self.multiplies_by_expert(index);
         let layer = &self.layers[index];
         let is_masked = layer.is_masked();
         let found = layer.ffn.as_ref().expect("neurons are on the device");
@@ -479,12 +533,18 @@ impl DeviceModel {
             if let Some(host) = host {
                 self.gpu.signal_host(host)?;
             }
+            let (ffn, hot) = (&found.ffn, layer.hot_count());
+            if by_expert {
+                expert_products(&self.gpu, layer, state).add(ffn, &(0..hot), filter)?;
+                let prompt = state.prompt.as_mut().expect("a prompt runs");
+                return prompt.products.clear(self.tokens);
+            }
             let masks = mask.map(|mask| TokenMasks {
                 mask,
                 neurons: layer.neurons,
                 first: 0,
+                tokens: None,
             });
-            let (ffn, hot) = (&found.ffn, layer.hot_count());
             for rows in pieces(hot, prompt.most_neurons) {
                 let products = (&mut state.products, &mut prompt.up, &mut prompt.products);
                 activate_batch(
@@ -540,6 +600,7 @@ impl DeviceModel {
         if !self.segments.wants_launch()? {
             return Ok(());
         }
+        let by_expert = self.multiplies_by_expert(index);
         let layer = &self.layers[index];
         let found = layer.ffn.as_ref().expect("neurons are on the device");
         let state = &mut self.state;
@@ -551,8 +612,13 @@ impl DeviceModel {
             };
             let (products, sums) = (&prompt.products, &prompt.sums);
             let (down, out) = (&found.ffn.down, &mut state.hidden);
-            let rows = pieces(layer.hot_count(), prompt.most_neurons).next_back();
-            let rows = rows.expect("at least one piece");
+            let rows = match by_expert {
+                true => 0..0,
+                false => {
+                    let rows = pieces(layer.hot_count(), prompt.most_neurons).next_back();
+                    rows.expect("at least one piece")
+                }
+            };
             return self
                 .gpu
                 .gemm_down(products, down, &rows, sums, addends, out);

@@ -7,6 +7,8 @@ use powerinfer_kernels::cuda::{
     SignBits,
 };
 
+use crate::ExpertRows;
+
 /// Parts of a layer that are on a device.
 #[derive(Debug)]
 pub struct DeviceLayer {
@@ -56,6 +58,8 @@ pub struct DeviceFfn {
     pub selector: DeviceSelector,
     /// In a mixture of experts, selects the experts whose neurons are computed.
     pub router: Option<Router>,
+    /// Runs of neurons of one expert; none if they are too short, or without experts.
+    pub experts: Vec<ExpertRows>,
     /// Vector added for the neurons that are not computed, `[hidden]`.
     pub offset: Option<Buffer<f32>>,
 }

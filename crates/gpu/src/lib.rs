@@ -10,6 +10,7 @@
 mod bytes;
 mod cold_neurons;
 mod copied_parts;
+mod experts;
 mod hardware;
 mod head;
 mod launches;
@@ -24,6 +25,7 @@ mod upload;
 pub use bytes::read_bandwidth;
 pub use cold_neurons::{COPIED_NEURONS, ColdNeurons, HostLinear};
 pub use copied_parts::{CopiedParts, HostAttention, HostNorm, HostParts, HostPrediction};
+pub use experts::ExpertRows;
 pub use hardware::{MeasuredGpu, gpu_instances, installed_gpus, vram_free};
 pub use head::{DeviceEmbedding, DeviceHead};
 pub use launches::FfnInput;

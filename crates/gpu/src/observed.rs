@@ -75,6 +75,7 @@ impl ObservedLayer {
                 ffn: upload.ffn(weights, neurons)?,
                 selector: DeviceSelector::Dense,
                 router: None,
+                experts: Vec::new(),
                 offset: None,
             }),
             norms_after: upload.norms_after(weights)?,

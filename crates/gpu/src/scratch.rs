@@ -4,7 +4,11 @@ use powerinfer_kernels::cuda::{CachePlace, F16Buffer, Gpu, KeptInput, SplitSums}
 use powerinfer_model::ModelConfig;
 use powerinfer_tensor::{BLOCK, CacheFormat, Format};
 
-use crate::{COPIED_NEURONS, ModelShape, state::RESIDENT_NEURONS};
+use crate::{
+    COPIED_NEURONS, ModelShape,
+    experts::{Gathered, LEAST_TOKENS},
+    state::RESIDENT_NEURONS,
+};
 
 /// Bytes of counters, position tables and the search for the largest logit.
 const SMALL: usize = 64 << 10;
@@ -66,12 +70,19 @@ impl DeviceScratch {
             [hidden, queries.max(keys).max(wide)],
             [queries.max(wide), hidden],
         ];
+        let [_, blocks] = self.shape.experts;
+        let gathered = if blocks > 0 && tokens >= LEAST_TOKENS {
+            Gathered::max_bytes((tokens, hidden), self.quant, blocks)
+        } else {
+            0
+        };
         let inputs = [hidden.max(queries), wide];
         let inputs = inputs.map(|columns| F16Buffer::max_bytes(tokens, columns, self.quant));
         self.tokens(tokens, wide)
             + tokens * wide * FLOAT // up
             + inputs.iter().sum::<usize>()
             + SplitSums::max_bytes(&products, tokens)
+            + gathered
     }
 
     /// Bytes of the buffers of a batch.

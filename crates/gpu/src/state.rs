@@ -11,6 +11,7 @@ use powerinfer_tensor::Format;
 use crate::{
     CopiedParts, DeviceLayer, ModelShape,
     cold_neurons::{COPIED_NEURONS, Piece},
+    experts::{self, Gathered},
 };
 
 /// How the tokens of a pass are computed.
@@ -117,6 +118,8 @@ pub(crate) struct Prompt {
     pub(crate) up: Buffer<f32>,
     /// Maximum number of neurons on the device that are multiplied at a time.
     pub(crate) most_neurons: usize,
+    /// Buffers for the tokens of one expert; `None` for few tokens, or without experts.
+    pub(crate) gathered: Option<Gathered>,
     /// Cold neurons in copies that alternate.
     pub(crate) pieces: Option<[Piece; 2]>,
 }
@@ -141,7 +144,7 @@ impl State {
             head_size,
             is_parallel,
             rotated_pairs,
-            experts: [experts, blocks],
+            experts: [expert_count, blocks],
             ..
         } = *shape;
         let (queries, keys) = (heads * head_size, kv_heads * head_size);
@@ -177,6 +180,11 @@ impl State {
                 )?,
                 up: floats(wide)?,
                 most_neurons,
+                gathered: if blocks > 0 && tokens >= experts::LEAST_TOKENS {
+                    Some(Gathered::new(gpu, (tokens, hidden), format, blocks)?)
+                } else {
+                    None
+                },
                 pieces: match streamed().find_map(|layer| layer.ffn.as_ref()) {
                     None => None,
                     Some(ffn) => {
@@ -214,8 +222,8 @@ impl State {
             units: floats(rank)?,
             kept: KeptInput::new(device, hidden, vectors)?,
             routes: Routes {
-                logits: floats(experts)?,
-                shared_logits: floats(blocks - experts)?,
+                logits: floats(expert_count)?,
+                shared_logits: floats(blocks - expert_count)?,
                 weights: floats(blocks)?,
                 host: HostBuffer::new(device, tokens * blocks)?,
             },
@@ -320,7 +328,8 @@ impl State {
         let prompt = self.prompt.as_ref().map_or(0, |prompt| {
             let inputs = prompt.input.bytes() + prompt.products.bytes() + prompt.sums.bytes();
             let pieces = prompt.pieces.iter().flatten().map(Piece::bytes);
-            inputs + prompt.up.bytes() + pieces.sum::<usize>()
+            let gathered = prompt.gathered.as_ref().map_or(0, Gathered::bytes);
+            inputs + prompt.up.bytes() + gathered + pieces.sum::<usize>()
         });
         let vectors = vectors.into_iter().map(Buffer::bytes).sum::<usize>();
         vectors + small + self.kept.bytes() + self.caches.bytes() + self.down.bytes() + prompt

@@ -267,6 +267,7 @@ pub(super) struct ActivateGateUp {
     pub(super) ffn: Neurons,
     pub(super) gate: u64,
     pub(super) up: u64,
+    pub(super) tokens: u64,
     pub(super) mask: u64,
     pub(super) mask_words: i32,
     pub(super) first_neuron: i32,
@@ -274,6 +275,26 @@ pub(super) struct ActivateGateUp {
     pub(super) padding: i32,
     pub(super) out: F16Buffer,
     pub(super) down_rows: u64,
+}
+
+/// `GatherTokens` in `prompt.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct GatherTokens {
+    pub(super) x: F16Buffer,
+    pub(super) tokens: u64,
+    pub(super) out: F16Buffer,
+}
+
+/// `ScatterTokens` in `prompt.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct ScatterTokens {
+    pub(super) x: u64,
+    pub(super) tokens: u64,
+    pub(super) columns: i32,
+    pub(super) padding: i32,
+    pub(super) out: u64,
 }
 
 /// `Gemm` in `prompt.cu`.

@@ -37,7 +37,7 @@ pub use memory::{Buffer, HostBuffer};
 pub use observe::{ActivityCounts, Reuse};
 pub use prediction::{PredictedMask, Predictor, SignBits};
 pub use projection::{EmbeddingTable, KeptInput};
-pub use prompt::{DownAddends, F16Buffer, SplitSums, TokenMasks};
+pub use prompt::{DownAddends, F16Buffer, SplitSums, TokenList, TokenMasks};
 pub use ptx::ptx_modules;
 pub use routing::{Router, Routes, Routing};
 pub use staging::StagingStream;

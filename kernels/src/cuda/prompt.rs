@@ -137,6 +137,26 @@ pub struct TokenMasks<'a> {
     pub neurons: usize,
     /// First neuron of the matrices that the mask is applied to.
     pub first: usize,
+    /// Tokens that are multiplied; `None` for all.
+    pub tokens: Option<TokenList<'a>>,
+}
+
+/// Some of a prompt's tokens, each at most once.
+#[derive(Debug, Clone, Copy)]
+pub struct TokenList<'a> {
+    /// Lists of tokens.
+    pub lists: &'a Buffer<u32>,
+    /// Position of this list.
+    pub start: usize,
+    /// Number of its tokens.
+    pub count: usize,
+}
+
+impl TokenList<'_> {
+    fn address(self) -> u64 {
+        assert!(self.start + self.count <= self.lists.len(), "a list");
+        self.lists.address() + (self.start * size_of::<u32>()) as u64
+    }
 }
 
 /// Terms added to the output of [`Gpu::gemm_down`].
@@ -328,14 +348,18 @@ impl Gpu {
         assert_eq!(gate.len(), tokens * count, "one value per neuron");
         assert!(up.is_none_or(|up| up.len() == gate.len()) && up.is_some() == ffn.up.is_some());
         let words = |masks: TokenMasks<'_>| masks.neurons.div_ceil(WORD);
+        let listed = masks.and_then(|masks| masks.tokens);
+        assert!(listed.is_none_or(|listed| listed.count == tokens));
         assert!(masks.is_none_or(|masks| {
-            masks.first + rows.end <= masks.neurons && masks.mask.len() == tokens * words(masks)
+            let rows_of_masks = masks.mask.len() / words(masks);
+            masks.first + rows.end <= masks.neurons && (rows_of_masks == tokens || listed.is_some())
         }));
         out.set_shape(tokens, count, self.terms(ffn.down.format()));
         let arguments = arguments::ActivateGateUp {
             ffn: neurons(ffn, rows, filter, routing, tokens),
             gate: gate.address(),
             up: up.map_or(0, Buffer::address),
+            tokens: listed.map_or(0, TokenList::address),
             mask: masks.map_or(0, |masks| masks.mask.address()),
             mask_words: masks.map_or(0, words) as i32,
             first_neuron: masks.map_or(0, |masks| masks.first + rows.start) as i32,
@@ -353,6 +377,60 @@ impl Gpu {
             "a token",
             &arguments,
         )
+    }
+
+    /// Copies the tokens `list` of `x` to `out`.
+    ///
+    /// # Errors
+    ///
+    /// The launch fails.
+    ///
+    /// # Panics
+    ///
+    /// `out` was allocated for fewer tokens or shorter vectors.
+    pub fn gather_tokens(
+        &self,
+        x: &F16Buffer,
+        list: TokenList<'_>,
+        out: &mut F16Buffer,
+    ) -> Result<(), DeviceError> {
+        assert!(list.count <= x.tokens, "each token at most once");
+        out.set_shape(list.count, x.columns, x.terms);
+        let arguments = arguments::GatherTokens {
+            x: x.argument(),
+            tokens: list.address(),
+            out: out.argument(),
+        };
+        let grid = [list.count as u32, 1, 1];
+        self.launch("gather_tokens", grid, THREADS, 0, "a token", &arguments)
+    }
+
+    /// Adds row i of `x`, `[count, columns]`, to the row of token i of `list` in `out`, `[tokens, columns]`.
+    ///
+    /// # Errors
+    ///
+    /// The launch fails.
+    ///
+    /// # Panics
+    ///
+    /// `x` does not have a row per token of the list.
+    pub fn scatter_tokens(
+        &self,
+        x: &Buffer<f32>,
+        list: TokenList<'_>,
+        out: &mut Buffer<f32>,
+    ) -> Result<(), DeviceError> {
+        let columns = x.len() / list.count.max(1);
+        assert!(x.len() == list.count * columns && out.len() >= x.len());
+        let arguments = arguments::ScatterTokens {
+            x: x.address(),
+            tokens: list.address(),
+            columns: columns as i32,
+            padding: 0,
+            out: out.address(),
+        };
+        let grid = [list.count as u32, 1, 1];
+        self.launch("scatter_tokens", grid, THREADS, 0, "a token", &arguments)
     }
 
     /// `hidden += x · down + addends` of the neurons `rows`; `x` is `[tokens, rows]`, `hidden` `[tokens, hidden]`.

@@ -114,7 +114,7 @@ fn experts(arguments: &ExportArguments, output: Output) -> Result<()> {
         bail!("`--quant` does not apply to `--to ot`, which writes no weights");
     }
     let bundle = model_argument::open_bundle(&arguments.source)?;
-    let placed = ExpertLayers::of(&bundle)?;
+    let placed = ExpertLayers::new(&bundle)?;
     let out = out_file(&arguments.out, Source::Bundle(&bundle), "ot.txt")?;
     refuse_unless(&out, &[b"--n-gpu-layers"], "a file of llama.cpp arguments")?;
     placed.write(&bundle, &out)?;

@@ -44,8 +44,9 @@ pub(crate) struct Engine {
     pub(crate) prompt_batch: usize,
     /// Whether prompts skip neurons as decoding does.
     pub(crate) sparse_prompts: bool,
-    /// Whether, for prompts, the GPU multiplies each expert only with the tokens that select it, instead of with all tokens.
-    pub(crate) gathers_on_gpu: bool,
+    /// Minimum number of tokens of a prompt for which the GPU multiplies each expert only with the tokens that select it, instead of
+    /// with all tokens.
+    pub(crate) gathers_from: f64,
 }
 
 /// Limit on the bytes of quantised blocks that a CPU thread processes per second.
@@ -121,7 +122,7 @@ pub(crate) const OURS: Engine = Engine {
     streams: Streams::Neurons,
     prompt_batch: PREFILL_BATCH,
     sparse_prompts: false,
-    gathers_on_gpu: false,
+    gathers_from: PREFILL_BATCH as f64 + 1.0,
 };
 
 /// PowerInfer as its paper describes and measures it (arXiv 2312.12456v2).
@@ -151,7 +152,7 @@ pub(crate) const ORIGINAL: Engine = Engine {
     streams: Streams::All,
     prompt_batch: LLAMA_CPP_2023.prompt_batch,
     sparse_prompts: true,
-    gathers_on_gpu: true,
+    gathers_from: 1.0,
 };
 
 /// llama.cpp at the time of the paper: whole layers on the GPU, with their KV cache.
@@ -185,7 +186,7 @@ pub(crate) const LLAMA_CPP_2023: Engine = Engine {
     streams: Streams::All,
     prompt_batch: LLAMA_CPP_BATCH as usize,
     sparse_prompts: false,
-    gathers_on_gpu: true,
+    gathers_from: 1.0,
 };
 
 /// llama.cpp in November 2026 (0c1e570), fitted to measurements on an NVIDIA H200 and 16 virtual cores of an Intel Xeon;

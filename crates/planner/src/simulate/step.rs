@@ -269,7 +269,7 @@ impl Estimator<'_> {
         let [mut hot, mut cold] = [hot, cold].map(|frequencies| neurons(frequencies, pass.tokens));
         if pass.kind == Kind::Prompt {
             cold.count *= layer.selected;
-            if self.engine.gathers_on_gpu {
+            if pass.tokens >= self.engine.gathers_from {
                 hot.count *= layer.selected;
             }
         }

@@ -8,8 +8,8 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::{Bundle, Layout, StoredLinear};
 use powerinfer_gpu::{
-    DeviceEmbedding, DeviceFfn, DeviceHead, DeviceLayer, DeviceModel, DeviceSelector, ModelShape,
-    Upload,
+    DeviceEmbedding, DeviceFfn, DeviceHead, DeviceLayer, DeviceModel, DeviceSelector, ExpertRows,
+    ModelShape, Upload,
 };
 use powerinfer_kernels::{
     Arithmetic,
@@ -170,6 +170,8 @@ pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceMode
                 ffn: upload.ffn(&source, hot)?,
                 selector: device_selector(&upload, &selector, reads_residual, is_here, hot)?,
                 router: device_router(&upload, model, index)?,
+                experts: (model.experts.get(index))
+                    .map_or_else(Vec::new, |places| ExpertRows::runs(places.blocks())),
                 offset: selector
                     .offset()
                     .map(|offset| upload.floats(offset))

@@ -81,6 +81,45 @@ fn experts_on_either_device_give_the_logits_of_the_cpu() {
 }
 
 #[test]
+fn experts_of_long_prompts_are_multiplied_with_the_tokens_that_select_them() {
+    for (index, recipe) in RECIPES.iter().enumerate() {
+        let mut case = case(recipe);
+        case.policy = Policy::Dense;
+        let prompt: Vec<u32> = case.prompt.iter().copied().cycle().take(90).collect();
+        let mut host = case.on_host(&PLACEMENTS[..1]);
+        let want = host.forward(&prompt).unwrap();
+        for (placements, copies) in [(&PLACEMENTS[..1], false), (&PLACEMENTS[1..6], true)] {
+            case.copies_cold_neurons = copies;
+            let order = Order::Shuffled(index as u16);
+            let Some(mut device) = case.on_device(order, placements) else {
+                return;
+            };
+            assert!(device.prompt_batch() >= 90, "{}", recipe.architecture);
+            device.observers_mut().take_statistics();
+            let found = device.forward(&prompt).unwrap();
+            let what = format!("{}, copies: {copies}", recipe.architecture);
+            assert_near(&found, &want, 1e-4, &what);
+            let computed = device.observers_mut().take_statistics().computed_share();
+            let share = case.config().experts.as_ref().unwrap().selected_share();
+            // The device does not count the zeros of ReLU.
+            if !case.config().activation.has_exact_zeros() {
+                assert!((computed - share).abs() < 1e-3, "{what}: {computed}");
+            }
+            // The same without a pass of many tokens.
+            let next = device.forward(&prompt[..1]).unwrap();
+            assert_near(&next, &host_after(&case, &prompt), 1e-4, &what);
+        }
+    }
+}
+
+/// Logits of the first token of `prompt` after all of it, on the CPU.
+fn host_after(case: &Case, prompt: &[u32]) -> Vec<f32> {
+    let mut host = case.on_host(&PLACEMENTS[..1]);
+    host.forward(prompt).unwrap();
+    host.forward(&prompt[..1]).unwrap()
+}
+
+#[test]
 fn the_device_holds_what_a_plan_says() {
     for recipe in &RECIPES {
         let mut case = case(recipe);
