@@ -131,8 +131,8 @@ fn mixtures_are_made_prepared_and_run() {
     assert_eq!(
         lines,
         [
-            "--n-gpu-layers 1 --n-cpu-moe 1",
-            r"--n-gpu-layers 1 --override-tensor blk\.(0)\.ffn_(gate|up|down)_exps\.weight=CPU",
+            "--n-gpu-layers 2 --n-cpu-moe 1",
+            r"--n-gpu-layers 2 --override-tensor blk\.(0)\.ffn_(gate|up|down)_exps\.weight=CPU",
         ]
     );
     sandbox

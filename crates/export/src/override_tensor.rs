@@ -2,7 +2,7 @@
 //!
 //! llama.cpp stores all experts of a layer in one tensor per matrix, so it can only place them together.
 
-use std::{fmt::Write, path::Path};
+use std::{fmt::Write, ops::Range, path::Path};
 
 use powerinfer_artifact::{plan::Device, write::write_file};
 use powerinfer_bundle::Bundle;
@@ -35,17 +35,12 @@ impl ExpertLayers {
         // Shared experts are always on the GPU.
         let routed = experts.count * experts.size;
         let hot = |hot: usize| hot.saturating_sub(experts.shared_size);
-        let fit = plan
-            .layers
-            .iter()
-            .map(|layer| hot(layer.hot_count))
-            .sum::<usize>()
-            / routed;
-        let mut order: Vec<usize> = (0..plan.layers.len()).collect();
+        let hot = plan.layers.iter().map(|layer| hot(layer.hot_count));
+        let fit = hot.sum::<usize>() / routed;
+        let mut on_gpu: Vec<usize> = offloaded(bundle).rev().collect();
         // The sort is stable: if layers are equal, the last ones come first, as with `--n-cpu-moe`.
-        order.reverse();
-        order.sort_by_key(|layer| std::cmp::Reverse(plan.layers[*layer].hot_count));
-        let mut on_gpu = order[..fit].to_vec();
+        on_gpu.sort_by_key(|layer| std::cmp::Reverse(plan.layers[*layer].hot_count));
+        on_gpu.truncate(fit);
         on_gpu.sort_unstable();
         Ok(Self {
             on_gpu,
@@ -60,19 +55,14 @@ impl ExpertLayers {
     ///
     /// The file cannot be written.
     pub fn write(&self, bundle: &Bundle, out: &Path) -> Result<(), ExportError> {
-        let on_gpu = |layer: &usize| bundle.plan().layers[*layer].attention == Device::Gpu;
-        let with_attention = (0..self.layers).filter(on_gpu).count();
-        let whole = if with_attention == self.layers {
-            // llama.cpp counts the output head as a layer.
-            self.layers + 1
-        } else {
-            with_attention
-        };
+        let layers = offloaded(bundle).len();
+        // llama.cpp counts the output head as a layer, and places it first.
+        let with_head = if layers > 0 { layers + 1 } else { 0 };
         let cold: Vec<String> = (0..self.layers)
             .filter(|layer| !self.on_gpu.contains(layer))
             .map(|layer| layer.to_string())
             .collect();
-        let mut text = format!("--n-gpu-layers {whole}");
+        let mut text = format!("--n-gpu-layers {with_head}");
         let mut chosen = text.clone();
         if !cold.is_empty() {
             let _ = write!(text, " --n-cpu-moe {}", cold.len());
@@ -84,4 +74,11 @@ impl ExpertLayers {
         }
         Ok(write_file(out, format!("{text}\n{chosen}\n").as_bytes())?)
     }
+}
+
+/// The layers that llama.cpp puts on the GPU, the last ones: as many as have attention there in the plan.
+fn offloaded(bundle: &Bundle) -> Range<usize> {
+    let layers = &bundle.plan().layers;
+    let on_gpu = layers.iter().filter(|layer| layer.attention == Device::Gpu);
+    layers.len() - on_gpu.count()..layers.len()
 }

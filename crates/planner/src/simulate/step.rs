@@ -257,7 +257,10 @@ impl Estimator<'_> {
         let ffn = Ffn {
             mode,
             device: layer.attention,
-            access: if mode.per_neuron.bytes >= neuron_bytes {
+            // Other engines read whole experts.
+            access: if mode.per_neuron.bytes >= neuron_bytes
+                || (!self.engine.counts_rows && mode.policy == Policy::Dense)
+            {
                 Access::Matrices
             } else {
                 Access::Rows
