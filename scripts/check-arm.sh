@@ -29,5 +29,5 @@ export POWERINFER_ISA=neon
 cargo test --locked --target $target -p powerinfer-kernels --lib --test equality --test attention --test integer_axpy
 cargo test --locked --target $target -p powerinfer-pool
 cargo test --locked --target $target -p powerinfer-runtime --test golden
-# In QEMU the longer texts of the other tests of batches take a quarter of an hour.
+# In QEMU, the longer texts of the other batch tests take 15 minutes.
 cargo test --locked --target $target -p powerinfer-runtime --test batches -- each_has_the_bits_that_it_has_alone speculation_changes_no_token

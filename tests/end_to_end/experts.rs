@@ -190,6 +190,11 @@ fn mixtures_are_simulated() {
         .run(&words(&format!("simulate {qwen} --quant q4_0 --skew 0.3")))
         .good()
         .stdout_contains(&["all experts on the CPU", "the router selects experts"]);
+    sandbox
+        .run(&words(
+            "simulate --like mixtral-8x7b --hardware rtx3060-12g --quant q4_0 --skew 0.01",
+        ))
+        .bad(1, &["1.0%"]);
 }
 
 #[test]

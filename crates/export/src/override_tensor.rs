@@ -1,4 +1,4 @@
-//! Arguments for llama.cpp whose placement is closest to a plan for a mixture of experts.
+//! llama.cpp arguments for the placement that is closest to a plan for a mixture of experts.
 //!
 //! llama.cpp stores all experts of a layer in one tensor per matrix, so it can only place them together.
 
@@ -56,7 +56,7 @@ impl ExpertLayers {
     /// The file cannot be written.
     pub fn write(&self, bundle: &Bundle, out: &Path) -> Result<(), ExportError> {
         let layers = offloaded(bundle).len();
-        // llama.cpp counts the output head as a layer, and places it first.
+        // llama.cpp counts the output head as a layer and places it first.
         let with_head = if layers > 0 { layers + 1 } else { 0 };
         let cold: Vec<String> = (0..self.layers)
             .filter(|layer| !self.on_gpu.contains(layer))
@@ -76,7 +76,7 @@ impl ExpertLayers {
     }
 }
 
-/// The layers that llama.cpp puts on the GPU, the last ones: as many as have attention there in the plan.
+/// Layers that llama.cpp puts on the GPU: the last ones, as many as have attention on the GPU in the plan.
 fn offloaded(bundle: &Bundle) -> Range<usize> {
     let layers = &bundle.plan().layers;
     let on_gpu = layers.iter().filter(|layer| layer.attention == Device::Gpu);

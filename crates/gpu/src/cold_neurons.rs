@@ -8,10 +8,7 @@ use powerinfer_kernels::cuda::{
 };
 use powerinfer_tensor::Matrix;
 
-use crate::{
-    DeviceModel,
-    launches::{activate_batch, expert_products},
-};
+use crate::{DeviceModel, experts::ExpertProducts, launches::activate_batch};
 
 /// Neurons that are copied, and then multiplied, at a time.
 pub const COPIED_NEURONS: usize = 512;
@@ -211,7 +208,7 @@ impl DeviceModel {
             let filter = found.selector.filter(vectors);
             if by_expert {
                 let part = first..first + piece.count;
-                expert_products(&self.gpu, layer, state).add(&piece.ffn, &part, filter)?;
+                ExpertProducts::new(&self.gpu, layer, state).add(&piece.ffn, &part, filter)?;
             } else {
                 let prompt = state.prompt.as_mut().expect("a prompt runs");
                 let masks = is_masked.then_some(TokenMasks {

@@ -1,19 +1,23 @@
-//! Experts of a long prompt: each is multiplied only with the tokens that select it.
+//! Mixtures of experts: routing, and long prompts, in which each expert is multiplied only with the tokens that select it.
 
 use std::ops::Range;
 
 use powerinfer_kernels::cuda::{
-    Buffer, DeviceError, DownAddends, DownScratch, F16Buffer, Ffn, Gpu, NeuronFilter, Routes,
-    SplitSums, TokenList, TokenMasks,
+    Buffer, DeviceError, DownAddends, DownScratch, F16Buffer, Ffn, Gpu, NeuronFilter,
+    PredictedMask, Routes, SplitSums, TokenList, TokenMasks,
 };
 use powerinfer_tensor::Format;
 
-use crate::{DeviceFfn, launches::activate_batch, state::pieces};
+use crate::{
+    DeviceFfn, DeviceLayer, DeviceModel, FfnInput,
+    launches::activate_batch,
+    state::{State, pieces},
+};
 
-/// Minimum number of tokens for which experts are multiplied one by one. A tile multiplies up to 64 tokens in the same time as a few.
+/// Minimum number of tokens for which experts are multiplied one by one. A tile takes as long for 64 tokens as for a few.
 pub(crate) const LEAST_TOKENS: usize = 65;
 
-/// Minimum mean number of neurons of one expert that follow each other. If there are fewer, all neurons are multiplied with all tokens.
+/// Minimum mean length of the runs of consecutive neurons of one expert. If runs are shorter, all neurons are multiplied with all tokens.
 const LEAST_ROWS: usize = 16;
 
 /// Consecutive neurons of one block of a mixture of experts.
@@ -21,12 +25,13 @@ const LEAST_ROWS: usize = 16;
 pub struct ExpertRows {
     /// The block: an expert, or the shared one.
     pub block: usize,
-    /// Neurons of the layer.
+    /// Range of neurons in the layer.
     pub rows: Range<usize>,
 }
 
 impl ExpertRows {
-    /// Splits neurons into runs of one block; `blocks` has the block of each. Returns none if the runs are too short.
+    /// Splits neurons into runs of one block each; `blocks` has the block of each neuron. Returns an empty list if the runs are too short
+    /// on average.
     pub fn runs(blocks: &[u16]) -> Vec<Self> {
         let mut runs = Vec::new();
         let mut start = 0;
@@ -44,21 +49,21 @@ impl ExpertRows {
     }
 }
 
-/// The tokens that select each expert, and buffers for those of one expert.
+/// Lists of the tokens that select each expert, and buffers for the tokens of one expert.
 #[derive(Debug)]
 pub(crate) struct Gathered {
-    /// Input of the FFN, in 16 bits.
+    /// FFN input of one expert's tokens, in 16 bits.
     input: F16Buffer,
-    /// `[tokens, hidden]`: contributions of the expert.
+    /// `[tokens, hidden]`: contributions of one expert.
     out: Buffer<f32>,
     /// Tokens of every block, one list after the other.
     lists: Buffer<u32>,
-    /// Start of the list of each block, and the end of the last.
+    /// Start of each block's list in `lists`, then the end of the last list.
     starts: Vec<usize>,
 }
 
 impl Gathered {
-    /// Buffers for up to `tokens` tokens, of which every one may select all `blocks`.
+    /// Allocates buffers for up to `tokens` tokens, each of which may select all `blocks`.
     pub(crate) fn new(
         gpu: &Gpu,
         (tokens, hidden): (usize, usize),
@@ -73,7 +78,7 @@ impl Gathered {
         })
     }
 
-    /// Bytes of [`new`](Self::new) for inputs of quantised weights.
+    /// Maximum bytes of the buffers of [`new`](Self::new).
     pub(crate) fn max_bytes(
         (tokens, hidden): (usize, usize),
         format: Format,
@@ -87,7 +92,7 @@ impl Gathered {
         self.input.bytes() + self.out.bytes() + self.lists.bytes()
     }
 
-    /// Lists the tokens of every block, whose routing weight is not 0; `weights` is `[tokens, blocks]`.
+    /// Lists, for every block, the tokens whose routing weight for it is not 0; `weights` is `[tokens, blocks]`.
     pub(crate) fn list(&mut self, weights: &[f32], blocks: usize) -> Result<(), DeviceError> {
         let mut lists = Vec::new();
         self.starts.clear();
@@ -102,7 +107,7 @@ impl Gathered {
         self.lists.write(&lists)
     }
 
-    /// Positions of the tokens of `block` in the lists.
+    /// Range of `lists` that has the tokens of `block`.
     fn of(&self, block: usize) -> Range<usize> {
         self.starts[block]..self.starts[block + 1]
     }
@@ -125,12 +130,31 @@ pub(crate) struct ExpertProducts<'a> {
     /// Maximum number of neurons that are multiplied at a time.
     pub(crate) most_neurons: usize,
     pub(crate) down: &'a mut DownScratch,
-    /// `[tokens, hidden]`.
+    /// `[tokens, hidden]`: hidden state, to which the contributions are added.
     pub(crate) hidden: &'a mut Buffer<f32>,
 }
 
-impl ExpertProducts<'_> {
-    /// Adds the contributions of the neurons `part` of the layer, which `ffn` has, to the hidden state, expert by expert.
+impl<'a> ExpertProducts<'a> {
+    /// Collects the operands for the experts of `layer` in the current prompt.
+    pub(crate) fn new(gpu: &'a Gpu, layer: &'a DeviceLayer, state: &'a mut State) -> Self {
+        let prompt = state.prompt.as_mut().expect("a prompt runs");
+        Self {
+            gpu,
+            layer: layer.ffn.as_ref().expect("neurons are on the device"),
+            neurons: layer.neurons,
+            routes: &state.routes,
+            mask: &state.mask,
+            input: &prompt.input,
+            sums: &prompt.sums,
+            gathered: prompt.gathered.as_mut().expect("buffers for experts"),
+            products: (&mut state.products, &mut prompt.up, &mut prompt.products),
+            most_neurons: prompt.most_neurons,
+            down: &mut state.down,
+            hidden: &mut state.hidden,
+        }
+    }
+
+    /// Adds the contributions of the layer's neurons `part`, stored in `ffn`, to the hidden state, expert by expert.
     pub(crate) fn add(
         &mut self,
         ffn: &Ffn,
@@ -197,5 +221,96 @@ impl ExpertProducts<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// Routing in a mixture of experts.
+///
+/// # Errors
+///
+/// All methods that return a result fail if the device fails.
+///
+/// # Panics
+///
+/// [`route`](Self::route) panics if the layer does not exist.
+#[expect(
+    clippy::missing_errors_doc,
+    clippy::missing_panics_doc,
+    reason = "stated once for all methods"
+)]
+impl DeviceModel {
+    /// In a mixture of experts, selects the experts of each token in layer `index` and limits the predicted neurons to theirs. If
+    /// `for_host`, the mask and the routing weights are also written to host memory.
+    pub fn route(
+        &mut self,
+        index: usize,
+        reads: FfnInput,
+        for_host: bool,
+    ) -> Result<(), DeviceError> {
+        let ffn = self.layers[index].ffn.as_ref();
+        let Some((found, router)) = ffn.and_then(|ffn| Some((ffn, ffn.router.as_ref()?))) else {
+            return Ok(());
+        };
+        if !self.segments.wants_launch()? {
+            return Ok(());
+        }
+        let by_expert = self.multiplies_by_expert(index);
+        let state = &mut self.state;
+        let x = match reads {
+            FfnInput::Hidden => &state.hidden,
+            FfnInput::Residual => &state.residual,
+        };
+        let (norm, routes) = (found.norm.as_ref(), &mut state.routes);
+        let logits = &mut [(&router.linear, &mut routes.logits)];
+        self.gpu.project(x, norm, logits, false)?;
+        if let Some(gate) = &router.shared_gate {
+            let logits = &mut [(gate, &mut routes.shared_logits)];
+            self.gpu.project(x, norm, logits, false)?;
+        }
+        let mut mask = PredictedMask {
+            mask: &mut state.mask,
+            host_mask: for_host.then_some(&state.predicted),
+            activations: &mut state.products,
+            hot_count: match state.prompt {
+                None => found.ffn.gate.matrix.rows(),
+                Some(_) => 0,
+            },
+        };
+        let is_predicted = found.selector.predicts();
+        self.gpu.route(
+            router,
+            routes,
+            for_host || by_expert,
+            &mut mask,
+            is_predicted,
+        )?;
+        if by_expert {
+            // The host must know how many tokens select each expert before it launches the products.
+            self.gpu.device().synchronise()?;
+            let blocks = router.block_count;
+            let weights = self.routing_weights();
+            let prompt = self.state.prompt.as_mut();
+            let gathered = prompt.and_then(|prompt| prompt.gathered.as_mut());
+            gathered
+                .expect("buffers for experts")
+                .list(&weights, blocks)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the current pass multiplies the experts of layer `index` one by one, each only with the tokens that select it.
+    pub(crate) fn multiplies_by_expert(&self, index: usize) -> bool {
+        let has_runs = |ffn: &DeviceFfn| !ffn.experts.is_empty();
+        let prompt = self.state.prompt.as_ref();
+        self.layers[index].ffn.as_ref().is_some_and(has_runs)
+            && self.tokens >= LEAST_TOKENS
+            && prompt.is_some_and(|prompt| prompt.gathered.is_some())
+    }
+
+    /// Routing weights `[tokens, blocks]` in a mixture of experts; written before the FFN's input.
+    pub fn routing_weights(&self) -> Vec<f32> {
+        let mut weights = vec![0.0; self.state.routes.weights.len()];
+        self.state.routes.host.read_f32(&mut weights);
+        weights
     }
 }

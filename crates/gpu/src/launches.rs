@@ -12,11 +12,8 @@ use powerinfer_kernels::cuda::{
 };
 
 use crate::{
-    CopiedParts, DeviceFfn, DeviceLayer, DeviceModel, DeviceSelector,
-    copied_parts::attention_of,
-    experts::{ExpertProducts, LEAST_TOKENS},
-    head::Embedded,
-    state::{State, pieces},
+    CopiedParts, DeviceFfn, DeviceModel, DeviceSelector, copied_parts::attention_of,
+    experts::ExpertProducts, head::Embedded, state::pieces,
 };
 
 /// How long the host waits for the device before it gives up.
@@ -60,29 +57,6 @@ pub(crate) fn activate_batch(
         }
     };
     gpu.activate_gate_up(ffn, rows, filter, routing, gate, up, masks, out, scratch)
-}
-
-/// Operands for the experts of `layer` in the prompt that runs.
-pub(crate) fn expert_products<'a>(
-    gpu: &'a Gpu,
-    layer: &'a DeviceLayer,
-    state: &'a mut State,
-) -> ExpertProducts<'a> {
-    let prompt = state.prompt.as_mut().expect("a prompt runs");
-    ExpertProducts {
-        gpu,
-        layer: layer.ffn.as_ref().expect("neurons are on the device"),
-        neurons: layer.neurons,
-        routes: &state.routes,
-        mask: &state.mask,
-        input: &prompt.input,
-        sums: &prompt.sums,
-        gathered: prompt.gathered.as_mut().expect("buffers for experts"),
-        products: (&mut state.products, &mut prompt.up, &mut prompt.products),
-        most_neurons: prompt.most_neurons,
-        down: &mut state.down,
-        hidden: &mut state.hidden,
-    }
 }
 
 /// Hidden state and host memory.
@@ -179,13 +153,6 @@ impl DeviceModel {
     /// Reads the FFN's input that [`wait_for_input`](Self::wait_for_input) has waited for.
     pub fn read_input(&self, input: &mut [f32]) {
         self.state.input.read_f32(input);
-    }
-
-    /// Routing weights `[tokens, blocks]` in a mixture of experts; written before the FFN's input.
-    pub fn routing_weights(&self) -> Vec<f32> {
-        let mut weights = vec![0.0; self.state.routes.weights.len()];
-        self.state.routes.host.read_f32(&mut weights);
-        weights
     }
 
     /// Mask of the neurons that the device's routers and predictors leave, 32 per word; written before the FFN's input.
@@ -427,74 +394,6 @@ impl DeviceModel {
         }
     }
 
-    /// Selects the experts of each token in layer `index`, in a mixture of experts, and limits the predicted neurons to theirs; `for_host`
-    /// also writes the mask and the routing weights to host memory.
-    pub fn route(
-        &mut self,
-        index: usize,
-        reads: FfnInput,
-        for_host: bool,
-    ) -> Result<(), DeviceError> {
-        let ffn = self.layers[index].ffn.as_ref();
-        let Some((found, router)) = ffn.and_then(|ffn| Some((ffn, ffn.router.as_ref()?))) else {
-            return Ok(());
-        };
-        if !self.segments.wants_launch()? {
-            return Ok(());
-        }
-        let by_expert = self.multiplies_by_expert(index);
-        let state = &mut self.state;
-        let x = match reads {
-            FfnInput::Hidden => &state.hidden,
-            FfnInput::Residual => &state.residual,
-        };
-        let (norm, routes) = (found.norm.as_ref(), &mut state.routes);
-        let logits = &mut [(&router.linear, &mut routes.logits)];
-        self.gpu.project(x, norm, logits, false)?;
-        if let Some(gate) = &router.shared_gate {
-            let logits = &mut [(gate, &mut routes.shared_logits)];
-            self.gpu.project(x, norm, logits, false)?;
-        }
-        let mut mask = PredictedMask {
-            mask: &mut state.mask,
-            host_mask: for_host.then_some(&state.predicted),
-            activations: &mut state.products,
-            hot_count: match state.prompt {
-                None => found.ffn.gate.matrix.rows(),
-                Some(_) => 0,
-            },
-        };
-        let is_predicted = found.selector.predicts();
-        self.gpu.route(
-            router,
-            routes,
-            for_host || by_expert,
-            &mut mask,
-            is_predicted,
-        )?;
-        if by_expert {
-            // The host launches the products of each expert for as many tokens as select it.
-            self.gpu.device().synchronise()?;
-            let blocks = router.block_count;
-            let weights = self.routing_weights();
-            let prompt = self.state.prompt.as_mut();
-            let gathered = prompt.and_then(|prompt| prompt.gathered.as_mut());
-            gathered
-                .expect("buffers for experts")
-                .list(&weights, blocks)?;
-        }
-        Ok(())
-    }
-
-    /// Whether experts of layer `index` are multiplied one by one in the current pass, each with the tokens that select it.
-    pub(crate) fn multiplies_by_expert(&self, index: usize) -> bool {
-        let has_runs = |ffn: &DeviceFfn| !ffn.experts.is_empty();
-        let prompt = self.state.prompt.as_ref();
-        self.layers[index].ffn.as_ref().is_some_and(has_runs)
-            && self.tokens >= LEAST_TOKENS
-            && prompt.is_some_and(|prompt| prompt.gathered.is_some())
-    }
-
     /// Computes gate and up of the hot neurons; `for_host` also writes the FFN's input to host memory. In a prompt, all
     /// pieces of neurons except the last are also multiplied by down.
     pub fn gate_up(
@@ -535,7 +434,7 @@ impl DeviceModel {
             }
             let (ffn, hot) = (&found.ffn, layer.hot_count());
             if by_expert {
-                expert_products(&self.gpu, layer, state).add(ffn, &(0..hot), filter)?;
+                ExpertProducts::new(&self.gpu, layer, state).add(ffn, &(0..hot), filter)?;
                 let prompt = state.prompt.as_mut().expect("a prompt runs");
                 return prompt.products.clear(self.tokens);
             }

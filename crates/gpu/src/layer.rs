@@ -58,7 +58,7 @@ pub struct DeviceFfn {
     pub selector: DeviceSelector,
     /// In a mixture of experts, selects the experts whose neurons are computed.
     pub router: Option<Router>,
-    /// Runs of neurons of one expert; none if they are too short, or without experts.
+    /// Runs of consecutive neurons of one expert; empty if they are too short or there are no experts.
     pub experts: Vec<ExpertRows>,
     /// Vector added for the neurons that are not computed, `[hidden]`.
     pub offset: Option<Buffer<f32>>,
@@ -117,7 +117,7 @@ impl DeviceLayer {
         matches!(selector, Some(DeviceSelector::Host))
     }
 
-    /// Whether a router or a predictor limits the neurons that are computed before any weight of a neuron is read.
+    /// Whether a router or a predictor limits the computed neurons before any of their weights are read.
     pub fn is_masked(&self) -> bool {
         let ffn = self.ffn.as_ref();
         ffn.is_some_and(|ffn| ffn.router.is_some() || ffn.selector.predicts())

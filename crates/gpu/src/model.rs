@@ -31,7 +31,7 @@ pub struct ModelShape {
     pub is_parallel: bool,
     /// Pairs of numbers of a head that are rotated.
     pub rotated_pairs: usize,
-    /// Experts, and blocks of neurons of which they are part, in a mixture of experts; otherwise 0.
+    /// Numbers of experts and of blocks of neurons, in a mixture of experts; otherwise 0.
     pub experts: [usize; 2],
     /// Maximum number of positions of a KV cache.
     pub context: usize,

@@ -70,7 +70,7 @@ pub(crate) struct State {
     /// The FFN's input in 8 bits, as read by the predictor; unused in a prompt.
     pub(crate) kept: KeptInput,
     pub(crate) routes: Routes,
-    /// Neurons that routers and predictors leave, a bit each.
+    /// Mask of the neurons that routers and predictors leave, one bit each.
     pub(crate) mask: Buffer<u32>,
     /// Factors of the rows of down: `[tokens, hot]`, or `[tokens, neurons of a piece]` in a prompt.
     pub(crate) products: Buffer<f32>,
@@ -118,7 +118,7 @@ pub(crate) struct Prompt {
     pub(crate) up: Buffer<f32>,
     /// Maximum number of neurons on the device that are multiplied at a time.
     pub(crate) most_neurons: usize,
-    /// Buffers for the tokens of one expert; `None` for few tokens, or without experts.
+    /// Buffers for the tokens of one expert; `None` if there are few tokens or no experts.
     pub(crate) gathered: Option<Gathered>,
     /// Cold neurons in copies that alternate.
     pub(crate) pieces: Option<[Piece; 2]>,

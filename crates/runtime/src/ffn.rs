@@ -236,8 +236,8 @@ impl Ffn<'_> {
         buffers.inputs = inputs;
     }
 
-    /// Sum of the cold neurons for `x [tokens, hidden]`. `mask`, 32 neurons a word, has the neurons that a predictor and a router leave
-    /// of each token; `weights`, `[tokens, blocks]`, are routing weights in a mixture of experts.
+    /// Sum of the cold neurons for `x [tokens, hidden]`. `mask`, 32 neurons per word, has the neurons that a predictor and a router
+    /// leave for each token; `weights`, `[tokens, blocks]`, are routing weights in a mixture of experts.
     pub(crate) fn cold_sum(
         &self,
         threads: &Threads,

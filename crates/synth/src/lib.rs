@@ -19,6 +19,6 @@ mod tokenizer;
 mod write;
 
 pub use error::SynthError;
-pub use rates::{expert_rates, rates};
+pub use rates::rates;
 pub use shape::{EXPERT_SHAPES, SHAPES, Shape};
 pub use write::{Settings, synthesise};

@@ -40,11 +40,7 @@ pub fn rates(neurons: usize, sparsity: f64, skew: f64) -> Result<Vec<f64>, Synth
 }
 
 /// Selection frequencies of a layer's experts in descending order: [`rates`] with the closest possible skew to `skew`.
-///
-/// # Errors
-///
-/// No power law has this number of selections.
-pub fn expert_rates(experts: &Experts, skew: f64) -> Result<Vec<f64>, SynthError> {
+pub(crate) fn of_experts(experts: &Experts, skew: f64) -> Result<Vec<f64>, SynthError> {
     let skipped = 1.0 - experts.per_token as f64 / experts.count as f64;
     match rates(experts.count, skipped, skew) {
         Err(SynthError::NoPowerLaw {

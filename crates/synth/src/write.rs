@@ -19,7 +19,7 @@ use crate::{
     noise::Noise,
     plan::Plan,
     predictor::{LowRank, write_predictors},
-    rates::{expert_rates, rates},
+    rates::{of_experts, rates},
     recipe::{POSITIONS, head_deviation, projection_deviation, recipe},
     tokenizer::tokenizer,
 };
@@ -76,7 +76,7 @@ pub fn synthesise(
     let config = shape.describe()?;
     let neurons = rates(config.ffn_size, settings.sparsity, settings.skew)?;
     let experts = match &config.experts {
-        Some(experts) => expert_rates(experts, settings.skew)?,
+        Some(experts) => of_experts(experts, settings.skew)?,
         None => Vec::new(),
     };
     let layers = recipe(&config, &neurons, &experts)?;

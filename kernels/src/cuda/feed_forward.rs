@@ -116,8 +116,8 @@ impl DownScratch {
 
 impl Gpu {
     /// `activations[i] = act(gate[i] · x) * (up[i] · x)` with `x = norm(x)`, times the weight of the neuron's expert in `routing`, for the
-    /// hot neurons that `mask` selects, or for all without a mask. Tokens, at most [`batch_tokens`](Self::batch_tokens), share one pass over the rows that any of
-    /// them needs.
+    /// hot neurons that `mask` selects, or for all without a mask. Tokens, at most [`batch_tokens`](Self::batch_tokens), share one pass over
+    /// the rows that any of them needs.
     ///
     /// `x` is `[tokens, hidden]`, `activations` `[tokens, hot]`, the mask `[tokens, words]`. Neurons that are in no token's mask
     /// keep their activations, those that `filter` drops get 0. If the host has neurons of the layer, it receives the

@@ -141,14 +141,14 @@ pub struct TokenMasks<'a> {
     pub tokens: Option<TokenList<'a>>,
 }
 
-/// Some of a prompt's tokens, each at most once.
+/// List of some of a prompt's tokens, each at most once.
 #[derive(Debug, Clone, Copy)]
 pub struct TokenList<'a> {
-    /// Lists of tokens.
+    /// Buffer with one or more lists of tokens.
     pub lists: &'a Buffer<u32>,
-    /// Position of this list.
+    /// Position of this list in `lists`.
     pub start: usize,
-    /// Number of its tokens.
+    /// Number of tokens in this list.
     pub count: usize,
 }
 
@@ -315,8 +315,8 @@ impl Gpu {
         self.launch_gemm("gemm", matrix, rows.len(), x, sums, &arguments)
     }
 
-    /// `h = act(gate) * up`, times the weight of the neuron's expert in `routing`, of the neurons `rows`, in place of `gate` and as f16 in `out`; 0 for neurons outside `masks` and for
-    /// those that `filter` skips.
+    /// `h = act(gate) * up` of the neurons `rows`, times the weight of the neuron's expert in `routing`. Writes `h` in place of `gate`
+    /// and as f16 to `out`; it is 0 for neurons outside `masks` and for those that `filter` skips.
     ///
     /// `gate` and `up` are `[tokens, rows]`: the products with the input.
     ///
@@ -379,7 +379,7 @@ impl Gpu {
         )
     }
 
-    /// Copies the tokens `list` of `x` to `out`.
+    /// Copies the tokens in `list` from `x` to `out`, in the order of the list.
     ///
     /// # Errors
     ///
@@ -413,7 +413,7 @@ impl Gpu {
     ///
     /// # Panics
     ///
-    /// `x` does not have a row per token of the list.
+    /// `x` does not have one row per token of the list.
     pub fn scatter_tokens(
         &self,
         x: &Buffer<f32>,

@@ -35,7 +35,7 @@ fn routers_select_the_experts_with_the_largest_logits() {
                 }
                 let shared_logits = noise(32, tokens);
                 let blocks: Vec<u16> = (0..neurons)
-                    .map(|neuron| (neuron * 7 % block_count) as u16)
+                    .map(|neuron| (7 * neuron % block_count) as u16)
                     .collect();
                 let words = neurons.div_ceil(32);
                 let before: Vec<u32> = noise(33, tokens * words)

@@ -103,7 +103,7 @@ fn refuse_gguf_options(arguments: &ExportArguments) -> Result<()> {
         ("--no-tokenizer", arguments.no_tokenizer),
     ];
     match options.into_iter().find(|(_, is_given)| *is_given) {
-        Some((option, _)) => bail!("`{option}` is for `--to gguf`"),
+        Some((option, _)) => bail!("`{option}` applies only to `--to gguf`"),
         None => Ok(()),
     }
 }
@@ -151,7 +151,7 @@ fn original(arguments: &ExportArguments, output: Output) -> Result<()> {
 ///
 /// # Errors
 ///
-/// It would be among a bundle's files, or replace the model itself.
+/// The file would be among a bundle's files, or replace the model itself.
 fn out_file(out: &Path, source: Source<'_>, ending: &str) -> Result<PathBuf> {
     let out = if out.is_dir() {
         out.join(format!("{}.{ending}", source.name()))

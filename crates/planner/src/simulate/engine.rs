@@ -44,8 +44,8 @@ pub(crate) struct Engine {
     pub(crate) prompt_batch: usize,
     /// Whether prompts skip neurons as decoding does.
     pub(crate) sparse_prompts: bool,
-    /// Minimum number of tokens of a prompt for which the GPU multiplies each expert only with the tokens that select it, instead of
-    /// with all tokens.
+    /// Minimum number of prompt tokens for which the GPU multiplies each expert only with the tokens that select it, instead of with
+    /// all tokens.
     pub(crate) gathers_from: f64,
 }
 

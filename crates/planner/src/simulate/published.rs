@@ -2,7 +2,7 @@
 //! similar model.
 
 use powerinfer_model::Experts;
-use powerinfer_synth::{SynthError, expert_rates, rates};
+use powerinfer_synth::{SynthError, rates};
 use serde::Serialize;
 
 use crate::PlannerError;
@@ -161,20 +161,21 @@ impl Activity {
     ///
     /// # Errors
     ///
-    /// No power law gives this number of selections per token.
+    /// No power law has this number of selections per token and this skew.
     pub fn selections(
         &mut self,
         experts: &Experts,
         is_skew_given: bool,
     ) -> Result<Vec<f64>, PlannerError> {
+        let share = experts.per_token as f64 / experts.count as f64;
         let rates = if is_skew_given {
-            expert_rates(experts, self.skew.value)?
+            rates(experts.count, 1.0 - share, self.skew.value)?
         } else {
             self.skew = SourcedValue::new(
                 0.8,
                 "assumed: all experts are selected equally often; `profile` measures it on your text",
             );
-            vec![experts.per_token as f64 / experts.count as f64; experts.count]
+            vec![share; experts.count]
         };
         let routed = rates
             .into_iter()

@@ -32,7 +32,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) quant: Format,
     /// Activation frequencies per layer, hottest first.
     pub(crate) frequencies: &'a [Vec<f64>],
-    /// In a mixture of experts, the selection frequency of the expert of each neuron of a layer, in the same order.
+    /// In a mixture of experts, the selection frequency of each neuron's expert in a layer, in the same order.
     pub(crate) selected: Option<&'a [f64]>,
     /// Hidden units of each layer's predictor; 0 for none.
     pub(crate) rank: usize,

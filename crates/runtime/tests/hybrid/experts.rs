@@ -105,14 +105,14 @@ fn experts_of_long_prompts_are_multiplied_with_the_tokens_that_select_them() {
             if !case.config().activation.has_exact_zeros() {
                 assert!((computed - share).abs() < 1e-3, "{what}: {computed}");
             }
-            // The same without a pass of many tokens.
+            // The next token, in a pass with no others, gives the same logits as on the CPU.
             let next = device.forward(&prompt[..1]).unwrap();
             assert_near(&next, &host_after(&case, &prompt), 1e-4, &what);
         }
     }
 }
 
-/// Logits of the first token of `prompt` after all of it, on the CPU.
+/// Logits, on the CPU, of the first token of `prompt` repeated after the whole prompt.
 fn host_after(case: &Case, prompt: &[u32]) -> Vec<f32> {
     let mut host = case.on_host(&PLACEMENTS[..1]);
     host.forward(prompt).unwrap();
