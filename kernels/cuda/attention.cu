@@ -32,6 +32,8 @@ struct Attention {
   int pairs;
   // [heads]: ALiBi slopes; null for none.
   const float* alibi_slopes;
+  // [heads]: attention sinks, scores without values; null for none.
+  const float* sinks;
   // Of the first token, those of the following ones `cache_stride` further. In device memory, context included, so that a captured
   // graph runs for any sequence.
   const CachePlace* cache;
@@ -153,6 +155,12 @@ __device__ __forceinline__ float dot_piece(const float* x, const float (&key)[WI
 __device__ __forceinline__ float position_bias(const Attention& a, int head, int key_position) {
   if (!a.alibi_slopes) return 0.0f;
   return round_to_bf16(a.alibi_slopes[head] * round_to_bf16(float(key_position))) * a.scale;
+}
+
+// Weight of a query head's attention sink if `maximum` is the largest scaled score. If the sink exceeds it by far, this is infinity, and
+// the head's output 0.
+__device__ __forceinline__ float sink_weight(const Attention& a, int head, float maximum) {
+  return a.sinks ? exp2f(a.sinks[head] * 1.4426950f - maximum) : 0.0f;
 }
 
 // Asynchronous copies of rows of a head to a tile in shared memory: a thread copies one piece of every `step`-th row.
@@ -407,7 +415,7 @@ __device__ __forceinline__ void attention(const Attention& a) {
   if (warp < queries) {
     total = warp_sum(total);
     if (lane == 0) {
-      factors[warp] = used_splits == 1 ? 1.0f / total : 1.0f;
+      factors[warp] = used_splits == 1 ? 1.0f / (total + sink_weight(a, head + warp, maximum)) : 1.0f;
       float* state = a.partial + 2 * ((head_index + warp) * splits + split);
       state[0] = maximum;
       state[1] = total;
@@ -437,7 +445,7 @@ __device__ __forceinline__ void attention(const Attention& a) {
     const float split_maximum = load_gpu_scope(state), split_total = load_gpu_scope(state + 1);
     const float largest = warp_max(split_maximum);
     const float weight = lane < used_splits ? exp2f(split_maximum - largest) : 0.0f;
-    weights[warp * TILE + lane] = weight / warp_sum(weight * split_total);
+    weights[warp * TILE + lane] = weight / (warp_sum(weight * split_total) + sink_weight(a, head + warp, largest));
   }
   __syncthreads();
   for (int index = 0; index < queries; index++) {
@@ -602,7 +610,7 @@ __device__ __forceinline__ void attention_prompt(const Attention& a) {
   }
 #pragma unroll
   for (int index = 0; index < WARP_QUERIES; index++) {
-    const float inverse = 1.0f / warp_sum(totals[index]);
+    const float inverse = 1.0f / (warp_sum(totals[index]) + sink_weight(a, heads[index], maxima[index]));
     if (first_query + warp * WARP_QUERIES + index >= all) continue;
     float* out = a.out + (size_t(tokens[index]) * a.heads + heads[index]) * size;
 #pragma unroll
@@ -789,7 +797,7 @@ __device__ __forceinline__ void attention_tiles(const Attention& a) {
     float total = totals[row];
     for (int step = 1; step < 4; step *= 2) total += __shfl_xor_sync(ALL_LANES, total, step);
     if (first_query + warp * TILE_QUERIES + lane / 4 + 8 * row >= all) continue;
-    const float inverse = 1.0f / total;
+    const float inverse = 1.0f / (total + sink_weight(a, heads[row], maxima[row]));
     float* out = a.out + (size_t(tokens[row]) * a.heads + heads[row]) * size + lane % 4 * 2;
 #pragma unroll
     for (int eight = 0; eight < MOST_COLUMNS / 8; eight++) {

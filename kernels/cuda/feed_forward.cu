@@ -294,7 +294,7 @@ __device__ __forceinline__ void gate_up(const GateUp& a) {
       const float* bias = stage == 0 ? a.gate_bias : a.up_bias;
       float product = dot<Format, TOKENS>(matrix, neuron, x, active);
       if (bias) product += bias[neuron];
-      if (stage == 0 || a.ffn.kind == DOUBLY_GATED) product = activate(a.ffn, product);
+      product = stage == 0 ? activate(a.ffn, product) : up_factor(a.ffn, product);
       h = stage == 0 ? product : h * product;
       if (stage == 1) break;
       active &= __ballot_sync(ALL_LANES, passes_gate(a.ffn, neuron, h));
@@ -318,11 +318,13 @@ struct Down {
   // [tokens, hot_count]: h.
   const float* activations;
   int hot_count;
+  // Elements from the bias of a token to that of the next; 0 if all have the same.
+  int bias_stride;
   // [tokens, chunks, hidden], rows padded to a multiple of four.
   float* partial;
   // [tokens, tiles of columns], all 0.
   unsigned* counters;
-  // [hidden], added once; null for none.
+  // [hidden] or [tokens, hidden], and [hidden], added once; null for none.
   const float* bias;
   const float* offset;
   // [tokens, hidden]: the cold neurons' sum in mapped host memory, valid once `flag` holds the step number; null for none.
@@ -448,7 +450,7 @@ __device__ __forceinline__ void down(const Down& a) {
     float all = 0.0f;
 #pragma unroll
     for (int part = 0; part < PARTS; part++) all += sums[part * COLUMNS + index];
-    if (a.bias) all += a.bias[out];
+    if (a.bias) all += a.bias[size_t(token) * a.bias_stride + out];
     if (a.offset) all += a.offset[out];
     if (a.cold) all += load_sys_scope(a.cold + size_t(token) * hidden + out);
     a.hidden[size_t(token) * hidden + out] += all;

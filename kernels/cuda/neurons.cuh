@@ -3,16 +3,16 @@
 #pragma once
 #include "platform.cuh"
 
-enum Activation { RELU, SQUARED_RELU, FAT_RELU, SILU, GELU_ERF, GELU_TANH };
-enum FfnKind { UNGATED, GATED, DOUBLY_GATED };
+enum Activation { RELU, SQUARED_RELU, FAT_RELU, SILU, GELU_ERF, GELU_TANH, CLAMPED_SWISH };
+enum FfnKind { UNGATED, GATED, DOUBLY_GATED, CLAMPED_GATED };
 // The condition under which a neuron is computed, tested on act(gate) or, for CONTRIBUTION_THRESHOLD, on h.
 enum Filter { ALL_NEURONS, NONZERO_GATE, GATE_THRESHOLD, SCALED_GATE_THRESHOLD, CONTRIBUTION_THRESHOLD };
 
 struct Neurons {
   int kind;
   int activation;
-  // Lowest input that FATReLU passes.
-  float fat_threshold;
+  // Lowest input that FATReLU passes; limit of the clamped swish and, for CLAMPED_GATED, of up.
+  float bound;
   int filter;
   float threshold;
   // [neurons] each; null where the filter does not use it.
@@ -26,16 +26,20 @@ struct Neurons {
 };
 
 // Not inlined: called once per neuron, and larger than its callers.
-__device__ __noinline__ float activated(int activation, float fat_threshold, float x) {
+__device__ __noinline__ float activated(int activation, float bound, float x) {
   switch (activation) {
     case RELU:
       return fmaxf(x, 0.0f);
     case SQUARED_RELU:
       return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
     case FAT_RELU:
-      return x >= fat_threshold ? x : 0.0f;
+      return x >= bound ? x : 0.0f;
     case SILU:
       return x / (1.0f + expf(-x));
+    case CLAMPED_SWISH: {
+      const float clamped = x > bound ? bound : x;
+      return clamped / (1.0f + expf(-1.702f * clamped));
+    }
     case GELU_ERF:
       return 0.5f * x * (1.0f + erff(x * 0.70710678f));
     default:
@@ -44,7 +48,15 @@ __device__ __noinline__ float activated(int activation, float fat_threshold, flo
 }
 
 __device__ __forceinline__ float activate(const Neurons& a, float x) {
-  return activated(a.activation, a.fat_threshold, x);
+  return activated(a.activation, a.bound, x);
+}
+
+// Factor of h from the product with the neuron's row of up.
+__device__ __forceinline__ float up_factor(const Neurons& a, float product) {
+  if (a.kind == DOUBLY_GATED) return activate(a, product);
+  if (a.kind != CLAMPED_GATED) return product;
+  // A NaN stays one.
+  return (product > a.bound ? a.bound : product < -a.bound ? -a.bound : product) + 1.0f;
 }
 
 // Whether the filter keeps a neuron with this act(gate).

@@ -163,8 +163,7 @@ KERNEL(256, activate_gate_up, ActivateGateUp) {
       const float activation = activate(a.ffn, gate[neuron]);
       if (passes_gate(a.ffn, neuron, activation)) {
         h = activation;
-        if (a.ffn.kind == GATED) h *= up[neuron];
-        if (a.ffn.kind == DOUBLY_GATED) h *= activate(a.ffn, up[neuron]);
+        if (a.ffn.kind != UNGATED) h *= up_factor(a.ffn, up[neuron]);
         h = coefficient(a.ffn, source, neuron, h);
       }
     }
@@ -222,7 +221,7 @@ struct Gemm {
   // [outputs, inputs]; for `gemm_down` [inputs, outputs].
   Matrix matrix;
   F16Buffer x;
-  // [outputs], added to every token; null for none.
+  // [outputs] or [tokens, outputs], and [outputs]; null for none.
   const float* bias;
   const float* offset;
   // [tokens, outputs]: the cold neurons' sums in mapped host memory, added; null for none.
@@ -231,6 +230,8 @@ struct Gemm {
   float* out;
   // out += instead of out =.
   int accumulate;
+  // Elements from the bias of a token to that of the next; 0 if all have the same.
+  int bias_stride;
   // [tiles, splits, TILE_TOKENS, TILE_ROWS], and one counter per tile, all 0; not used without splits.
   float* partial;
   unsigned* counters;
@@ -464,7 +465,7 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
     if (row >= outputs) continue;
     const size_t index = size_t(token) * outputs + row;
     float sum = tile_sums[element / Tile::ROWS * STRIDE + tile_row] * a.x.scales[token];
-    if (a.bias) sum += a.bias[row];
+    if (a.bias) sum += a.bias[size_t(token) * a.bias_stride + row];
     if (a.offset) sum += a.offset[row];
     if (a.cold) sum += load_sys_scope(a.cold + index);
     a.out[index] = a.accumulate ? a.out[index] + sum : sum;

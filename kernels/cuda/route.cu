@@ -11,6 +11,9 @@ struct Route {
   // [tokens, blocks]: weights, 0 for experts that are not selected; and the same in mapped host memory, or null.
   float* weights;
   float* host_weights;
+  // [blocks, hidden]: biases of down, null for none; and [tokens, hidden]: their sum over the blocks, times the weights.
+  const float* biases;
+  float* bias_sums;
   int experts;
   int block_count;
   int per_token;
@@ -21,6 +24,7 @@ struct Route {
   int neurons;
   // Whether only neurons remain that are already in the mask.
   int intersects;
+  int hidden;
   Masks masks;
 };
 
@@ -76,6 +80,12 @@ KERNEL(ROUTE_THREADS, route, Route) {
     if (a.host_weights) a.host_weights[size_t(token) * a.block_count + block] = weight;
   }
   __syncthreads();
+  for (int i = blockIdx.x * ROUTE_THREADS + threadIdx.x; a.biases && i < a.hidden; i += gridDim.x * ROUTE_THREADS) {
+    float bias = 0.0f;
+    for (int block = 0; block < a.block_count; block++)
+      if (weights[block] != 0.0f) bias = fmaf(weights[block], a.biases[size_t(block) * a.hidden + i], bias);
+    a.bias_sums[size_t(token) * a.hidden + i] = bias;
+  }
   const int words = (a.neurons + WORD - 1) / WORD, first_word = blockIdx.x * ROUTE_WORDS;
   for (int word = first_word + warp_index(); word < min(first_word + ROUTE_WORDS, words); word += warp_count()) {
     const int neuron = word * WORD + lane_index();

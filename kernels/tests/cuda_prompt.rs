@@ -456,7 +456,7 @@ fn check_ffn(
             gpu.down(
                 &ffn,
                 &activations,
-                Some(&offset),
+                [ffn.bias.as_ref(), Some(&offset)],
                 None,
                 &mut single_scratch,
                 &mut hidden_on_device,

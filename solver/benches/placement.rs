@@ -10,8 +10,8 @@ use powerinfer_artifact::{
     plan::{Budget, Objective, Policy},
 };
 use powerinfer_solver::{
-    Backend, Candidate, Decision, GROUP_SIZE, Layer, LayerMode, NeuronShape, Options, Prediction,
-    Problem, ReadCost, decide,
+    Backend, Candidate, CopiedBytes, Decision, GROUP_SIZE, Layer, LayerMode, NeuronShape, Options,
+    Prediction, Problem, ReadCost, decide,
 };
 use powerinfer_tensor::CacheFormat;
 
@@ -158,9 +158,11 @@ fn problem(model: &Model, bytes_per_weight: f64, vram: u64) -> (Problem, Vec<Vec
     let problem = Problem {
         layers: layers.collect(),
         embedding_bytes: head,
+        pinned_embedding_bytes: 0,
         head_bytes: head,
         tied_head: false,
         gpu_scratch_bytes: 300 << 20,
+        copied_bytes: CopiedBytes::default(),
         prompt_batch: 64,
         gpu_prompt_bytes: Vec::new(),
         cpu_scratch_bytes: 16 << 20,

@@ -2,7 +2,7 @@
 
 use powerinfer_artifact::plan::{
     ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
-    PREDICTORS, PREFILL_BATCH, RESERVE, SCRATCH,
+    PINNED_EMBEDDINGS, PREDICTORS, PREFILL_BATCH, RESERVE, SCRATCH,
 };
 
 use crate::{Problem, SolveError, placement::Placement};
@@ -33,6 +33,11 @@ pub(crate) fn account(problem: &Problem, placement: &Placement) -> (Vec<BudgetLi
     line(EMBEDDINGS, problem.embedding_bytes);
     line(SCRATCH, problem.cpu_scratch_bytes);
     line(COLD_NEURONS, cold.sum());
+    let left = (problem.budget.ram_bytes).saturating_sub(bytes_on(Device::Cpu, &lines));
+    if looks_up_embeddings(problem, placement) && problem.pinned_embedding_bytes <= left {
+        let bytes = problem.pinned_embedding_bytes;
+        push(&mut lines, PINNED_EMBEDDINGS, Device::Cpu, 0, bytes);
+    }
     let gpus = 0..problem.budget.vram_per_gpu().len();
     let mut prompt_batch = if gpus.into_iter().any(|gpu| placement.use_gpu(gpu)) {
         problem.prompt_batch
@@ -57,6 +62,13 @@ pub(crate) fn account(problem: &Problem, placement: &Placement) -> (Vec<BudgetLi
     (lines, prompt_batch)
 }
 
+/// Whether one GPU has both ends of a token's pass, so that it looks up the embedding of the next token itself.
+fn looks_up_embeddings(problem: &Problem, placement: &Placement) -> bool {
+    problem.budget.vram_per_gpu().len() == 1
+        && placement.head == Device::Gpu
+        && placement.layers[0].attention == Device::Gpu
+}
+
 fn gpu_lines(problem: &Problem, placement: &Placement, gpu: usize, lines: &mut Vec<BudgetLine>) {
     let mut line = |name: &str, bytes: u64| push(lines, name, Device::Gpu, gpu, bytes);
     let [attention, predictors, kv] = dense(problem, placement, Device::Gpu, Some(gpu));
@@ -66,7 +78,8 @@ fn gpu_lines(problem: &Problem, placement: &Placement, gpu: usize, lines: &mut V
         .map(|(layer, place)| layer.neurons_bytes(place.hot_count));
     if placement.use_gpu(gpu) {
         line(RESERVE, problem.gpu_reserve_bytes());
-        line(SCRATCH, problem.gpu_scratch_bytes);
+        let copied = placement.copied_bytes(problem).total();
+        line(SCRATCH, problem.gpu_scratch_bytes + copied);
     }
     line(ATTENTION, attention);
     line(PREDICTORS, predictors);
@@ -148,7 +161,7 @@ pub(crate) fn too_small(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{placement::LayerPlacement, samples};
+    use crate::{CopiedBytes, placement::LayerPlacement, samples};
 
     #[test]
     fn prompts_get_the_largest_scratch_that_fits_if_the_gpu_has_all_layers() {
@@ -197,5 +210,49 @@ mod tests {
         }
         problem.budget.vram_split = vec![without, 1000];
         assert_eq!(scratch(&problem, &all), Some((5_000, 64)));
+    }
+
+    #[test]
+    fn only_copies_of_parts_that_a_layer_lacks_take_memory() {
+        let mut problem = samples::small();
+        problem.copied_bytes = CopiedBytes {
+            attention: 100,
+            predictor: 10,
+            kv: 1,
+        };
+        let (plan, _) = crate::place(&problem, &Default::default()).unwrap();
+        let scratch = |plan: &powerinfer_artifact::plan::Plan| {
+            let mut lines = plan.lines.iter();
+            let is_it = |line: &&BudgetLine| line.name == SCRATCH && line.device == Device::Gpu;
+            lines.find(is_it).map(|line| line.bytes)
+        };
+        assert_eq!(scratch(&plan), Some(5_000), "all is on the GPU");
+        // What the copies would take is used for the model.
+        problem.budget.vram_bytes = plan.totals.gpu_bytes;
+        let (tight, _) = crate::place(&problem, &Default::default()).unwrap();
+        assert_eq!(tight.lines, plan.lines);
+        problem.budget.vram_bytes += 200;
+        problem.layers[0].pins.attention = Some(Device::Cpu);
+        let (plan, _) = crate::place(&problem, &Default::default()).unwrap();
+        assert_eq!(scratch(&plan), Some(5_101), "attention and KV cache");
+    }
+
+    #[test]
+    fn embeddings_are_pinned_if_the_gpu_looks_them_up_and_there_is_room() {
+        let mut problem = samples::small();
+        problem.pinned_embedding_bytes = 500;
+        let pinned = |problem: &Problem| {
+            let (plan, _) = crate::place(problem, &Default::default()).unwrap();
+            (plan.line(PINNED_EMBEDDINGS), plan.totals.cpu_bytes)
+        };
+        let (bytes, on_cpu) = pinned(&problem);
+        assert_eq!(bytes, 500);
+        problem.budget.ram_bytes = on_cpu;
+        assert_eq!(pinned(&problem).0, 500);
+        problem.budget.ram_bytes -= 1;
+        assert_eq!(pinned(&problem).0, 0);
+        problem.budget.ram_bytes = on_cpu;
+        problem.head_pin = Some(Device::Cpu);
+        assert_eq!(pinned(&problem).0, 0);
     }
 }

@@ -61,10 +61,28 @@ pub fn decide(
 ) -> Result<Decision, SolveError> {
     let started = Instant::now();
     check(problem, candidates, options)?;
-    let (solved, chosen) = match options.objective {
-        Objective::Latency => solve_latency(problem, candidates, options)?,
-        Objective::Impact => alternate(problem, candidates, options)?,
+    let solve = |problem: &Problem| match options.objective {
+        Objective::Latency => solve_latency(problem, candidates, options),
+        Objective::Impact => alternate(problem, candidates, options),
     };
+    let copied = |(solved, chosen): &(Solved, Vec<usize>)| {
+        let problem = with_modes(problem, candidates, chosen);
+        solved.placement.copied_bytes(&problem)
+    };
+    let mut found = solve(problem)?;
+    // A placement that leaves room for copies that it does not need can be improved.
+    let copied_bytes = copied(&found);
+    if copied_bytes != problem.copied_bytes {
+        let smaller = Problem {
+            copied_bytes,
+            ..problem.clone()
+        };
+        let again = solve(&smaller)?;
+        if copied(&again) == copied_bytes {
+            found = again;
+        }
+    }
+    let (solved, chosen) = found;
     let problem = with_modes(problem, candidates, &chosen);
     let costs = costs(&problem, candidates, &solved.placement);
     let (plan, report) = write(&problem, options, solved, started);

@@ -17,7 +17,7 @@ use crate::{
 /// Bytes that a GPU needs before any part is placed on it: reserve and scratch.
 pub(crate) fn reserve_bytes(problem: &Problem) -> u64 {
     problem.gpu().map_or(0, |_| {
-        problem.gpu_reserve_bytes() + problem.gpu_scratch_bytes
+        problem.gpu_reserve_bytes() + problem.gpu_scratch_bytes + problem.copied_bytes.total()
     })
 }
 

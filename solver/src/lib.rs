@@ -50,5 +50,5 @@ pub use error::SolveError;
 pub use options::{Backend, Options};
 pub use place::place;
 pub use powerinfer_artifact::layer_mode::{LayerMode, NeuronShape, Prediction, ReadCost};
-pub use problem::{GROUP_SIZE, Layer, Pins, Problem};
+pub use problem::{CopiedBytes, GROUP_SIZE, Layer, Pins, Problem};
 pub use write::SolveReport;

@@ -2,7 +2,7 @@
 
 use powerinfer_artifact::plan::Device;
 
-use crate::Problem;
+use crate::{CopiedBytes, Problem};
 
 /// Devices of all parts of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +69,24 @@ impl Placement {
                 && (place.predictor == Device::Gpu || !has_predictor)
                 && place.hot_count == layer.frequencies.len()
         })
+    }
+
+    /// Bytes for copies of the parts that some layer lacks on the GPU.
+    pub(crate) fn copied_bytes(&self, problem: &Problem) -> CopiedBytes {
+        let mut lacking = CopiedBytes::default();
+        let copied = problem.copied_bytes;
+        for (layer, place) in problem.layers.iter().zip(&self.layers) {
+            if place.attention == Device::Cpu {
+                lacking.attention = copied.attention;
+            }
+            if place.predictor == Device::Cpu && layer.predictor_bytes > 0 {
+                lacking.predictor = copied.predictor;
+            }
+            if place.kv == Device::Cpu {
+                lacking.kv = copied.kv;
+            }
+        }
+        lacking
     }
 
     /// Number of hot neurons of each layer.

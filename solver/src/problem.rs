@@ -17,12 +17,17 @@ pub struct Problem {
     pub layers: Vec<Layer>,
     /// Bytes of the token embeddings, which are always on the CPU.
     pub embedding_bytes: u64,
+    /// Bytes of a copy of the embeddings in pinned memory, which is made if the RAM budget has room for it and the GPU has both the
+    /// head and the attention of the first layer; 0 if the GPU does not look up embeddings there.
+    pub pinned_embedding_bytes: u64,
     /// Bytes of the output head and the last norm.
     pub head_bytes: u64,
     /// Whether the output head is the embedding matrix, so that one copy on the CPU serves both.
     pub tied_head: bool,
-    /// Bytes of activations and scratch on a GPU that is used.
+    /// Bytes of activations and scratch on a GPU that is used, without [`Self::copied_bytes`].
     pub gpu_scratch_bytes: u64,
+    /// Bytes of scratch for copies of one layer's parts, if any layer lacks the part on the GPU.
+    pub copied_bytes: CopiedBytes,
     /// Prefill batch, in tokens, for which the GPU's scratch has memory.
     pub prompt_batch: usize,
     /// Larger prefill batches, in tokens, largest first; each with its additional bytes of scratch on a GPU that has all layers. If
@@ -43,6 +48,24 @@ pub struct Problem {
     pub head_pin: Option<Device>,
     /// In a mixture of experts, number of a layer's neurons that are in a shared expert.
     pub shared_neurons: Option<usize>,
+}
+
+/// Bytes on a GPU for copies of one layer's parts, which long prompts copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CopiedBytes {
+    /// Attention.
+    pub attention: u64,
+    /// The predictor.
+    pub predictor: u64,
+    /// The KV cache.
+    pub kv: u64,
+}
+
+impl CopiedBytes {
+    /// The sum.
+    pub fn total(&self) -> u64 {
+        self.attention + self.predictor + self.kv
+    }
 }
 
 /// One layer, whose neurons all have the same size.
@@ -147,7 +170,9 @@ impl Problem {
         let mut total: u128 = [
             self.embedding_bytes,
             self.head_bytes,
+            self.pinned_embedding_bytes,
             self.gpu_scratch_bytes,
+            self.copied_bytes.total(),
             self.cpu_scratch_bytes,
             self.gpu_reserve_bytes(),
         ]

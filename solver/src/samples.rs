@@ -3,7 +3,7 @@
 use powerinfer_artifact::{hardware, plan::Budget};
 use powerinfer_tensor::CacheFormat;
 
-use crate::{GROUP_SIZE, Layer, LayerMode, NeuronShape, Problem};
+use crate::{CopiedBytes, GROUP_SIZE, Layer, LayerMode, NeuronShape, Problem};
 
 /// Two layers of a few neurons with a large budget and free synchronisation.
 pub(crate) fn small() -> Problem {
@@ -43,9 +43,11 @@ pub(crate) fn shaped(
     Problem {
         layers: layers.collect(),
         embedding_bytes: 100_000,
+        pinned_embedding_bytes: 0,
         head_bytes: 100_000,
         tied_head: false,
         gpu_scratch_bytes: 5_000,
+        copied_bytes: CopiedBytes::default(),
         prompt_batch: 64,
         gpu_prompt_bytes: Vec::new(),
         cpu_scratch_bytes: 5_000,

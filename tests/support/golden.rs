@@ -9,7 +9,7 @@ use powerinfer_artifact::TensorFile;
 use powerinfer_model::{Checkpoint, Files};
 
 /// Every golden checkpoint.
-pub(crate) const MODELS: [&str; 24] = [
+pub(crate) const MODELS: [&str; 23] = [
     "falcon-new-relu",
     "falcon-old-7b",
     "falcon-rw-alibi",
@@ -17,7 +17,6 @@ pub(crate) const MODELS: [&str; 24] = [
     "gptneox",
     "gptneox-serial",
     "llama-bf16",
-    "llama-bias",
     "llama-bin-only",
     "llama-linear",
     "llama-relu-gqa",
@@ -38,7 +37,7 @@ pub(crate) const MODELS: [&str; 24] = [
 
 /// Golden checkpoints of more families. Some are in the repository; all are in the folder `shared/golden` next to it, if it exists.
 #[allow(dead_code, reason = "not in all tests")]
-pub(crate) const FAMILIES: [&str; 24] = [
+pub(crate) const FAMILIES: [&str; 25] = [
     "arcee",
     "arcee-yarn",
     "bamboo",
@@ -48,6 +47,7 @@ pub(crate) const FAMILIES: [&str; 24] = [
     "gpt2",
     "gptbigcode",
     "granite",
+    "llama-bias",
     "llama-rope3-v5config",
     "llama-v5-yarn",
     "minicpm",
@@ -65,9 +65,10 @@ pub(crate) const FAMILIES: [&str; 24] = [
     "starcoder2",
 ];
 
-/// Golden mixtures of experts. One is in the repository; all are in the folder `shared/golden` next to it, if it exists.
+/// Golden mixtures of experts. Two are in the repository; all are in the folder `shared/golden` next to it, if it exists.
 #[allow(dead_code, reason = "not in all tests")]
-pub(crate) const MIXTURES: [&str; 6] = [
+pub(crate) const MIXTURES: [&str; 7] = [
+    "gptoss",
     "mixtral",
     "olmoe",
     "qwen2moe",

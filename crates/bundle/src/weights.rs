@@ -82,6 +82,7 @@ fn base_name(weight: Weight) -> String {
         LayerWeight::QueryNormBias => "query_norm.bias",
         LayerWeight::KeyNorm => "key_norm",
         LayerWeight::KeyNormBias => "key_norm.bias",
+        LayerWeight::Sinks => "sinks",
         LayerWeight::Output => "output",
         LayerWeight::OutputBias => "output.bias",
         LayerWeight::AttentionOutputNorm => "attention_output_norm",
@@ -89,6 +90,7 @@ fn base_name(weight: Weight) -> String {
         LayerWeight::FfnNorm => "ffn_norm",
         LayerWeight::FfnNormBias => "ffn_norm.bias",
         LayerWeight::Router => "router",
+        LayerWeight::RouterBias => "router.bias",
         LayerWeight::SharedGate => "shared_gate",
         LayerWeight::Gate => "gate",
         LayerWeight::GateBias => "gate.bias",
@@ -117,7 +119,8 @@ pub(crate) fn stored_shape(config: &ModelConfig, weight: Weight, layout: Layout)
 /// Format of a stored weight: F32 for norms, biases, positions and routers, `quant` for other matrices.
 pub(crate) fn stored_format(config: &ModelConfig, weight: Weight, quant: Format) -> Format {
     match weight {
-        Weight::Positions | Weight::Layer(_, LayerWeight::Router | LayerWeight::SharedGate) => {
+        Weight::Positions
+        | Weight::Layer(_, LayerWeight::Router | LayerWeight::SharedGate | LayerWeight::DownBias) => {
             Format::F32
         }
         _ if config.shape(weight).len() == 1 => Format::F32,
@@ -214,6 +217,8 @@ pub struct StoredLayer {
     pub value: StoredLinear,
     /// Norms of queries and keys, if any.
     pub head_norms: Option<[StoredNorm; 2]>,
+    /// Attention sinks, `[heads]`, if any.
+    pub sinks: Option<Vec<f32>>,
     /// `[hidden, heads·head_size]`.
     pub output: StoredLinear,
     /// Norm of the attention output, if any.
@@ -228,7 +233,7 @@ pub struct StoredLayer {
     pub gate: StoredLinear,
     /// `[neurons, hidden]`, hottest first; `None` if the FFN is not gated.
     pub up: Option<StoredLinear>,
-    /// `[hidden, neurons]`, always by input, hottest first.
+    /// `[hidden, neurons]`, always by input, hottest first; its bias is `[blocks, hidden]` in a mixture of experts.
     pub down: StoredLinear,
     /// Norm of the FFN's output, if any.
     pub ffn_output_norm: Option<StoredNorm>,
@@ -305,8 +310,11 @@ impl<'a> Finder<'a> {
             return Ok(None);
         };
         let view = stored.view(self.file);
-        let mut values = vec![0.0; view.columns()];
-        view.dequantise_row(0, &mut values);
+        // A bias of a mixture of experts has a row per block.
+        let mut values = vec![0.0; view.rows() * view.columns()];
+        for (row, values) in values.chunks_exact_mut(view.columns()).enumerate() {
+            view.dequantise_row(row, values);
+        }
         Ok(Some(values))
     }
 
@@ -346,6 +354,8 @@ impl<'a> Finder<'a> {
         };
         neuron_order(self.file, self.config, layer)?;
         let up = self.config.is_gated();
+        let router = self.config.experts.as_ref();
+        let router = router.map(|_| linear(LayerWeight::Router, LayerWeight::RouterBias));
         Ok(StoredLayer {
             attention_norm: norm(LayerWeight::AttentionNorm, LayerWeight::AttentionNormBias)?,
             attention_output_norm: output_norm(LayerWeight::AttentionOutputNorm)?,
@@ -356,9 +366,10 @@ impl<'a> Finder<'a> {
             head_norms: norm(LayerWeight::QueryNorm, LayerWeight::QueryNormBias)?
                 .zip(norm(LayerWeight::KeyNorm, LayerWeight::KeyNormBias)?)
                 .map(|(query, key)| [query, key]),
+            sinks: self.vector(at(LayerWeight::Sinks))?,
             output: linear(LayerWeight::Output, LayerWeight::OutputBias)?,
             ffn_norm: norm(LayerWeight::FfnNorm, LayerWeight::FfnNormBias)?,
-            router: self.linear_without_bias(at(LayerWeight::Router))?,
+            router: router.transpose()?,
             shared_gate: self.linear_without_bias(at(LayerWeight::SharedGate))?,
             gate: linear(LayerWeight::Gate, LayerWeight::GateBias)?,
             up: up

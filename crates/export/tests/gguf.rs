@@ -7,7 +7,7 @@ mod golden;
 
 use std::path::{Path, PathBuf};
 
-use golden::{FAMILIES, Golden, MODELS};
+use golden::{FAMILIES, Golden, MIXTURES, MODELS};
 use powerinfer_artifact::{Hint, progress::Silent};
 use powerinfer_export::{ExportError, Exported, GgufOptions, Source, to_gguf};
 use powerinfer_import::open_checkpoint;
@@ -27,7 +27,7 @@ const OPTIONS: GgufOptions = GgufOptions {
 };
 
 /// Models that no GGUF file represents, and what the error names.
-const REFUSED: [(&str, &str); 16] = [
+const REFUSED: [(&str, &str); 18] = [
     ("falcon-new-relu", "computes GELU, the model ReLU"),
     ("falcon-rw-alibi", "position encoding"),
     ("llama-relu-gqa", "computes SiLU, the model ReLU"),
@@ -46,7 +46,12 @@ const REFUSED: [(&str, &str); 16] = [
     ("relullama-spm", "computes SiLU, the model ReLU"),
     ("smollm3", "position encoding"),
     ("sparsellama-fatrelu", "computes SiLU, the model FATReLU"),
+    (
+        "smallthinker",
+        "no architecture for the family smallthinker",
+    ),
     ("sparselm", "computes SiLU, the model ReLU"),
+    ("turbosparse-mixtral", "no architecture for the family"),
 ];
 
 /// Models whose context ends at their sliding window, which files do not state.
@@ -75,7 +80,7 @@ fn exported_checkpoints_are_read_back_as_they_are() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("model.gguf");
     let mut exported = 0;
-    let mut goldens = Golden::present(&[&MODELS[..], &FAMILIES].concat());
+    let mut goldens = Golden::present(&[&MODELS[..], &FAMILIES, &MIXTURES].concat());
     let present = goldens.len();
     let mut refused = 0;
     for (name, golden) in goldens.drain(..) {

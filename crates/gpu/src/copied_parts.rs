@@ -35,6 +35,8 @@ pub struct HostAttention<'a> {
     pub norm: Option<HostNorm<'a>>,
     /// Norms of the query heads and of the key heads.
     pub head_norms: Option<[HostNorm<'a>; 2]>,
+    /// Attention sinks.
+    pub sinks: Option<&'a [f32]>,
     /// Number of positions in the sliding window; `None` without a window.
     pub window: Option<usize>,
 }
@@ -155,6 +157,9 @@ impl CopiedParts {
             if let (Some(to), Some([query, key])) = (&mut to.head_norms, from.head_norms) {
                 to.query.write_async(query, staging, copy)?;
                 to.key.write_async(key, staging, copy)?;
+            }
+            if let (Some(to), Some(from)) = (&mut to.sinks, from.sinks) {
+                to.write_async(from, staging, copy)?;
             }
             to.window = from.window;
         }

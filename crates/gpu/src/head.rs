@@ -93,6 +93,13 @@ impl DeviceHead {
         Ok(())
     }
 
+    /// Bytes of the embedding in pinned memory.
+    pub(crate) fn pinned_bytes(&self) -> usize {
+        let embedding = self.embedding.as_ref();
+        let table = embedding.and_then(|embedding| embedding.table.as_ref());
+        table.map_or(0, HostMatrix::bytes)
+    }
+
     /// Sizes in bytes of the weights and of the results.
     pub(crate) fn bytes(&self) -> [usize; 2] {
         let [project, output] = match &self.project {

@@ -281,6 +281,7 @@ impl DeviceModel {
             norms: attention.head_norms.as_ref(),
             sin_cos: &state.rotations,
             alibi_slopes: attention.slopes.as_deref(),
+            sinks: attention.sinks.as_ref(),
             window: attention.window,
             positions: &state.positions,
             caches: &state.caches,
@@ -505,7 +506,7 @@ impl DeviceModel {
         let state = &mut self.state;
         if let Some(prompt) = &state.prompt {
             let addends = DownAddends {
-                bias: found.ffn.bias.as_ref(),
+                bias: found.bias(&state.routes),
                 offset: found.offset.as_ref(),
                 cold: cold.then_some(&state.cold),
             };
@@ -532,7 +533,7 @@ impl DeviceModel {
         self.gpu.down(
             &found.ffn,
             &state.products,
-            found.offset.as_ref(),
+            [found.bias(&state.routes), found.offset.as_ref()],
             cold.then_some(share),
             &mut state.down,
             &mut state.hidden,

@@ -41,6 +41,8 @@ pub struct DeviceAttention {
     pub head_norms: Option<HeadNorms>,
     /// ALiBi slopes, one per head.
     pub slopes: Option<Arc<Buffer<f32>>>,
+    /// Attention sinks, one per head.
+    pub sinks: Option<Buffer<f32>>,
     /// Positions that a sliding window covers.
     pub window: Option<usize>,
     /// Output projection.
@@ -146,6 +148,7 @@ impl DeviceAttention {
         let head_norms = self.head_norms.as_ref();
         self.projection_bytes()
             + head_norms.map_or(0, |norms| norms.query.bytes() + norms.key.bytes())
+            + buffer_bytes(&self.sinks)
             + norm_bytes(&self.norm)
     }
 }
@@ -159,6 +162,15 @@ impl DeviceFfn {
             block_count: router.block_count,
             first,
         })
+    }
+
+    /// Bias of down for the current tokens; in a mixture of experts the sums that routing has left in `routes`.
+    pub(crate) fn bias<'a>(&'a self, routes: &'a Routes) -> Option<&'a Buffer<f32>> {
+        let has_biases = |router: &Router| router.biases.is_some();
+        match self.router.as_ref().is_some_and(has_biases) {
+            true => Some(&routes.bias_sums),
+            false => self.ffn.bias.as_ref(),
+        }
     }
 
     /// Sizes in bytes of norm, output bias and router, of predictor, and of neurons.

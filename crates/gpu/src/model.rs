@@ -33,6 +33,8 @@ pub struct ModelShape {
     pub rotated_pairs: usize,
     /// Numbers of experts and of blocks of neurons, in a mixture of experts; otherwise 0.
     pub experts: [usize; 2],
+    /// Whether each expert has a bias of down.
+    pub has_expert_biases: bool,
     /// Maximum number of positions of a KV cache.
     pub context: usize,
     /// Number format of a KV cache.
@@ -55,6 +57,7 @@ impl ModelShape {
             },
             experts: (config.experts.as_ref())
                 .map_or([0; 2], |experts| [experts.count, experts.blocks()]),
+            has_expert_biases: config.experts.is_some() && config.biases.ffn,
             context,
             cache_format,
         }
@@ -195,6 +198,11 @@ impl DeviceModel {
             (HOT_NEURONS, neurons),
             (SCRATCH, self.state.bytes() + other + copied + results),
         ]
+    }
+
+    /// Bytes of the embedding in pinned memory of the host; 0 if the host looks up its rows.
+    pub fn pinned_embedding_bytes(&self) -> usize {
+        self.head.as_ref().map_or(0, DeviceHead::pinned_bytes)
     }
 
     /// Layers whose KV cache is on the device.

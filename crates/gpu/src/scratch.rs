@@ -109,7 +109,12 @@ impl DeviceScratch {
         let [_, blocks] = shape.experts;
         let numbers = numbers + neurons + self.rank + masks + shape.heads;
         // Logits and routing weights.
-        let numbers = numbers + 2 * blocks;
+        let bias_sums = if shape.has_expert_biases {
+            shape.hidden
+        } else {
+            0
+        };
+        let numbers = numbers + 2 * blocks + bias_sums;
         let partial = [1, tokens.min(Gpu::BATCH), tokens]
             .map(|tokens| Gpu::max_attention_scratch(tokens, shape.heads, &shape.cache()));
         let partial = partial.into_iter().max().unwrap_or(0);

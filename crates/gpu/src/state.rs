@@ -145,6 +145,7 @@ impl State {
             is_parallel,
             rotated_pairs,
             experts: [expert_count, blocks],
+            has_expert_biases,
             ..
         } = *shape;
         let (queries, keys) = (heads * head_size, kv_heads * head_size);
@@ -225,6 +226,7 @@ impl State {
                 logits: floats(expert_count)?,
                 shared_logits: floats(blocks - expert_count)?,
                 weights: floats(blocks)?,
+                bias_sums: floats(if has_expert_biases { hidden } else { 0 })?,
                 host: HostBuffer::new(device, tokens * blocks)?,
             },
             mask: Buffer::new(device, words)?,
@@ -259,6 +261,7 @@ impl State {
             &mut self.routes.logits,
             &mut self.routes.shared_logits,
             &mut self.routes.weights,
+            &mut self.routes.bias_sums,
         ] {
             buffer.set_len(buffer.capacity() / capacity * tokens);
         }
@@ -323,6 +326,7 @@ impl State {
             &self.routes.logits,
             &self.routes.shared_logits,
             &self.routes.weights,
+            &self.routes.bias_sums,
         ];
         let small = self.rotations.bytes() + self.mask.bytes() + self.attention_counters.bytes();
         let prompt = self.prompt.as_ref().map_or(0, |prompt| {

@@ -119,6 +119,12 @@ impl Upload<'_> {
                 .zip(key_norm)
                 .map(|(query, key)| HeadNorms { query, key }),
             slopes: slopes.cloned(),
+            sinks: match self.config.attention_sinks {
+                true => (source.vector(LayerWeight::Sinks))
+                    .map(|sinks| self.floats(&sinks))
+                    .transpose()?,
+                false => None,
+            },
             window: self.config.attention_windows[layer],
             output: linear(Output, OutputBias)?,
         })

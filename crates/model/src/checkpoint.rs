@@ -11,7 +11,7 @@ use crate::{
     families, foreign,
     gguf::{self, Layout},
     quantised,
-    source::{Rows, WeightSource},
+    source::WeightSource,
 };
 
 /// Open checkpoint; all tensors exist with the shapes that the configuration requires.
@@ -178,13 +178,13 @@ impl Checkpoint {
                         unreachable!("a tensor");
                     };
                     let name = self.resolve(name)?;
-                    let (own, before) = match *rows {
-                        Rows::Slice { index, .. } => {
+                    let (own, before) = match rows.slice() {
+                        Some(index) => {
                             let own = self.container.read_rows(&name, index..index + 1)?;
                             let before = index * own.len();
                             (own, before)
                         }
-                        _ => (self.container.read(&name)?, 0),
+                        None => (self.container.read(&name)?, 0),
                     };
                     self.check_finite(&name, before, &own)?;
                     let own = part.apply(own, &part_shape);

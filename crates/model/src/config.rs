@@ -222,6 +222,9 @@ pub struct ModelConfig {
     pub activation: Activation,
     /// Soft caps of attention scores and logits.
     pub soft_caps: SoftCaps,
+    /// Whether the softmax of each head's scores includes a score without a value, the attention sink (gpt-oss).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub attention_sinks: bool,
     /// Factors that reading a weight of the checkpoint applies; neutral in a bundle, whose weights contain them.
     #[serde(skip)]
     pub multipliers: Multipliers,
@@ -412,8 +415,12 @@ impl ModelConfig {
                 | LayerWeight::FfnNorm
                 | LayerWeight::FfnNormBias
                 | LayerWeight::FfnOutputNorm
-                | LayerWeight::OutputBias
-                | LayerWeight::DownBias => vec![hidden],
+                | LayerWeight::OutputBias => vec![hidden],
+                LayerWeight::DownBias => match &self.experts {
+                    None => vec![hidden],
+                    Some(experts) => vec![experts.blocks(), hidden],
+                },
+                LayerWeight::Sinks => vec![self.head_count],
                 LayerWeight::Query => vec![queries, hidden],
                 LayerWeight::QueryBias => vec![queries],
                 LayerWeight::Key | LayerWeight::Value => vec![keys, hidden],
@@ -425,6 +432,9 @@ impl ModelConfig {
                 LayerWeight::Output => vec![hidden, queries],
                 LayerWeight::Router => {
                     vec![self.experts.as_ref().map_or(0, |found| found.count), hidden]
+                }
+                LayerWeight::RouterBias => {
+                    vec![self.experts.as_ref().map_or(0, |found| found.count)]
                 }
                 LayerWeight::SharedGate => vec![1, hidden],
                 LayerWeight::Gate | LayerWeight::Up => vec![self.ffn_size, hidden],
@@ -502,6 +512,12 @@ impl ModelConfig {
         self.ffn != FfnKind::Plain
     }
 
+    /// Whether a token's first hidden state is its row of the embedding, scaled: nothing is added and no projection follows.
+    pub fn embeds_by_lookup(&self) -> bool {
+        self.embedding_size == self.hidden_size
+            && !matches!(self.positions, Positions::Learned { .. })
+    }
+
     /// Lists all weights in the order of the forward pass.
     pub fn weights(&self) -> Vec<Weight> {
         let projected = self.embedding_size != self.hidden_size;
@@ -543,6 +559,7 @@ impl ModelConfig {
         } = self.biases;
         let heads = self.query_key_norm != QueryKeyNorm::None;
         let experts = self.experts.as_ref();
+        let router_bias = experts.is_some_and(|experts| experts.has_router_bias);
         let shared_gate = experts.is_some_and(|experts| experts.has_shared_gate);
         [
             (before, LayerWeight::AttentionNorm),
@@ -557,12 +574,14 @@ impl ModelConfig {
             (heads && biased_norm, LayerWeight::QueryNormBias),
             (heads, LayerWeight::KeyNorm),
             (heads && biased_norm, LayerWeight::KeyNormBias),
+            (self.attention_sinks, LayerWeight::Sinks),
             (true, LayerWeight::Output),
             (attention_output, LayerWeight::OutputBias),
             (after, LayerWeight::AttentionOutputNorm),
             (own_norm, LayerWeight::FfnNorm),
             (own_norm && biased_norm, LayerWeight::FfnNormBias),
             (experts.is_some(), LayerWeight::Router),
+            (router_bias, LayerWeight::RouterBias),
             (shared_gate, LayerWeight::SharedGate),
             (true, LayerWeight::Gate),
             (ffn, LayerWeight::GateBias),

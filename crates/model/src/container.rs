@@ -5,7 +5,7 @@ use std::{ops::Range, path::PathBuf, sync::Arc};
 use powerinfer_artifact::{Digest, TensorFile, tensor_file::Dtype};
 use powerinfer_tensor::{bf16, f16};
 
-use crate::{Files, ModelError};
+use crate::{Files, ModelError, mxfp4, source::transposed};
 
 /// Named tensors that can be read as f32.
 ///
@@ -131,6 +131,42 @@ impl Files {
     }
 }
 
+/// An MXFP4 tensor of gpt-oss, stored as two tensors of bytes: `{name}_blocks [experts, rows, blocks, 16]` and `{name}_scales
+/// [experts, rows, blocks]`. Like transformers, the container presents it as one tensor `[experts, columns, rows]`.
+struct Mxfp4<'a> {
+    blocks: &'a TensorFile,
+    scales: &'a TensorFile,
+    names: [String; 2],
+    /// Number of experts, rows, and blocks per row.
+    shape: [usize; 3],
+}
+
+/// Endings of the names of the two tensors of an MXFP4 tensor.
+const MXFP4_PARTS: [&str; 2] = ["_blocks", "_scales"];
+
+impl Mxfp4<'_> {
+    /// Dequantises the matrices of some experts, transposed.
+    fn read(&self, experts: Range<usize>) -> Vec<f32> {
+        let [_, rows, blocks] = self.shape;
+        let bytes = |file: &TensorFile, name: &str, size: usize| {
+            let view = file.find(name).expect("the tensor was found");
+            let size = rows * blocks * size;
+            let bytes = view.bytes[experts.start * size..experts.end * size].to_vec();
+            file.release(name);
+            bytes
+        };
+        let [of_blocks, of_scales] = &self.names;
+        let packed = bytes(self.blocks, of_blocks, mxfp4::BLOCK_LENGTH / 2);
+        let exponents = bytes(self.scales, of_scales, 1);
+        let columns = blocks * mxfp4::BLOCK_LENGTH;
+        let values = mxfp4::dequantise(&packed, &exponents);
+        let matrices = values.chunks_exact(rows * columns);
+        matrices
+            .flat_map(|matrix| transposed(matrix, columns))
+            .collect()
+    }
+}
+
 impl Safetensors {
     /// Returns the shard with the tensor called `name`.
     fn shard(&self, name: &str) -> Option<&TensorFile> {
@@ -162,6 +198,24 @@ impl Safetensors {
         })
     }
 
+    /// Finds the MXFP4 tensor called `name`.
+    fn mxfp4(&self, name: &str) -> Option<Mxfp4<'_>> {
+        let names = MXFP4_PARTS.map(|end| format!("{name}{end}"));
+        let [blocks, scales] = [self.shard(&names[0])?, self.shard(&names[1])?];
+        let [of_blocks, of_scales] = [blocks.find(&names[0])?, scales.find(&names[1])?];
+        let [experts, rows, columns] = *of_scales.shape else {
+            return None;
+        };
+        let is_one = of_blocks.shape == [experts, rows, columns, mxfp4::BLOCK_LENGTH / 2]
+            && [of_blocks.dtype, of_scales.dtype] == [Dtype::U8; 2];
+        is_one.then_some(Mxfp4 {
+            blocks,
+            scales,
+            names,
+            shape: [experts, rows, columns],
+        })
+    }
+
     fn missing(&self, name: &str) -> ModelError {
         ModelError::MissingTensor {
             path: self.path(name),
@@ -172,26 +226,50 @@ impl Safetensors {
 
 impl Container for Safetensors {
     fn names(&self) -> Vec<String> {
-        self.shards.iter().flat_map(TensorFile::names).collect()
+        let mut names: Vec<String> = self.shards.iter().flat_map(TensorFile::names).collect();
+        let stem = |name: &String| {
+            let stem = name.strip_suffix(MXFP4_PARTS[0])?;
+            self.mxfp4(stem).map(|_| stem.to_owned())
+        };
+        for stem in names.iter().filter_map(stem).collect::<Vec<_>>() {
+            let is_part = |name: &String| {
+                let end = name.strip_prefix(&stem);
+                end.is_some_and(|end| MXFP4_PARTS.contains(&end))
+            };
+            names.retain(|name| !is_part(name));
+            names.push(stem);
+        }
+        names
     }
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        if let Some(Mxfp4 { shape, .. }) = self.mxfp4(name) {
+            let [experts, rows, blocks] = shape;
+            return Some(vec![experts, blocks * mxfp4::BLOCK_LENGTH, rows]);
+        }
         let view = self.shard(name)?.find(name)?;
         Some(view.shape.to_vec())
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        let shard = self.shard(name).or(self.shards.first());
+        let packed = self.mxfp4(name).map(|found| found.blocks);
+        let shard = packed.or_else(|| self.shard(name)).or(self.shards.first());
         shard.map_or_else(PathBuf::new, |shard| shard.path().to_owned())
     }
 
     fn check_type(&self, name: &str) -> Result<(), ModelError> {
+        if self.mxfp4(name).is_some() {
+            return Ok(());
+        }
         let view = self.shard(name).and_then(|shard| shard.find(name));
         let view = view.ok_or_else(|| self.missing(name))?;
         self.values(name, view.dtype, &[]).map(drop)
     }
 
     fn read(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        if let Some(found) = self.mxfp4(name) {
+            return Ok(found.read(0..found.shape[0]));
+        }
         let shard = self.shard(name).ok_or_else(|| self.missing(name))?;
         let view = shard.find(name).ok_or_else(|| self.missing(name))?;
         let values = self.values(name, view.dtype, view.bytes);
@@ -200,6 +278,9 @@ impl Container for Safetensors {
     }
 
     fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>, ModelError> {
+        if let Some(found) = self.mxfp4(name) {
+            return Ok(found.read(rows));
+        }
         let shard = self.shard(name).ok_or_else(|| self.missing(name))?;
         let view = shard.find(name).ok_or_else(|| self.missing(name))?;
         let row = view.bytes.len() / view.shape.first().copied().unwrap_or(1).max(1);
@@ -210,6 +291,12 @@ impl Container for Safetensors {
     }
 
     fn digest(&self, name: &str) -> Result<Digest, ModelError> {
+        if let Some(found) = self.mxfp4(name) {
+            let [blocks, scales] = found.names;
+            let digests = [self.digest(&blocks)?, self.digest(&scales)?];
+            let digests = digests.map(|digest| digest.to_string());
+            return Ok(Digest::of_parts(digests.iter().map(String::as_bytes)));
+        }
         let shard = self.shard(name).ok_or_else(|| self.missing(name))?;
         let view = shard.find(name).ok_or_else(|| self.missing(name))?;
         let kind = format!("{name} {:?} {:?}", view.dtype, view.shape);

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub enum RouterScores {
     /// Softmax over all experts (Qwen2-MoE, OLMoE).
     Softmax,
-    /// Softmax over the selected experts (Mixtral, Qwen3-MoE).
+    /// Softmax over the selected experts (Mixtral, Qwen3-MoE, gpt-oss).
     SoftmaxOfSelected,
     /// Sigmoid, divided by the sum over the selected experts (SmallThinker).
     SigmoidOfSelected,
@@ -31,6 +31,9 @@ pub struct Experts {
     pub per_token: usize,
     /// Method of computing routing weights from logits.
     pub scores: RouterScores,
+    /// Whether the router has a bias.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_router_bias: bool,
     /// Whether the router reads the layer's input, before attention and its norm, instead of the FFN's input.
     pub reads_layer_input: bool,
     /// Number of neurons of the shared expert; 0 if there is none.
@@ -150,6 +153,7 @@ mod tests {
         size: 3,
         per_token: 2,
         scores: RouterScores::Softmax,
+        has_router_bias: false,
         reads_layer_input: false,
         shared_size: 5,
         has_shared_gate: true,

@@ -17,6 +17,7 @@ pub mod gguf;
 mod keys;
 mod kinds;
 mod language_model;
+mod mxfp4;
 mod quantised;
 mod rotary;
 mod shards;

@@ -10,6 +10,8 @@ use crate::{Files, ModelError, keys::Keys};
 pub(crate) fn check(keys: &Keys<'_>, path: &Path) -> Result<(), ModelError> {
     match stated(keys) {
         None => Ok(()),
+        // gpt-oss, whose experts are read.
+        Some(method) if method == "MXFP4" && keys.has("swiglu_limit") => Ok(()),
         Some(method) => Err(ModelError::QuantisedWeights {
             path: path.to_owned(),
             method,

@@ -55,6 +55,25 @@ pub(crate) enum Rows {
         /// Number of matrices.
         count: usize,
     },
+    /// Every second row of one of several matrices that the tensor stacks along an extra first dimension.
+    Alternate {
+        /// First row: 0 or 1.
+        first: usize,
+        /// Index of the matrix.
+        index: usize,
+        /// Number of matrices.
+        count: usize,
+    },
+}
+
+impl Rows {
+    /// Returns the index of the only matrix that is read, if the tensor stacks several.
+    pub(crate) fn slice(self) -> Option<usize> {
+        match self {
+            Self::All | Self::Strided { .. } => None,
+            Self::Slice { index, .. } | Self::Alternate { index, .. } => Some(index),
+        }
+    }
 }
 
 /// Transformation of a tensor's rows.
@@ -79,7 +98,25 @@ pub(crate) enum Transform {
     },
 }
 
+impl Part {
+    /// Returns the index of the matrix in its tensor.
+    pub(crate) fn slice(&self) -> usize {
+        match &self.source {
+            WeightSource::Tensor { rows, .. } => rows.slice().unwrap_or(0),
+            WeightSource::Constant(_) | WeightSource::Stacked { .. } => 0,
+        }
+    }
+}
+
 impl WeightSource {
+    /// Returns the name of the tensor, if there is one.
+    pub(crate) fn name(&self) -> Option<&str> {
+        match self {
+            Self::Tensor { name, .. } => Some(name),
+            Self::Constant(_) | Self::Stacked { .. } => None,
+        }
+    }
+
     /// Creates the source of a weight that is the whole tensor called `name`.
     pub(crate) fn tensor(name: impl Into<String>) -> Self {
         Self::Tensor {
@@ -148,13 +185,15 @@ impl WeightSource {
             rows, transform, ..
         } = self
         {
-            if let Rows::Strided { total, .. } = rows {
-                shape[0] = *total;
+            match rows {
+                Rows::Strided { total, .. } => shape[0] = *total,
+                Rows::Alternate { .. } => shape[0] *= 2,
+                Rows::All | Rows::Slice { .. } => {}
             }
             if *transform == Transform::Transposed {
                 shape.reverse();
             }
-            if let Rows::Slice { count, .. } = rows {
+            if let Rows::Slice { count, .. } | Rows::Alternate { count, .. } = rows {
                 shape.insert(0, *count);
             }
         }
@@ -193,15 +232,20 @@ impl WeightSource {
             Transform::Transposed => transposed(&values, values.len() / width),
             _ => values,
         };
-        let values = match *rows {
+        let strided = match *rows {
             // Only this matrix was read.
-            Rows::All | Rows::Slice { .. } => values,
+            Rows::All | Rows::Slice { .. } => None,
             Rows::Strided {
                 first,
                 length,
                 step,
                 ..
-            } => {
+            } => Some([first, length, step]),
+            Rows::Alternate { first, .. } => Some([first, 1, 2]),
+        };
+        let values = match strided {
+            None => values,
+            Some([first, length, step]) => {
                 let runs = shape[0] / length;
                 let mut out = Vec::with_capacity(shape[0] * width);
                 for run in 0..runs {
@@ -238,7 +282,7 @@ impl WeightSource {
 }
 
 /// Transposes a matrix whose rows have `width` values.
-fn transposed(values: &[f32], width: usize) -> Vec<f32> {
+pub(crate) fn transposed(values: &[f32], width: usize) -> Vec<f32> {
     let rows = values.len() / width.max(1);
     let mut out = vec![0.0; values.len()];
     for (row, stored) in values.chunks_exact(width).enumerate() {
@@ -419,6 +463,26 @@ mod tests {
         assert_eq!(halves.stored_rows(4), Some(vec![0, 1, 2, 3]));
         let halves = WeightSource::tensor("q").with(Transform::Deinterleave { heads: 1 });
         assert_eq!(halves.stored_rows(4), Some(vec![0, 2, 1, 3]));
+        let alternate = |first: usize, transform: Transform| WeightSource::Tensor {
+            name: "a".to_owned(),
+            rows: Rows::Alternate {
+                first,
+                index: 1,
+                count: 3,
+            },
+            transform,
+        };
+        let second = alternate(1, Transform::Transposed);
+        assert_eq!(second.tensor_shape(&[2, 3]), [3, 3, 4]);
+        // Of the stored [3, 4], columns 1 and 3 are the rows.
+        let stored = (0..12).map(|value| value as f32).collect();
+        assert_eq!(
+            second.apply(stored, &[2, 3]),
+            [1.0, 5.0, 9.0, 3.0, 7.0, 11.0]
+        );
+        let bias = alternate(0, Transform::None);
+        assert_eq!(bias.tensor_shape(&[2]), [3, 4]);
+        assert_eq!(bias.apply(vec![1.0, 2.0, 3.0, 4.0], &[2]), [1.0, 3.0]);
         let transposed = WeightSource::tensor("t").with(Transform::Transposed);
         assert_eq!(transposed.tensor_shape(&[2, 3]), [3, 2]);
         assert_eq!(

@@ -50,6 +50,8 @@ pub enum LayerWeight {
     KeyNorm,
     /// Bias of the keys' norm, as long as its scale.
     KeyNormBias,
+    /// Attention sinks: a score per head that takes part in the softmax without a value, `[heads]`.
+    Sinks,
     /// Output projection of attention, `[hidden, heads·head_size]`.
     Output,
     /// Bias of the output projection, `[hidden]`.
@@ -62,6 +64,8 @@ pub enum LayerWeight {
     FfnNormBias,
     /// Router of a mixture of experts: a row per expert, `[experts, hidden]`.
     Router,
+    /// Router bias, `[experts]`.
+    RouterBias,
     /// Projection to the logit of the shared expert's weight, `[1, hidden]`.
     SharedGate,
     /// Projection followed by the activation function, one row per neuron, `[ffn, hidden]`: the gate, or the
@@ -75,7 +79,7 @@ pub enum LayerWeight {
     UpBias,
     /// Down projection, one column per neuron, `[hidden, ffn]`.
     Down,
-    /// Down bias, `[hidden]`.
+    /// Down bias, `[hidden]`; in a mixture of experts one per block of neurons, `[blocks, hidden]`.
     DownBias,
     /// Scale of the norm of the FFN's output, `[hidden]`.
     FfnOutputNorm,

@@ -8,7 +8,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::neuron_bytes;
 use powerinfer_model::ModelConfig;
 use powerinfer_runtime::memory;
-use powerinfer_solver::{GROUP_SIZE, Layer, LayerMode, NeuronShape, Pins, Problem};
+use powerinfer_solver::{CopiedBytes, GROUP_SIZE, Layer, LayerMode, NeuronShape, Pins, Problem};
 use powerinfer_tensor::Format;
 
 /// Share of the VRAM for weights that larger prefill batches may take if not all layers are on the GPU. In return
@@ -93,9 +93,11 @@ pub(crate) fn problem(
     let mut problem = Problem {
         layers: vec![layer; config.layer_count],
         embedding_bytes: memory::embedding_bytes(config, quant),
+        pinned_embedding_bytes: memory::pinned_embedding_bytes(config, quant),
         head_bytes: memory::head_bytes(config, quant),
         tied_head: config.tied_embeddings,
         gpu_scratch_bytes,
+        copied_bytes: CopiedBytes::default(),
         prompt_batch: PREFILL_BATCH,
         gpu_prompt_bytes,
         cpu_scratch_bytes: memory::cpu_scratch_bytes(config, context, rank),
@@ -111,7 +113,11 @@ pub(crate) fn problem(
         && problem.budget.vram_per_gpu().len() == 1
         && memory::copying_pays(&problem.hardware, quant);
     if copies {
-        let copied = memory::copied_bytes(config, quant, &problem.budget, predictors.bytes);
+        let copied = CopiedBytes {
+            attention: memory::attention_bytes(config, quant, false),
+            predictor: predictors.bytes,
+            kv: problem.layers[0].kv_bytes,
+        };
         let taken = problem.gpu_reserve_bytes() + problem.gpu_scratch_bytes;
         let left = problem.budget.vram_bytes.saturating_sub(taken);
         let most = (left as f64 * PROMPT_SHARE) as u64;
@@ -123,19 +129,19 @@ pub(crate) fn problem(
         let fits = |more: u64| fits_gpu(&problem, more);
         // A model that fits the GPU copies nothing, unless parts are pinned to the CPU.
         let found = batches.copied().find(|(tokens, bytes)| match prompt_batch {
-            Some(_) => !fits(0) || fits(bytes + copied),
-            None => !fits(0) && bytes + copied <= most && on_host(*tokens) <= most_on_host,
+            Some(_) => !fits(0) || fits(bytes + copied.total()),
+            None => !fits(0) && bytes + copied.total() <= most && on_host(*tokens) <= most_on_host,
         });
         if let Some((tokens, bytes)) = found {
             let on_host = on_host(tokens);
-            let all = bytes + copied;
             problem.prompt_batch = tokens;
-            problem.gpu_scratch_bytes += all;
+            problem.gpu_scratch_bytes += bytes;
+            problem.copied_bytes = copied;
             problem.cpu_scratch_bytes += on_host;
             let larger = |(batch, _): &(usize, u64)| *batch > tokens;
             problem.gpu_prompt_bytes.retain(larger);
-            for (_, bytes) in &mut problem.gpu_prompt_bytes {
-                *bytes = bytes.saturating_sub(all);
+            for (_, more) in &mut problem.gpu_prompt_bytes {
+                *more = more.saturating_sub(bytes);
             }
         }
     }

@@ -450,6 +450,7 @@ mod tests {
             size: 5,
             per_token: 1,
             scores: RouterScores::Softmax,
+            has_router_bias: false,
             reads_layer_input: false,
             shared_size: 0,
             has_shared_gate: false,

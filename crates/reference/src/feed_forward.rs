@@ -8,8 +8,9 @@ use powerinfer_model::{Activation, Checkpoint, Experts, FfnKind, LayerWeight, Mo
 use crate::operations::{activate, failed, linear, load};
 
 /// Weights of an FFN.
-const WEIGHTS: [LayerWeight; 8] = [
+const WEIGHTS: [LayerWeight; 9] = [
     LayerWeight::Router,
+    LayerWeight::RouterBias,
     LayerWeight::SharedGate,
     LayerWeight::Gate,
     LayerWeight::GateBias,
@@ -33,7 +34,7 @@ pub struct FeedForward {
 pub struct Neurons {
     /// `act(gate·x)`: `[tokens, ffn]`.
     pub activation: Tensor,
-    /// `[tokens, ffn]`: `up·x`, after the activation function if it applies to both; `None` without gate.
+    /// `[tokens, ffn]`: the factor of the activation that comes from `up·x`; `None` without gate.
     pub up: Option<Tensor>,
     /// Input of the down projection, multiplied by routing weights: `[tokens, ffn]`.
     pub product: Tensor,
@@ -116,7 +117,7 @@ impl FeedForward {
             activation: tensor(activation)?,
             up: match self.kind {
                 FfnKind::Plain => None,
-                FfnKind::Gated | FfnKind::DoublyGated => Some(tensor(up)?),
+                FfnKind::Gated | FfnKind::DoublyGated | FfnKind::ClampedGated => Some(tensor(up)?),
             },
             product: tensor(product)?,
             routing: Some(routing),
@@ -142,6 +143,11 @@ impl FeedForward {
                 let up = project(LayerWeight::Up, LayerWeight::UpBias)?;
                 Some(activate(self.activation, &up)?)
             }
+            FfnKind::ClampedGated => {
+                let up = project(LayerWeight::Up, LayerWeight::UpBias)?;
+                let limit = self.activation.limit();
+                Some((up.clamp(-limit, limit)? + 1.0)?)
+            }
         };
         let product = match &up {
             None => activation.clone(),
@@ -157,7 +163,8 @@ impl FeedForward {
 
     /// Routing weights for `x [tokens, hidden]`: for each block of neurons, one weight per token.
     fn routing_weights(&self, experts: &Experts, x: &Tensor) -> Result<Vec<Vec<f32>>> {
-        let logits = linear(x, &self.weights[&LayerWeight::Router], None)?.to_vec2::<f32>()?;
+        let bias = self.weights.get(&LayerWeight::RouterBias);
+        let logits = linear(x, &self.weights[&LayerWeight::Router], bias)?.to_vec2::<f32>()?;
         let shared = match self.weights.get(&LayerWeight::SharedGate) {
             None => None,
             Some(gate) => Some(linear(x, gate, None)?.flatten_all()?.to_vec1::<f32>()?),
@@ -174,16 +181,22 @@ impl FeedForward {
         Ok(by_block)
     }
 
-    /// Computes the FFN's output `[tokens, hidden]` from `product [tokens, ffn]`.
+    /// Computes the FFN's output `[tokens, hidden]` from `product [tokens, ffn]` and, in a mixture of experts, routing weights
+    /// `[blocks][tokens]`.
     ///
     /// # Errors
     ///
-    /// `product` has another shape.
-    pub fn down(&self, product: &Tensor) -> Result<Tensor> {
+    /// `product` or `routing` has another shape.
+    pub fn down(&self, product: &Tensor, routing: Option<&[Vec<f32>]>) -> Result<Tensor> {
         let output = self.down_unbiased(product)?;
-        match self.weights.get(&LayerWeight::DownBias) {
-            None => Ok(output),
-            Some(bias) => output.broadcast_add(bias),
+        match (self.weights.get(&LayerWeight::DownBias), routing) {
+            (None, _) => Ok(output),
+            (Some(bias), None) => output.broadcast_add(bias),
+            (Some(biases), Some(routing)) => {
+                let shape = (routing.len(), product.dim(0)?);
+                let weights = Tensor::from_vec(routing.concat(), shape, &Device::Cpu)?;
+                output + weights.t()?.matmul(biases)?
+            }
         }
     }
 

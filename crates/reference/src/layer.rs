@@ -168,8 +168,17 @@ impl Layer {
         let scores = soft_cap(self.config.soft_caps.attention, scores)?;
         let window = self.config.attention_windows[self.index];
         let scores = scores.broadcast_add(&causal_mask(tokens, window)?)?;
-        let weights =
-            softmax_last_dim(&scores)?.reshape((kv_head_count, group * tokens, tokens))?;
+        let weights = match self.weights.get(&LayerWeight::Sinks) {
+            None => softmax_last_dim(&scores)?,
+            Some(sinks) => {
+                let sinks = sinks.reshape((head_count, 1, 1))?;
+                let sinks = sinks.broadcast_as((head_count, tokens, 1))?;
+                let all = Tensor::cat(&[&scores, &sinks], D::Minus1)?.contiguous()?;
+                let weights = softmax_last_dim(&all)?;
+                weights.narrow(D::Minus1, 0, tokens)?.contiguous()?
+            }
+        };
+        let weights = weights.reshape((kv_head_count, group * tokens, tokens))?;
         let mixed = weights
             .matmul(&value)?
             .reshape((head_count, tokens, head_size))?;
@@ -202,7 +211,7 @@ impl Layer {
             routing: routing.as_deref(),
         };
         let product = observer.observe(&observation)?.unwrap_or(product);
-        self.ffn.down(&product)
+        self.ffn.down(&product, routing.as_deref())
     }
 
     /// Computes [`FeedForward::contribution_norms`] of the layer's FFN.

@@ -74,6 +74,11 @@ pub(crate) fn activate(activation: Activation, x: &Tensor) -> Result<Tensor> {
             x * passes
         }
         Activation::Silu => x.silu(),
+        Activation::ClampedSwish { limit } => {
+            let clamped = x.minimum(limit)?;
+            let slope = f64::from(Activation::SWISH_SLOPE);
+            clamped.clone() * candle_nn::ops::sigmoid(&(&clamped * slope)?)?
+        }
         Activation::GeluErf => x.gelu_erf(),
         Activation::GeluTanh => x.gelu(),
     }

@@ -38,7 +38,7 @@ pub(crate) struct Heads {
     pub(crate) size: usize,
 }
 
-/// The positions that a token attends to, and the bias of their scores.
+/// The positions that a token attends to, and what is added to their scores.
 pub(crate) struct AttentionMask<'a> {
     /// Positions of a sliding window, the token's own included; none for full causal attention.
     pub(crate) window: Option<usize>,
@@ -46,6 +46,8 @@ pub(crate) struct AttentionMask<'a> {
     pub(crate) soft_cap: Option<f32>,
     /// ALiBi slopes, `[heads]`.
     pub(crate) slopes: Option<&'a [f32]>,
+    /// Attention sinks, `[heads]`: scores without values.
+    pub(crate) sinks: Option<&'a [f32]>,
 }
 
 impl AttentionMask<'_> {
@@ -152,7 +154,7 @@ impl LayerAttention<'_> {
                 ThreadBuffer(&SCORES).zeroed(rows * ATTENTION_SPAN, |scores| {
                     ThreadBuffer(&PARTIAL).zeroed(rows * (width + 2), |partial| {
                         ThreadBuffer(&MERGED).zeroed(rows * (width + 2), |merged| {
-                            start(merged, rows, width);
+                            self.start(merged, head, first_row);
                             for span in spans.clone() {
                                 self.span(head, span, first_row, queries, scores, partial);
                                 merge(merged, partial, rows, width);
@@ -190,7 +192,7 @@ impl LayerAttention<'_> {
             let (of_head, bytes) = (spans.len() * part, size_of_val(partials));
             threads.by_chunks(outputs, self.stride * width, bytes, |head, outputs| {
                 ThreadBuffer(&MERGED).zeroed(part, |merged| {
-                    start(merged, rows, width);
+                    self.start(merged, head, 0);
                     for partial in partials[head * of_head..][..of_head].chunks_exact(part) {
                         merge(merged, partial, rows, width);
                     }
@@ -225,6 +227,23 @@ impl LayerAttention<'_> {
             }
             act(gathered);
         });
+    }
+
+    /// Resets `merged`, the result of the rows from `first_row` on of `kv_head`, to that over no span.
+    fn start(&self, merged: &mut [f32], kv_head: usize, first_row: usize) {
+        let width = self.cache.keys.width();
+        let rows = merged.len() / (width + 2);
+        let (sums, ends) = merged.split_at_mut(rows * width);
+        sums.fill(0.0);
+        let ends = ends.as_chunks_mut::<2>().0;
+        ends.fill(EMPTY);
+        if let Some(sinks) = self.mask.sinks {
+            let sinks = &sinks[kv_head * self.group..][..self.group];
+            for (row, end) in (first_row..).zip(ends) {
+                // A score whose value is 0.
+                *end = [LOG2_E * sinks[row % self.group], 1.0];
+            }
+        }
     }
 
     /// Sets `partial` to the attention of the rows from `first_row` on over one span of positions: for each the sum of
@@ -297,13 +316,6 @@ impl LayerAttention<'_> {
 
 /// Largest score and sum of weights of a row without positions.
 const EMPTY: [f32; 2] = [f32::NEG_INFINITY, 0.0];
-
-/// Resets `merged` to the sum over no span.
-fn start(merged: &mut [f32], rows: usize, width: usize) {
-    let (sums, ends) = merged.split_at_mut(rows * width);
-    sums.fill(0.0);
-    ends.as_chunks_mut::<2>().0.fill(EMPTY);
-}
 
 /// Merges the partial results of one more span into `merged`.
 fn merge(merged: &mut [f32], partial: &[f32], rows: usize, width: usize) {

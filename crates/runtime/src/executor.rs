@@ -305,6 +305,7 @@ pub(crate) fn mix(
             Positions::Alibi { slopes } => Some(slopes.as_slice()),
             _ => None,
         },
+        sinks: model.weights.layers[layer].sinks.as_deref(),
     };
     let mut start = 0;
     for index in 0..pass.sessions.len() {

@@ -195,12 +195,18 @@ impl Ffn<'_> {
         let mut inputs = std::mem::take(&mut buffers.inputs);
         let [input, other] = &mut inputs;
         let x = self.gate.input(threads, x, self.input_threshold, input);
-        for constant in [self.down.bias, self.selector.offset()]
-            .into_iter()
-            .flatten()
-        {
-            for hidden in hidden.chunks_exact_mut(size) {
-                add(hidden, constant);
+        let constants = [self.down.bias, self.selector.offset()];
+        for constant in constants.into_iter().flatten() {
+            match &self.router {
+                // Every block has a bias of its own.
+                Some(router) if constant.len() > size => {
+                    router.add_biases(&buffers.routes, constant, hidden);
+                }
+                _ => {
+                    for hidden in hidden.chunks_exact_mut(size) {
+                        add(hidden, constant);
+                    }
+                }
             }
             statistics.bytes_read += size_of_val(constant) as u64;
         }
@@ -412,15 +418,6 @@ impl Ffn<'_> {
         self.bytes_of(&read)
     }
 
-    /// `h_i` of a neuron, from its activation and its product of up, if the FFN is gated.
-    fn product(&self, activation: f32, up: Option<f32>) -> f32 {
-        match (self.kind, up) {
-            (FfnKind::DoublyGated, Some(up)) => activation * self.activation.apply(up),
-            (_, Some(up)) => activation * up,
-            (_, None) => activation,
-        }
-    }
-
     /// Moves the neurons of `rows` that pass the gate for one token, with their activations, to the front of `slots`;
     /// returns their number. The remaining weights of the others need not be read.
     fn gate_stage(
@@ -462,7 +459,7 @@ impl Ffn<'_> {
                 ThreadBuffer(&PRODUCTS).empty(|products| {
                     gemv_rows(up, isa, x, rows, known, products);
                     for (slot, up) in slots.iter_mut().zip(&*products) {
-                        slot.1 = self.product(slot.1, Some(*up));
+                        slot.1 *= self.kind.up_factor(self.activation, *up);
                     }
                 });
             });

@@ -103,6 +103,15 @@ pub fn embedding_bytes(config: &ModelConfig, quant: Format) -> u64 {
     }
 }
 
+/// Bytes of the copy of the embeddings in pinned memory from which a device looks up rows; 0 if it reads them in the head or the host
+/// adds something to them.
+pub fn pinned_embedding_bytes(config: &ModelConfig, quant: Format) -> u64 {
+    if config.tied_embeddings || !config.embeds_by_lookup() {
+        return 0;
+    }
+    weight_bytes(config, Weight::Embedding, quant)
+}
+
 /// Bytes of the head and the final norm.
 pub fn head_bytes(config: &ModelConfig, quant: Format) -> u64 {
     weight_bytes(config, Weight::Head, quant) + head_extra_bytes(config, quant)

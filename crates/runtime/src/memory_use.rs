@@ -3,7 +3,7 @@
 use crate::{RuntimeError, memory::cpu_scratch_bytes, model::Model, selector::LayerSelectors};
 use powerinfer_artifact::plan::{
     ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, GPU_PREFILL_BATCHES, HEAD,
-    HOT_NEURONS, KV_CACHE, PREDICTORS, Plan, SCRATCH,
+    HOT_NEURONS, KV_CACHE, PINNED_EMBEDDINGS, PREDICTORS, Plan, SCRATCH,
 };
 use powerinfer_bundle::{Bundle, StoredLinear, StoredNorm};
 use powerinfer_gpu::DeviceModel;
@@ -45,6 +45,7 @@ pub(crate) fn held(model: &Model, session_bytes: u64) -> Vec<MemoryUse> {
             &layer.ffn_output_norm,
         ];
         attention += norms.into_iter().flatten().map(norm).sum::<usize>();
+        attention += layer.sinks.as_deref().map_or(0, size_of_val);
         attention += layer.head_norms.iter().flatten().map(norm).sum::<usize>();
         attention += bias(&layer.down);
         let routing = [&layer.router, &layer.shared_gate].into_iter().flatten();
@@ -89,17 +90,22 @@ pub(crate) fn held(model: &Model, session_bytes: u64) -> Vec<MemoryUse> {
     .to_vec()
 }
 
-/// Memory in use on `device`, line by line, with KV caches of `session_bytes` bytes.
+/// Memory in use on `device` and pinned for it, line by line, with KV caches of `session_bytes` bytes.
 pub(crate) fn held_on(device: &DeviceModel, session_bytes: u64) -> Vec<MemoryUse> {
     let parts = device.memory().map(|(line, bytes)| (line, bytes as u64));
     let lines = parts.into_iter().chain([(KV_CACHE, session_bytes)]);
-    lines
-        .map(|(line, bytes)| MemoryUse {
-            line,
-            device: Device::Gpu,
-            bytes,
-        })
-        .collect()
+    let lines = lines.map(|(line, bytes)| MemoryUse {
+        line,
+        device: Device::Gpu,
+        bytes,
+    });
+    let pinned = MemoryUse {
+        line: PINNED_EMBEDDINGS,
+        device: Device::Cpu,
+        bytes: device.pinned_embedding_bytes() as u64,
+    };
+    let pinned = Some(pinned).filter(|pinned| pinned.bytes > 0);
+    pinned.into_iter().chain(lines).collect()
 }
 
 fn linear(stored: &StoredLinear) -> usize {

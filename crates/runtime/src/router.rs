@@ -132,6 +132,22 @@ impl Router<'_> {
         }
     }
 
+    /// Adds to each token's row of `hidden [tokens, hidden]` the `biases [blocks, hidden]` of its experts, times their weights.
+    pub(crate) fn add_biases(&self, routes: &Routes, biases: &[f32], hidden: &mut [f32]) {
+        let blocks = self.experts.blocks();
+        let size = biases.len() / blocks;
+        let tokens = routes.weights.chunks_exact(blocks);
+        for (weights, hidden) in tokens.zip(hidden.chunks_exact_mut(size)) {
+            for (weight, bias) in weights.iter().zip(biases.chunks_exact(size)) {
+                if *weight != 0.0 {
+                    for (hidden, bias) in hidden.iter_mut().zip(bias) {
+                        *hidden += weight * bias;
+                    }
+                }
+            }
+        }
+    }
+
     /// Routing weights of `token`.
     pub(crate) fn weights<'r>(&'r self, routes: &'r Routes, token: usize) -> NeuronWeights<'r> {
         let blocks = self.experts.blocks();

@@ -10,18 +10,20 @@ mod mixtures;
 #[path = "support/packing.rs"]
 mod packing;
 
-use std::path::Path;
+use std::{collections::HashMap, path::Path};
 
+use candle_core::{Device, Tensor};
 use golden::Golden;
 use mixtures::{RECIPES, Recipe, write_mixture};
 use packing::pack_bundle;
 use powerinfer_artifact::{
     ArtifactError,
     plan::{Plan, Policy},
+    random::Random,
 };
 use powerinfer_kernels::Isa;
 use powerinfer_model::{
-    Checkpoint, LanguageModel, RouterScores, Weight,
+    Checkpoint, LanguageModel, ModelConfig, RouterScores, Weight,
     gguf::{Dialect, Elements, Metadata, TensorEntry, write_gguf},
 };
 use powerinfer_reference::ReferenceModel;
@@ -153,6 +155,18 @@ fn write_as_gguf(checkpoint: &Checkpoint, architecture: &str, are_separate: bool
     ] {
         metadata.push(key, value);
     }
+    if architecture == "gpt-oss" {
+        let window = config.attention_windows[0].unwrap();
+        for (key, value) in [
+            number("attention.sliding_window", window),
+            number("rope.scaling.original_context_length", 4096),
+        ] {
+            metadata.push(key, value);
+        }
+        let of_scaling = |key: &str| format!("{architecture}.rope.scaling.{key}");
+        metadata.push(of_scaling("type"), "yarn");
+        metadata.push(of_scaling("factor"), 32f32);
+    }
     if architecture != "llama" {
         let (key, value) = number("expert_feed_forward_length", experts.size);
         metadata.push(key, value);
@@ -163,13 +177,18 @@ fn write_as_gguf(checkpoint: &Checkpoint, architecture: &str, are_separate: bool
     }
     let key = format!("{architecture}.attention.layer_norm_rms_epsilon");
     metadata.push(key, config.norm_epsilon);
-    let theta = if architecture == "llama" { 1e4f32 } else { 1e6 };
+    let theta = match architecture {
+        "llama" => 1e4f32,
+        "gpt-oss" => 1.5e5,
+        _ => 1e6,
+    };
     metadata.push(format!("{architecture}.rope.freq_base"), theta);
     let mut tensors: Vec<Written> = Vec::new();
     for weight in config.weights() {
         use powerinfer_model::LayerWeight::{
-            AttentionNorm, Down, FfnNorm, Gate, Key, KeyBias, KeyNorm, Output, Query, QueryBias,
-            QueryNorm, Router, SharedGate, Up, Value, ValueBias,
+            AttentionNorm, Down, DownBias, FfnNorm, Gate, GateBias, Key, KeyBias, KeyNorm, Output,
+            OutputBias, Query, QueryBias, QueryNorm, Router, RouterBias, SharedGate, Sinks, Up,
+            UpBias, Value, ValueBias,
         };
         let (values, shape) = (checkpoint.read(weight).unwrap(), config.shape(weight));
         let mut whole = |name: String, values| tensors.push((name, shape.clone(), values));
@@ -196,7 +215,20 @@ fn write_as_gguf(checkpoint: &Checkpoint, architecture: &str, are_separate: bool
         let at = |name: &str| format!("blk.{layer}.{name}");
         let name = match weight {
             AttentionNorm => "attn_norm.weight",
+            FfnNorm if architecture == "gpt-oss" => "post_attention_norm.weight",
             FfnNorm => "ffn_norm.weight",
+            Sinks => "attn_sinks.weight",
+            OutputBias => "attn_output.bias",
+            RouterBias => "ffn_gate_inp.bias",
+            DownBias => "ffn_down_exps.bias",
+            GateBias | UpBias => {
+                let name = match weight {
+                    GateBias => "ffn_gate_exps.bias",
+                    _ => "ffn_up_exps.bias",
+                };
+                tensors.push((at(name), vec![experts.count, experts.size], values));
+                continue;
+            }
             Query => {
                 whole(at("attn_q.weight"), interleaved(config.head_count));
                 continue;
@@ -282,6 +314,106 @@ fn interleave(values: &[f32], heads: usize, width: usize) -> Vec<f32> {
     (0..rows.len())
         .flat_map(|row| rows[from(row)].to_vec())
         .collect()
+}
+
+#[test]
+fn a_gguf_file_of_gpt_oss_describes_the_same_model_as_its_safetensors() {
+    let checkpoint = Golden::open("gptoss").checkpoint();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    write_as_gguf(&checkpoint, "gpt-oss", false, &path);
+    let file = Checkpoint::open(&path).unwrap();
+    let (found, want) = (file.config(), checkpoint.config());
+    assert_eq!(
+        (&found.experts, &found.positions, &found.attention_windows),
+        (&want.experts, &want.positions, &want.attention_windows)
+    );
+    assert_eq!((found.ffn, found.activation), (want.ffn, want.activation));
+    assert!(found.attention_sinks && found.biases == want.biases);
+    for weight in want.weights() {
+        let same = file.read(weight).unwrap() == checkpoint.read(weight).unwrap();
+        assert!(same, "{weight:?}");
+    }
+}
+
+/// The value of a code of MXFP4: a sign, two bits of exponent and one of mantissa.
+fn e2m1(code: u8) -> f32 {
+    let (exponent, mantissa) = (code >> 1 & 3, f32::from(code & 1));
+    let magnitude = match exponent {
+        0 => mantissa / 2.0,
+        exponent => (2.0 + mantissa) * 2f32.powi(i32::from(exponent) - 2),
+    };
+    if code & 8 == 0 { magnitude } else { -magnitude }
+}
+
+#[test]
+fn experts_in_mxfp4_are_read_as_transformers_unpacks_them() {
+    let golden = Golden::open("gptoss").folder;
+    let config = std::fs::read(golden.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    (config["hidden_size"], config["intermediate_size"]) = (64.into(), 32.into());
+    let (packed, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let text = config.to_string();
+    std::fs::write(plain.path().join("config.json"), &text).unwrap();
+    let shapes = ModelConfig::parse(text.as_bytes(), plain.path()).unwrap();
+    config["quantization_config"] = serde_json::json!({
+        "quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"],
+    });
+    std::fs::write(packed.path().join("config.json"), config.to_string()).unwrap();
+    let mut random = Random::new(9);
+    let (mut in_plain, mut in_packed) = (HashMap::new(), HashMap::new());
+    for tensor in shapes.stored_tensors() {
+        let count: usize = tensor.shape.iter().product();
+        if !tensor.name.ends_with("_proj") {
+            let values = (0..count).map(|_| random.normal() as f32).collect();
+            let values = Tensor::from_vec(values, &tensor.shape[..], &Device::Cpu).unwrap();
+            in_packed.insert(tensor.name.clone(), values.clone());
+            in_plain.insert(tensor.name, values);
+            continue;
+        }
+        // Stored are rows of blocks; unpacked, they are transposed.
+        let [experts, columns, rows] = tensor.shape[..] else {
+            panic!("{:?}", tensor.shape);
+        };
+        let blocks = columns / 32;
+        let bytes: Vec<u8> = (0..count / 2).map(|_| random.below(256) as u8).collect();
+        let scales: Vec<u8> = (0..count / 32)
+            .map(|_| 120 + random.below(10) as u8)
+            .collect();
+        let mut values = vec![0.0; count];
+        for (index, (block, scale)) in bytes.chunks(16).zip(&scales).enumerate() {
+            let (matrix, row, first) = (
+                index / blocks / rows,
+                index / blocks % rows,
+                index % blocks * 32,
+            );
+            for (offset, byte) in block.iter().enumerate() {
+                for (half, code) in [byte & 15, byte >> 4].into_iter().enumerate() {
+                    let column = first + 2 * offset + half;
+                    values[(matrix * columns + column) * rows + row] =
+                        e2m1(code) * 2f32.powi(i32::from(*scale) - 127);
+                }
+            }
+        }
+        let values = Tensor::from_vec(values, &tensor.shape[..], &Device::Cpu).unwrap();
+        in_plain.insert(tensor.name.clone(), values);
+        for (end, bytes, shape) in [
+            ("blocks", bytes, vec![experts, rows, blocks, 16]),
+            ("scales", scales, vec![experts, rows, blocks]),
+        ] {
+            let bytes = Tensor::from_vec(bytes, shape, &Device::Cpu).unwrap();
+            in_packed.insert(format!("{}_{end}", tensor.name), bytes);
+        }
+    }
+    for (folder, tensors) in [(&packed, &in_packed), (&plain, &in_plain)] {
+        candle_core::safetensors::save(tensors, folder.path().join("model.safetensors")).unwrap();
+    }
+    let [packed, plain] = [&packed, &plain].map(|folder| Checkpoint::open(folder.path()).unwrap());
+    for weight in shapes.weights() {
+        let same = packed.read(weight).unwrap() == plain.read(weight).unwrap();
+        assert!(same, "{weight:?}");
+    }
+    assert_ne!(packed.identity().fingerprint, plain.identity().fingerprint);
 }
 
 #[test]

@@ -84,6 +84,7 @@ pub(crate) fn recipe(
         .find(|tensor| matches!(tensor.weight, Weight::Layer(0, LayerWeight::Gate)));
     if is_dense && gate.is_none_or(|gate| gate.shape != config.shape(gate.weight))
         || config.multipliers != Multipliers::default()
+        || config.ffn == FfnKind::ClampedGated
     {
         return Err(unsupported(
             "this family stores its gates with other matrices, transposed, or with multipliers; take another shape",
@@ -98,7 +99,7 @@ pub(crate) fn recipe(
     // With a ReLU on both, a neuron is active if both are positive.
     let passing = |rate: f64| match config.ffn {
         FfnKind::DoublyGated => rate.sqrt(),
-        FfnKind::Plain | FfnKind::Gated => rate,
+        FfnKind::Plain | FfnKind::Gated | FfnKind::ClampedGated => rate,
     };
     let quantiles: Vec<f64> = rates
         .iter()
@@ -145,6 +146,8 @@ pub(crate) fn recipe(
                     FfnKind::Plain => gate,
                     FfnKind::Gated => gate * deviation * deviation,
                     FfnKind::DoublyGated => gate * gate,
+                    // The limit is far out.
+                    FfnKind::ClampedGated => gate * (deviation * deviation + 1.0),
                 }
             });
         let (count, sum) = moment.fold((0, 0.0), |(count, sum), one| (count + 1, sum + one));

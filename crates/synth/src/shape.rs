@@ -21,7 +21,7 @@ type Named = (&'static str, fn() -> Value);
 
 /// Built-in shapes of mixtures of experts. Except for SmallThinker, the activation is SiLU, so all neurons of a selected expert are
 /// active.
-pub const EXPERT_SHAPES: [Named; 4] = [
+pub const EXPERT_SHAPES: [Named; 6] = [
     ("mixtral-8x7b", || {
         json!({
             "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
@@ -43,6 +43,8 @@ pub const EXPERT_SHAPES: [Named; 4] = [
             "tie_word_embeddings": false,
         })
     }),
+    ("gpt-oss-20b", || gpt_oss(24, 32)),
+    ("gpt-oss-120b", || gpt_oss(36, 128)),
     ("olmoe-1b-7b", || {
         json!({
             "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe",
@@ -87,6 +89,22 @@ pub const SHAPES: [Named; 17] = [
     ("falcon-7b", || falcon(4544, 32, 71, 1, false)),
     ("falcon-40b", || falcon(8192, 60, 128, 8, true)),
 ];
+
+fn gpt_oss(layers: usize, experts: usize) -> Value {
+    json!({
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "attention_bias": true,
+        "hidden_size": 2880, "num_hidden_layers": layers, "num_attention_heads": 64,
+        "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 2880,
+        "num_local_experts": experts, "num_experts_per_tok": 4, "vocab_size": 201_088,
+        "hidden_act": "silu", "swiglu_limit": 7.0, "sliding_window": 128,
+        "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "rope_theta": 1.5e5,
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "original_max_position_embeddings": 4096, "truncate": false,
+        },
+        "tie_word_embeddings": false,
+    })
+}
 
 fn llama(
     hidden: usize,

@@ -327,6 +327,8 @@ impl<'a> RowGenerator<'a> {
                     | LayerWeight::FfnNormBias
                     | LayerWeight::GateBias
                     | LayerWeight::UpBias
+                    | LayerWeight::Sinks
+                    | LayerWeight::RouterBias
                     | LayerWeight::DownBias => Distribution::Constant(0.0),
                 }
             }

@@ -22,6 +22,24 @@ pub enum FfnKind {
     Gated,
     /// `h_i = act(gate_i·x) · act(up_i·x)`: dReLU (TurboSparse, Song et al. 2024).
     DoublyGated,
+    /// `h_i = act(gate_i·x) · (c + 1)`, where `c` is `up_i·x` clamped to ±[limit](Activation::limit) (gpt-oss).
+    ClampedGated,
+}
+
+impl FfnKind {
+    /// Returns the factor that `up`, a neuron's product with its row of up, contributes to `h_i`.
+    #[inline]
+    pub fn up_factor(self, activation: Activation, up: f32) -> f32 {
+        match self {
+            Self::Plain | Self::Gated => up,
+            Self::DoublyGated => activation.apply(up),
+            Self::ClampedGated => {
+                let limit = activation.limit();
+                // NaN passes through, unlike with `f32::min`.
+                up.clamp(-limit, limit) + 1.0
+            }
+        }
+    }
 }
 
 /// Activation function of the FFN's gate.
@@ -39,6 +57,11 @@ pub enum Activation {
     },
     /// `x / (1 + e^−x)`: small, never exactly zero.
     Silu,
+    /// `c / (1 + e^(−1.702·c))`, where `c` is the smaller of `x` and `limit` (gpt-oss).
+    ClampedSwish {
+        /// Largest input that is not clamped; positive.
+        limit: f32,
+    },
     /// `x·Φ(x)` with the exact normal CDF (GELU).
     GeluErf,
     /// GELU in its tanh approximation.
@@ -60,11 +83,27 @@ impl Activation {
                 }
             }
             Self::Silu => x / (1.0 + (-x).exp()),
+            Self::ClampedSwish { limit } => {
+                let clamped = if x > limit { limit } else { x };
+                clamped / (1.0 + (-Self::SWISH_SLOPE * clamped).exp())
+            }
             Self::GeluErf => 0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2)),
             Self::GeluTanh => {
                 const SQRT_2_OVER_PI: f32 = 0.797_884_6;
                 0.5 * x * (1.0 + (SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x)).tanh())
             }
+        }
+    }
+
+    /// Factor of the exponent in [`ClampedSwish`](Self::ClampedSwish).
+    pub const SWISH_SLOPE: f32 = 1.702;
+
+    /// Returns the value to which inputs are clamped; infinity if they are not.
+    #[inline]
+    pub fn limit(self) -> f32 {
+        match self {
+            Self::ClampedSwish { limit } => limit,
+            _ => f32::INFINITY,
         }
     }
 
@@ -75,6 +114,7 @@ impl Activation {
             Self::SquaredRelu => "squared ReLU",
             Self::FatRelu { .. } => "FATReLU",
             Self::Silu => "SiLU",
+            Self::ClampedSwish { .. } => "clamped swish",
             Self::GeluErf => "GELU",
             Self::GeluTanh => "GELU (tanh)",
         }
@@ -99,6 +139,8 @@ mod tests {
             (Activation::FatRelu { threshold: 0.01 }, 0.005, 0.0),
             (Activation::FatRelu { threshold: 0.01 }, 0.01, 0.01),
             (Activation::Silu, 1.0, 0.731_058_6),
+            (Activation::ClampedSwish { limit: 7.0 }, 1.0, 0.845_796),
+            (Activation::ClampedSwish { limit: 0.5 }, 1.0, 0.350_388_44),
             (Activation::GeluErf, 1.0, 0.841_344_7),
             (Activation::GeluTanh, 1.0, 0.841_192),
             (Activation::GeluErf, -0.7, -0.169_374_6),
@@ -109,12 +151,28 @@ mod tests {
     }
 
     #[test]
+    fn up_is_clamped_on_both_sides() {
+        let activation = Activation::ClampedSwish { limit: 2.0 };
+        for (up, factor) in [(0.5, 1.5), (3.0, 3.0), (-9.0, -1.0)] {
+            assert_eq!(FfnKind::ClampedGated.up_factor(activation, up), factor);
+            assert_eq!(FfnKind::Gated.up_factor(activation, up), up);
+        }
+        assert!(
+            FfnKind::ClampedGated
+                .up_factor(activation, f32::NAN)
+                .is_nan()
+        );
+        assert!(activation.apply(f32::NAN).is_nan());
+    }
+
+    #[test]
     fn functions_with_exact_zeros_are_zero_for_negative_inputs() {
         for activation in [
             Activation::Relu,
             Activation::SquaredRelu,
             Activation::FatRelu { threshold: 0.1 },
             Activation::Silu,
+            Activation::ClampedSwish { limit: 7.0 },
             Activation::GeluErf,
             Activation::GeluTanh,
         ] {

@@ -85,11 +85,11 @@ impl Bench {
                 }
                 let second = self.seconds(|gpu| {
                     let (scratch, hidden) = (&mut scratch, &mut hidden);
-                    Ok(gpu.down(&ffn, &products, None, None, scratch, hidden)?)
+                    Ok(gpu.down(&ffn, &products, [None; 2], None, scratch, hidden)?)
                 })?;
                 hidden.clear()?;
                 self.gpu
-                    .down(&ffn, &products, None, None, &mut scratch, &mut hidden)?;
+                    .down(&ffn, &products, [None; 2], None, &mut scratch, &mut hidden)?;
                 let sums = tiled[2].sums(&products.to_vec()?);
                 let what = format!("{format} down");
                 if !self.is_right(&what, &hidden.to_vec()?, |column| sums[column]) {
@@ -243,6 +243,7 @@ impl Bench {
                     norms: None,
                     sin_cos: &rotations,
                     alibi_slopes: None,
+                    sinks: None,
                     window: None,
                     positions: &position,
                     caches: &caches,

@@ -96,6 +96,7 @@ pub(super) struct Attention {
     pub(super) pairs: i32,
     pub(super) padding: i32,
     pub(super) alibi_slopes: u64,
+    pub(super) sinks: u64,
     pub(super) cache: u64,
     pub(super) cache_stride: i32,
     pub(super) heads: i32,
@@ -160,6 +161,8 @@ pub(super) struct Route {
     pub(super) blocks: u64,
     pub(super) weights: u64,
     pub(super) host_weights: u64,
+    pub(super) biases: u64,
+    pub(super) bias_sums: u64,
     pub(super) experts: i32,
     pub(super) block_count: i32,
     pub(super) per_token: i32,
@@ -167,7 +170,7 @@ pub(super) struct Route {
     pub(super) sums_all: i32,
     pub(super) neurons: i32,
     pub(super) intersects: i32,
-    pub(super) padding: i32,
+    pub(super) hidden: i32,
     pub(super) masks: Masks,
 }
 
@@ -177,7 +180,7 @@ pub(super) struct Route {
 pub(super) struct Neurons {
     pub(super) kind: i32,
     pub(super) activation: i32,
-    pub(super) fat_threshold: f32,
+    pub(super) bound: f32,
     pub(super) filter: i32,
     pub(super) threshold: f32,
     pub(super) padding: i32,
@@ -222,7 +225,7 @@ pub(super) struct Down {
     pub(super) down: Matrix,
     pub(super) activations: u64,
     pub(super) hot_count: i32,
-    pub(super) padding: i32,
+    pub(super) bias_stride: i32,
     pub(super) partial: u64,
     pub(super) counters: u64,
     pub(super) bias: u64,
@@ -308,7 +311,7 @@ pub(super) struct Gemm {
     pub(super) cold: u64,
     pub(super) out: u64,
     pub(super) accumulate: i32,
-    pub(super) padding: i32,
+    pub(super) bias_stride: i32,
     pub(super) partial: u64,
     pub(super) counters: u64,
 }

@@ -47,6 +47,8 @@ pub struct Attention<'a> {
     pub sin_cos: &'a Buffer<[f32; 2]>,
     /// `[heads]`: ALiBi slopes, if the model uses ALiBi.
     pub alibi_slopes: Option<&'a Buffer<f32>>,
+    /// `[heads]`: attention sinks, if the model has them.
+    pub sinks: Option<&'a Buffer<f32>>,
     /// Sliding window in positions, including the token's own; `None` means no window.
     pub window: Option<usize>,
     /// `[tokens]`: position of each token.
@@ -104,7 +106,9 @@ impl Gpu {
         let pairs = attention.sin_cos.len() / tokens;
         assert!(2 * pairs <= size && attention.positions.len() >= tokens);
         let slopes = attention.alibi_slopes;
-        assert!(slopes.is_none_or(|slopes| slopes.len() == heads));
+        let sinks = attention.sinks;
+        let mut of_heads = slopes.into_iter().chain(sinks);
+        assert!(of_heads.all(|values| values.len() == heads));
         let norm =
             |pick: fn(&HeadNorms) -> &GpuNorm| GpuNorm::argument(attention.norms.map(pick), size);
         let arguments = arguments::Attention {
@@ -117,6 +121,7 @@ impl Gpu {
             pairs: pairs as i32,
             padding: 0,
             alibi_slopes: slopes.map_or(0, Buffer::address),
+            sinks: sinks.map_or(0, Buffer::address),
             cache: attention.caches.address() + (layer * size_of::<CachePlace>()) as u64,
             cache_stride: layers as i32,
             heads: heads as i32,

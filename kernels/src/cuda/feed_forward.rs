@@ -114,6 +114,21 @@ impl DownScratch {
     }
 }
 
+/// Number of elements from the bias of a token to that of the next: 0 for a bias `[columns]`, `columns` for `[tokens, columns]`.
+///
+/// # Panics
+///
+/// The bias has another shape.
+pub(super) fn bias_stride(bias: Option<&Buffer<f32>>, tokens: usize, columns: usize) -> i32 {
+    match bias.map_or(columns, Buffer::len) {
+        shared if shared == columns => 0,
+        of_tokens => {
+            assert_eq!(of_tokens, tokens * columns, "a bias per token");
+            columns as i32
+        }
+    }
+}
+
 impl Gpu {
     /// `activations[i] = act(gate[i] · x) * (up[i] · x)` with `x = norm(x)`, times the weight of the neuron's expert in `routing`, for the
     /// hot neurons that `mask` selects, or for all without a mask. Tokens, at most [`batch_tokens`](Self::batch_tokens), share one pass over
@@ -215,7 +230,7 @@ impl Gpu {
 
     /// `hidden += Σ_i activations[i] * down[i] + bias + offset + cold`, over the hot neurons with a non-zero activation.
     ///
-    /// `hidden` is `[tokens, hidden]`, `activations` `[tokens, hot]`.
+    /// `hidden` is `[tokens, hidden]`, `activations` `[tokens, hot]`; bias and offset are `[hidden]`, the bias may also be `[tokens, hidden]`.
     ///
     /// # Errors
     ///
@@ -228,7 +243,7 @@ impl Gpu {
         &self,
         ffn: &Ffn,
         activations: &Buffer<f32>,
-        offset: Option<&Buffer<f32>>,
+        [bias, offset]: [Option<&Buffer<f32>>; 2],
         cold: Option<ColdSum<'_>>,
         scratch: &mut DownScratch,
         hidden: &mut Buffer<f32>,
@@ -248,13 +263,9 @@ impl Gpu {
         let partial_len = down_partial_len(multiprocessors, format, rows, columns);
         assert!(partial.len() >= tokens * partial_len);
         assert!(counters.len() >= tokens * tiles);
-        assert!(
-            [ffn.bias.as_ref(), offset]
-                .into_iter()
-                .flatten()
-                .all(|added| added.len() == columns)
-        );
+        assert!(offset.is_none_or(|added| added.len() == columns));
         let mut arguments = arguments::Down::zeroed();
+        arguments.bias_stride = bias_stride(bias, tokens, columns);
         if let Some(cold) = cold {
             assert!(cold.sum.len() >= tokens * columns && !cold.step.is_empty());
             arguments.cold = cold.sum.address(0);
@@ -268,7 +279,7 @@ impl Gpu {
         arguments.hot_count = matrix.rows() as i32;
         arguments.partial = partial.address();
         arguments.counters = counters.address();
-        arguments.bias = ffn.bias.as_ref().map_or(0, Buffer::address);
+        arguments.bias = bias.map_or(0, Buffer::address);
         arguments.offset = offset.map_or(0, Buffer::address);
         arguments.hidden = hidden.address();
         arguments.down_rows = counted.address();

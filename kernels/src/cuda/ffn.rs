@@ -7,15 +7,16 @@ use powerinfer_tensor::{Activation, FfnKind};
 
 use super::{Buffer, GpuLinear, GpuMatrix, Routing, arguments};
 
-/// The activation function's value in the CUDA enum, and the threshold of FATReLU.
+/// The activation function's value in the CUDA enum, and the threshold of FATReLU or the limit of the clamped swish.
 fn activation_argument(activation: Activation) -> (i32, f32) {
     match activation {
-        Activation::Relu => (0, 0.0),
-        Activation::SquaredRelu => (1, 0.0),
+        Activation::Relu => (0, activation.limit()),
+        Activation::SquaredRelu => (1, activation.limit()),
         Activation::FatRelu { threshold } => (2, threshold),
-        Activation::Silu => (3, 0.0),
-        Activation::GeluErf => (4, 0.0),
-        Activation::GeluTanh => (5, 0.0),
+        Activation::Silu => (3, activation.limit()),
+        Activation::GeluErf => (4, activation.limit()),
+        Activation::GeluTanh => (5, activation.limit()),
+        Activation::ClampedSwish { limit } => (6, limit),
     }
 }
 
@@ -77,11 +78,12 @@ pub(super) fn neurons(
         argument.blocks = routing.blocks.address() + (first * size_of::<u16>()) as u64;
         argument.block_count = routing.block_count as i32;
     }
-    (argument.activation, argument.fat_threshold) = activation_argument(ffn.activation);
+    (argument.activation, argument.bound) = activation_argument(ffn.activation);
     argument.kind = match ffn.kind {
         FfnKind::Plain => 0,
         FfnKind::Gated => 1,
         FfnKind::DoublyGated => 2,
+        FfnKind::ClampedGated => 3,
     };
     let per_neuron = |values: &Buffer<f32>| {
         assert!(values.len() >= rows.end, "one value per neuron");

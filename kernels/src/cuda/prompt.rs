@@ -11,6 +11,7 @@ use bytemuck::Zeroable;
 use super::{
     Buffer, DeviceError, DownScratch, Ffn, Gpu, GpuLinear, GpuMatrix, GpuNorm, HostBuffer,
     HostMirror, NeuronFilter, Routing, arguments,
+    feed_forward::bias_stride,
     ffn::neurons,
     gpu::{MAX_MULTIPROCESSORS, THREADS, WARP, WORD, input_bytes, kernel},
 };
@@ -162,7 +163,7 @@ impl TokenList<'_> {
 /// Terms added to the output of [`Gpu::gemm_down`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DownAddends<'a> {
-    /// `[hidden]`, added to every token: the bias of down.
+    /// Bias of down: `[hidden]`, added to every token, or `[tokens, hidden]`.
     pub bias: Option<&'a Buffer<f32>>,
     /// `[hidden]`, added to every token.
     pub offset: Option<&'a Buffer<f32>>,
@@ -454,8 +455,7 @@ impl Gpu {
         let size = matrix.columns();
         assert_eq!(rows.len(), x.columns, "one row per neuron");
         assert_eq!(hidden.len(), x.tokens * size, "one output per column");
-        let vectors = [addends.bias, addends.offset].into_iter().flatten();
-        assert!(vectors.into_iter().all(|vector| vector.len() == size));
+        assert!(addends.offset.is_none_or(|vector| vector.len() == size));
         assert!(addends.cold.is_none_or(|cold| cold.len() >= hidden.len()));
         let arguments = arguments::Gemm {
             bias: addends.bias.map_or(0, Buffer::address),
@@ -463,6 +463,7 @@ impl Gpu {
             cold: addends.cold.map_or(0, |cold| cold.address(0)),
             out: hidden.address(),
             accumulate: 1,
+            bias_stride: bias_stride(addends.bias, x.tokens, size),
             ..operands(matrix, rows, x, sums)
         };
         self.launch_gemm("gemm_down", matrix, size, x, sums, &arguments)

@@ -18,6 +18,8 @@ pub struct Router {
     pub shared_gate: Option<GpuLinear>,
     /// `[neurons]`: index of each neuron's block, that is, of its expert; the shared expert is the last block.
     pub blocks: Buffer<u16>,
+    /// `[blocks, hidden]`: bias of down for each block; `None` if there are no such biases.
+    pub biases: Option<Buffer<f32>>,
     /// Number of blocks.
     pub block_count: usize,
     /// Number of experts that a token selects.
@@ -37,6 +39,8 @@ pub struct Routes {
     pub shared_logits: Buffer<f32>,
     /// `[tokens, blocks]`: routing weights, 0 for experts that are not selected.
     pub weights: Buffer<f32>,
+    /// `[tokens, hidden]`: sums of the blocks' biases, times their weights; empty without such biases.
+    pub bias_sums: Buffer<f32>,
     /// Copy of `weights` in mapped host memory.
     pub host: HostBuffer,
 }
@@ -58,7 +62,8 @@ impl Router {
     /// Size in bytes.
     pub fn bytes(&self) -> usize {
         let shared = self.shared_gate.as_ref().map_or(0, GpuLinear::bytes);
-        self.linear.bytes() + shared + self.blocks.bytes()
+        let biases = self.biases.as_ref().map_or(0, Buffer::bytes);
+        self.linear.bytes() + shared + self.blocks.bytes() + biases
     }
 }
 
@@ -66,6 +71,8 @@ impl Gpu {
     /// Selects each token's experts from the logits in `routes`; writes their weights to `routes` and the mask of their neurons to `mask`.
     ///
     /// If `is_predicted`, only neurons that are already in the mask remain. If `for_host`, the weights are also written to host memory.
+    ///
+    /// The sums of the blocks' biases are written to `routes` too.
     ///
     /// If logits are equal, the expert with the lower index is preferred.
     ///
@@ -92,6 +99,15 @@ impl Gpu {
         assert!(!for_host || routes.host.len() >= tokens * blocks);
         let has_gate = router.shared_gate.is_some();
         assert!(!has_gate || routes.shared_logits.len() == tokens);
+        let hidden = match &router.biases {
+            None => 0,
+            Some(biases) => {
+                let hidden = biases.len() / blocks;
+                assert_eq!(biases.len(), blocks * hidden, "a bias per block");
+                assert_eq!(routes.bias_sums.len(), tokens * hidden, "a sum per token");
+                hidden
+            }
+        };
         let arguments = arguments::Route {
             logits: routes.logits.address(),
             shared_logits: if has_gate {
@@ -102,6 +118,8 @@ impl Gpu {
             blocks: router.blocks.address(),
             weights: routes.weights.address(),
             host_weights: if for_host { routes.host.address(0) } else { 0 },
+            biases: router.biases.as_ref().map_or(0, Buffer::address),
+            bias_sums: routes.bias_sums.address(),
             experts: experts as i32,
             block_count: blocks as i32,
             per_token: router.per_token as i32,
@@ -109,7 +127,7 @@ impl Gpu {
             sums_all: router.sums_all.into(),
             neurons: neurons as i32,
             intersects: is_predicted.into(),
-            padding: 0,
+            hidden: hidden as i32,
             masks: masks(mask, neurons, tokens),
         };
         let grid = [

@@ -69,7 +69,14 @@ impl Gpu {
                 timed_out: &timed_out,
                 timeout_nanoseconds: TIMEOUT.as_nanos() as u64,
             };
-            self.down(&ffn, &products, None, Some(cold), &mut scratch, &mut hidden)?;
+            self.down(
+                &ffn,
+                &products,
+                [None; 2],
+                Some(cold),
+                &mut scratch,
+                &mut hidden,
+            )?;
         }
         let graph = device.end_capture()?;
         let mut seconds = Vec::new();

@@ -175,6 +175,11 @@ impl HostMatrix {
         self.format
     }
 
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.rows * self.format.row_bytes(self.columns)
+    }
+
     pub(super) fn argument(&self) -> arguments::Matrix {
         let address =
             |plane: &Option<HostBuffer>| plane.as_ref().map_or(0, |plane| plane.address(0));

@@ -22,6 +22,7 @@ struct AttentionCase {
     size: usize,
     window: Option<usize>,
     slopes: Option<Vec<f32>>,
+    sinks: Option<Vec<f32>>,
     pairs: usize,
     norms: Option<[Norm; 2]>,
     format: CacheFormat,
@@ -35,6 +36,7 @@ impl AttentionCase {
             size,
             window: None,
             slopes: None,
+            sinks: None,
             pairs: 0,
             norms: None,
             format: CacheFormat::F32,
@@ -115,10 +117,12 @@ impl AttentionCase {
                     (product + bias) / (self.size as f64).sqrt()
                 };
                 let scores: Vec<f64> = (first..=token).map(score).collect();
-                let largest = scores.iter().copied().fold(f64::MIN, f64::max);
+                let sink = self.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
+                let largest = scores.iter().copied().chain(sink).fold(f64::MIN, f64::max);
                 let weights: Vec<f64> =
                     scores.iter().map(|score| (score - largest).exp()).collect();
-                let total: f64 = weights.iter().sum();
+                let sink = sink.map_or(0.0, |sink| (sink - largest).exp());
+                let total = weights.iter().sum::<f64>() + sink;
                 for column in 0..self.size {
                     let terms = weights.iter().zip(first..).map(|(weight, position)| {
                         weight
@@ -142,6 +146,7 @@ impl AttentionCase {
                 key: key.upload(device),
             });
             let slopes = self.slopes.as_ref().map(|slopes| upload(device, slopes));
+            let sinks = self.sinks.as_ref().map(|sinks| upload(device, sinks));
             let mut found = Vec::new();
             // Token by token; then the later tokens again in one call, after the first ones in the cache.
             let single = (0..tokens).map(|token| token..token + 1);
@@ -170,6 +175,7 @@ impl AttentionCase {
                     norms: norms.as_ref(),
                     sin_cos: &Buffer::from_slice(device, &rotations).unwrap(),
                     alibi_slopes: slopes.as_ref(),
+                    sinks: sinks.as_ref(),
                     window: self.window,
                     positions: &Buffer::from_slice(device, &positions).unwrap(),
                     caches: &Buffer::from_slice(device, &caches.repeat(count)).unwrap(),
@@ -234,6 +240,29 @@ fn attention_equals_its_formula() {
         ..AttentionCase::new(2, 2, 134)
     }
     .check(40, 64, 4e-3);
+}
+
+#[test]
+fn sinks_take_part_in_the_softmax() {
+    // The last sink exceeds all scores, so that the head's output is 0.
+    for (heads, kv_heads, size) in [(4, 2, 16), (3, 3, 20), (8, 2, 64)] {
+        for format in CacheFormat::ALL {
+            let mut sinks: Vec<f32> = (0..heads).map(|head| head as f32 - 2.0).collect();
+            sinks[heads - 1] = 200.0;
+            let tolerance = match format {
+                CacheFormat::F32 => 1e-5,
+                CacheFormat::F16 => 4e-3,
+                CacheFormat::Q8_0 => 2e-2,
+            };
+            let case = AttentionCase {
+                sinks: Some(sinks),
+                window: (heads == 3).then_some(9),
+                format,
+                ..AttentionCase::new(heads, kv_heads, size)
+            };
+            case.check(150, 200, tolerance);
+        }
+    }
 }
 
 #[test]

@@ -148,7 +148,14 @@ impl Layer {
         };
         let (sums, cold) = (&mut scratch, Some(cold));
         self.gpu
-            .down(&self.ffn, &activations, None, cold, sums, &mut hidden)
+            .down(
+                &self.ffn,
+                &activations,
+                [self.ffn.bias.as_ref(), None],
+                cold,
+                sums,
+                &mut hidden,
+            )
             .unwrap();
 
         let counts = scratch.counts().unwrap();
@@ -280,6 +287,7 @@ fn attention_of_a_batch_has_the_bits_of_its_tokens_alone() {
                     norms: None,
                     sin_cos: &Buffer::from_slice(device, &rotations).unwrap(),
                     alibi_slopes: None,
+                    sinks: None,
                     window: None,
                     positions: &Buffer::from_slice(device, &positions).unwrap(),
                     caches: &Buffer::from_slice(device, &table).unwrap(),

@@ -37,6 +37,8 @@ fn routers_select_the_experts_with_the_largest_logits() {
                 let blocks: Vec<u16> = (0..neurons)
                     .map(|neuron| (7 * neuron % block_count) as u16)
                     .collect();
+                let hidden = 300;
+                let biases = noise(34, block_count * hidden);
                 let words = neurons.div_ceil(32);
                 let before: Vec<u32> = noise(33, tokens * words)
                     .into_iter()
@@ -73,6 +75,7 @@ fn routers_select_the_experts_with_the_largest_logits() {
                         linear: upload_linear(&linear),
                         shared_gate: shared.then(|| upload_linear(&gate)),
                         blocks: Buffer::from_slice(device, &blocks).unwrap(),
+                        biases: shared.then(|| upload(device, &biases)),
                         block_count,
                         per_token,
                         is_sigmoid,
@@ -82,6 +85,7 @@ fn routers_select_the_experts_with_the_largest_logits() {
                         logits: upload(device, &logits),
                         shared_logits: upload(device, &shared_logits),
                         weights: zeros(device, tokens * block_count),
+                        bias_sums: zeros(device, if shared { tokens * hidden } else { 0 }),
                         host: HostBuffer::new(device, tokens * block_count).unwrap(),
                     };
                     let mut mask = Buffer::from_slice(device, &before).unwrap();
@@ -109,6 +113,19 @@ fn routers_select_the_experts_with_the_largest_logits() {
                         assert!(
                             is_same,
                             "weight {index} of {block_count}: {found}, not {want}"
+                        );
+                    }
+                    let sums = routes.bias_sums.to_vec().unwrap();
+                    for (index, found) in sums.iter().enumerate() {
+                        let (token, column) = (index / hidden, index % hidden);
+                        let weights = &want[token * block_count..][..block_count];
+                        let terms = weights.iter().zip(biases[column..].iter().step_by(hidden));
+                        let selected = terms.filter(|(weight, _)| **weight != 0.0);
+                        let want: f64 = selected.map(|(w, bias)| w * f64::from(*bias)).sum();
+                        let is_near = (f64::from(*found) - want).abs() <= 1e-4 * (1.0 + want.abs());
+                        assert!(
+                            is_near || found.is_nan() && want.is_nan(),
+                            "{found}, not {want}"
                         );
                     }
                     let mask = mask.to_vec().unwrap();

@@ -27,6 +27,8 @@ pub const PREDICTORS: &str = "predictors";
 pub const HEAD: &str = "head";
 /// Line of the embeddings.
 pub const EMBEDDINGS: &str = "embeddings";
+/// Line of the copy of the embeddings in pinned memory, from which a GPU looks up rows.
+pub const PINNED_EMBEDDINGS: &str = "pinned embeddings";
 /// Line of the KV cache.
 pub const KV_CACHE: &str = "KV cache";
 /// Line of activations and other temporary memory of a forward pass.

@@ -73,6 +73,7 @@ pub(super) const FALCON: Family = Family {
             ffn: FfnKind::Plain,
             activation: either_activation(keys)?,
             soft_caps: SoftCaps::default(),
+            attention_sinks: false,
             multipliers: Multipliers::default(),
             biases: Biases {
                 query_key_value: biased,

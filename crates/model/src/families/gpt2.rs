@@ -95,6 +95,7 @@ fn describe(
         ffn: FfnKind::Plain,
         activation: activation(keys, "activation_function", default_activation)?,
         soft_caps: SoftCaps::default(),
+        attention_sinks: false,
         multipliers: Multipliers {
             attention: vec![scores; layer_count],
             ..Multipliers::default()

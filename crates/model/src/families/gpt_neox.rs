@@ -55,6 +55,7 @@ pub(super) const GPT_NEOX: Family = Family {
             ffn: FfnKind::Plain,
             activation: activation(keys, "hidden_act", "gelu")?,
             soft_caps: SoftCaps::default(),
+            attention_sinks: false,
             multipliers: Multipliers::default(),
             biases: Biases {
                 query_key_value: attention_bias,

@@ -116,6 +116,7 @@ pub(super) fn llama_like(
         experts: None,
         activation: activation(keys, "hidden_act", defaults.activation)?,
         soft_caps: SoftCaps::default(),
+        attention_sinks: false,
         multipliers: Multipliers::default(),
         biases: Biases::default(),
         tied_embeddings: keys.flag("tie_word_embeddings", defaults.tied)?,

@@ -42,6 +42,7 @@ fn describe(keys: &Keys<'_>, family: &str) -> Result<ModelConfig, ModelError> {
         size: config.ffn_size,
         per_token: keys.size_or(&["num_experts_per_tok"], 2)?,
         scores: RouterScores::SoftmaxOfSelected,
+        has_router_bias: false,
         reads_layer_input: false,
         shared_size: 0,
         has_shared_gate: false,

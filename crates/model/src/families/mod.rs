@@ -10,6 +10,7 @@ mod falcon;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod minicpm;
@@ -51,7 +52,7 @@ pub(crate) struct Family {
 }
 
 /// All families.
-const ALL: [&Family; 33] = [
+const ALL: [&Family; 34] = [
     &llama::LLAMA,
     &sparse_llama::SPARSE_LLAMA,
     &mistral::MISTRAL,
@@ -64,6 +65,7 @@ const ALL: [&Family; 33] = [
     &qwen_moe::QWEN3_MOE,
     &qwen_moe::OLMOE,
     &smallthinker::SMALL_THINKER,
+    &gpt_oss::GPT_OSS,
     &gemma::GEMMA,
     &gemma::GEMMA2,
     &gemma::GEMMA3,

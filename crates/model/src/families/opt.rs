@@ -59,6 +59,7 @@ pub(super) const OPT: Family = Family {
             ffn: FfnKind::Plain,
             activation: activation(keys, "activation_function", "relu")?,
             soft_caps: SoftCaps::default(),
+            attention_sinks: false,
             multipliers: Multipliers::default(),
             biases: Biases {
                 query_key_value: biased,

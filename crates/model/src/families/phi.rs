@@ -53,6 +53,7 @@ pub(super) const PHI: Family = Family {
             ffn: FfnKind::Plain,
             activation: activation(keys, "hidden_act", "gelu_new")?,
             soft_caps: SoftCaps::default(),
+            attention_sinks: false,
             multipliers: Multipliers::default(),
             biases: Biases {
                 query_key_value: true,

@@ -109,6 +109,7 @@ fn experts(
             true => RouterScores::SoftmaxOfSelected,
             false => RouterScores::Softmax,
         },
+        has_router_bias: false,
         reads_layer_input: false,
         shared_size: 0,
         has_shared_gate: false,

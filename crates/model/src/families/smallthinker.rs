@@ -36,6 +36,7 @@ pub(super) const SMALL_THINKER: Family = Family {
                 true => RouterScores::SoftmaxOfSelected,
                 false => RouterScores::SigmoidOfSelected,
             },
+            has_router_bias: false,
             reads_layer_input: true,
             shared_size: 0,
             has_shared_gate: false,

@@ -95,7 +95,7 @@ const PLAIN: Architecture = Architecture {
 };
 
 /// All supported architectures.
-static ALL: [Architecture; 27] = [
+static ALL: [Architecture; 28] = [
     Architecture {
         name: "llama",
         hugging_face: "LlamaForCausalLM",
@@ -143,6 +143,20 @@ static ALL: [Architecture; 27] = [
             ("expert_used_count", "num_experts_per_tok"),
         ],
         fixed: |_| json!({ "norm_topk_prob": false }),
+        ..PLAIN
+    },
+    Architecture {
+        name: "gpt-oss",
+        hugging_face: "GptOssForCausalLM",
+        families: &["gpt-oss"],
+        expert_keys: &[
+            ("expert_count", "num_local_experts"),
+            ("expert_used_count", "num_experts_per_tok"),
+            ("expert_feed_forward_length", "intermediate_size"),
+            ("attention.sliding_window", "sliding_window"),
+        ],
+        states_windows: true,
+        fixed: |_| json!({ "hidden_act": "silu", "attention_bias": true }),
         ..PLAIN
     },
     Architecture {

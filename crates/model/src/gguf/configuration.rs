@@ -3,7 +3,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use crate::{
-    ModelConfig, ModelError,
+    Experts, ModelConfig, ModelError,
     container::Container,
     gguf::{
         architectures::Architecture,
@@ -63,8 +63,18 @@ pub(super) fn metadata(
             "head_dim" => config.head_size.into(),
             "vocab_size" => config.vocabulary_size.into(),
             "intermediate_size" | "ffn_hidden_size" | "ffn_dim" | "n_inner" => {
-                config.ffn_size.into()
+                let experts = config.experts.as_ref();
+                experts
+                    .map_or(config.ffn_size, |experts| experts.size)
+                    .into()
             }
+            "num_local_experts" | "num_experts" => experts_of(config).count.into(),
+            "num_experts_per_tok" => experts_of(config).per_token.into(),
+            "moe_intermediate_size" => experts_of(config).size.into(),
+            "shared_expert_intermediate_size" => match experts_of(config).shared_size {
+                0 => continue,
+                size => size.into(),
+            },
             "rms_norm_eps"
             | "layer_norm_eps"
             | "layer_norm_epsilon"
@@ -93,7 +103,6 @@ pub(super) fn metadata(
                 Some(rope) => (rope.theta as f32).into(),
                 None => continue,
             },
-            // Writing mixtures of experts is not supported.
             other => unreachable!("`{other}` is a key of the table"),
         };
         metadata.push(format!("{prefix}.{key}"), value);
@@ -109,6 +118,12 @@ pub(super) fn metadata(
         rope.scaling.describe(prefix, &mut metadata);
     }
     metadata
+}
+
+/// Experts of a model whose architecture has keys of experts.
+fn experts_of(config: &ModelConfig) -> &Experts {
+    let experts = config.experts.as_ref();
+    experts.expect("its architecture is that of mixtures of experts")
 }
 
 /// Converts a value to JSON; an array of equal values, one per layer, to that value.
@@ -365,6 +380,8 @@ fn rotary_settings(
                 "factor": factor,
                 "attention_factor": number("rope.scaling.attn_factor"),
                 "original_max_position_embeddings": original(),
+                // As gpt-oss is defined; its files do not say so.
+                "truncate": (architecture.name == "gpt-oss").then_some(false),
             }),
         }
     };

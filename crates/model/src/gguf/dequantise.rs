@@ -4,6 +4,8 @@
 
 use powerinfer_tensor::{Format, bf16, f16};
 
+use crate::mxfp4;
+
 /// Element type: elements are stored in blocks along a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Encoding {
@@ -68,7 +70,7 @@ impl Encoding {
             30 => ("BF16", 1, 2, Some(decode_bf16)),
             34 => ("TQ1_0", 256, 54, None),
             35 => ("TQ2_0", 256, 66, None),
-            39 => ("MXFP4", 32, 17, None),
+            39 => ("MXFP4", 32, 17, Some(decode_mxfp4)),
             40 => ("NVFP4", 64, 36, None),
             41 => ("Q1_0", 128, 18, None),
             42 => ("Q2_0", 64, 18, None),
@@ -136,6 +138,17 @@ fn decode_bf16(bytes: &[u8], values: &mut [f32]) {
 
 // Blocks of 32. A byte of 4-bit values holds element `index` in its low nibble and element `index + 16` in its
 // high one.
+
+/// MXFP4: exponent of the scale; 4-bit floating-point numbers.
+fn decode_mxfp4(bytes: &[u8], values: &mut [f32]) {
+    each_block::<17, 32>(bytes, values, |block, values| {
+        let scale = mxfp4::scale(block[0]);
+        for (index, packed) in block[1..].iter().enumerate() {
+            values[index] = mxfp4::VALUES[usize::from(packed & 15)] * scale;
+            values[index + 16] = mxfp4::VALUES[usize::from(packed >> 4)] * scale;
+        }
+    });
+}
 
 /// Q4_0: scale; 4-bit values minus 8.
 fn decode_q4_0(bytes: &[u8], values: &mut [f32]) {

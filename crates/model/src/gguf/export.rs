@@ -18,7 +18,9 @@ use super::{
     tokenizer, tokenizer_metadata,
     writer::{Dialect, Elements, Metadata, TensorEntry},
 };
-use crate::{Files, ModelConfig, ModelError, Positions, Rotary, Weight, source::WeightSource};
+use crate::{
+    Files, LayerWeight, ModelConfig, ModelError, Positions, Rotary, Weight, source::WeightSource,
+};
 
 /// A GGUF file to be written.
 #[derive(Debug)]
@@ -61,12 +63,36 @@ pub struct MovedWeight {
     /// Its shape.
     pub shape: Vec<usize>,
     source: WeightSource,
+    /// First row, or column, that the tensor contains, if it has the weights of some experts.
+    first: usize,
 }
 
 impl MovedWeight {
     /// Writes the weight's `values`, row-major, to their places in the `tensor`.
     pub fn store(&self, values: &[f32], tensor: &mut [f32]) {
-        self.source.store(values, &self.shape, tensor);
+        let (parts, by_columns) = match &self.source {
+            WeightSource::Stacked { parts, by_columns } => (parts, *by_columns),
+            source => return source.store(values, &self.shape, tensor),
+        };
+        // Numbers of a row, or of a bias.
+        let width: usize = self.shape[1..].iter().product();
+        let mut first = self.first;
+        for part in parts {
+            let (rows, columns) = match by_columns {
+                true => (self.shape[0], part.size),
+                false => (part.size, width),
+            };
+            let tensor = tensor.chunks_exact_mut(rows * columns).nth(part.slice());
+            let tensor = tensor.expect("the tensor has room for every expert");
+            for (row, to) in tensor.chunks_exact_mut(columns).enumerate() {
+                let from = match by_columns {
+                    true => row * width + first,
+                    false => (first + row) * width,
+                };
+                to.copy_from_slice(&values[from..][..columns]);
+            }
+            first += part.size;
+        }
     }
 }
 
@@ -111,14 +137,6 @@ impl Export {
                 ),
                 hint: None,
             })?;
-        if config.experts.is_some() {
-            return Err(ModelError::NotInGguf {
-                model: name.to_owned(),
-                architecture: architecture.name.to_owned(),
-                reason: "mixtures of experts can be read from GGUF but not written".to_owned(),
-                hint: None,
-            });
-        }
         let mut notes = Vec::new();
         let windowless;
         let config = if architecture.states_windows {
@@ -213,27 +231,15 @@ fn tensors(
     let mut rounded = 0;
     for weight in config.weights() {
         let source = layout.source(config, weight);
-        let WeightSource::Tensor { name, .. } = &source else {
-            continue; // a constant of the architecture
-        };
         let shape = config.shape(weight);
-        let moved = |source: &WeightSource| MovedWeight {
+        let moved = |source: &WeightSource, first: usize| MovedWeight {
             weight,
             shape: shape.clone(),
             source: source.clone(),
+            first,
         };
-        let same = |tensor: &&mut PlannedTensor| tensor.entry.name == *name;
-        // The parts of a fused tensor follow each other within a layer.
-        if let Some(PlannedTensor {
-            content: Content::Moved(parts),
-            ..
-        }) = planned.iter_mut().rev().take(8).find(same)
-        {
-            parts.push(moved(&source));
-            continue;
-        }
-        let stored = source.tensor_shape(&shape);
-        let format = match (&stored[..], weight) {
+        let mut format_of = |stored: &[usize]| match (stored, weight) {
+            (_, Weight::Layer(_, weight)) if stays_exact(weight) => Format::F32,
             ([_], _) => Format::F32,
             (_, Weight::Positions) if options.dialect == Dialect::Ggml => Format::F32,
             (_, Weight::Positions) => Format::F16,
@@ -243,15 +249,53 @@ fn tensors(
             }
             _ => options.quant,
         };
+        let entry = |name: &str, stored: Vec<usize>, format| TensorEntry {
+            name: name.to_owned(),
+            shape: stored,
+            elements: Elements::Weights(format),
+        };
+        let name = match &source {
+            WeightSource::Tensor { name, .. } => name,
+            WeightSource::Constant(_) => continue, // a constant of the architecture
+            WeightSource::Stacked { parts, by_columns } => {
+                // Experts share a tensor; a shared expert has its own.
+                let mut first = 0;
+                for parts in parts.chunk_by(|one, next| one.source.name() == next.source.name()) {
+                    let mut of_part = shape.clone();
+                    of_part[usize::from(*by_columns)] = parts[0].size;
+                    let stored = parts[0].source.tensor_shape(&of_part);
+                    let own = WeightSource::Stacked {
+                        parts: parts.to_vec(),
+                        by_columns: *by_columns,
+                    };
+                    let name = parts[0].source.name().expect("experts have tensors");
+                    let format = format_of(&stored);
+                    planned.push(PlannedTensor {
+                        entry: entry(name, stored, format),
+                        content: Content::Moved(vec![moved(&own, first)]),
+                    });
+                    first += parts.iter().map(|part| part.size).sum::<usize>();
+                }
+                continue;
+            }
+        };
+        let same = |tensor: &&mut PlannedTensor| tensor.entry.name == *name;
+        // The parts of a fused tensor follow each other within a layer.
+        if let Some(PlannedTensor {
+            content: Content::Moved(parts),
+            ..
+        }) = planned.iter_mut().rev().take(8).find(same)
+        {
+            parts.push(moved(&source, 0));
+            continue;
+        }
+        let stored = source.tensor_shape(&shape);
+        let format = format_of(&stored);
         planned.push(PlannedTensor {
-            entry: TensorEntry {
-                name: name.clone(),
-                shape: stored,
-                elements: Elements::Weights(format),
-            },
+            entry: entry(name, stored, format),
             content: match source.stored_name() {
                 Some(_) => Content::Rows(weight),
-                None => Content::Moved(vec![moved(&source)]),
+                None => Content::Moved(vec![moved(&source, 0)]),
             },
         });
     }
@@ -262,6 +306,12 @@ fn tensors(
         ));
     }
     planned
+}
+
+/// Whether a weight of a mixture of experts stays in float32, as in llama.cpp's own files.
+fn stays_exact(weight: LayerWeight) -> bool {
+    use LayerWeight::{DownBias, GateBias, Router, SharedGate, UpBias};
+    matches!(weight, Router | SharedGate | GateBias | UpBias | DownBias)
 }
 
 /// The embedding once more, as the output head.

@@ -76,7 +76,11 @@ impl Layout {
         if let (Some(experts), Some((name, by_columns))) =
             (&config.experts, matrix_of_neurons(weight))
         {
-            return self.stacked(experts, layer, name, by_columns);
+            let end = match weight {
+                LayerWeight::GateBias | LayerWeight::UpBias => "bias",
+                _ => "weight",
+            };
+            return self.stacked(experts, layer, [name, end], by_columns);
         }
         // In Falcon with two norms, the FFN's is called that of attention.
         let two_norms = config.family == "falcon" && config.block == Block::Parallel;
@@ -102,13 +106,16 @@ impl Layout {
             LayerWeight::QueryNormBias => at("attn_q_norm.bias"),
             LayerWeight::KeyNorm => at("attn_k_norm.weight"),
             LayerWeight::KeyNormBias => at("attn_k_norm.bias"),
+            LayerWeight::Sinks => at("attn_sinks.weight"),
             LayerWeight::Output => at("attn_output.weight"),
             LayerWeight::OutputBias => at("attn_output.bias"),
             LayerWeight::AttentionOutputNorm => at("post_attention_norm.weight"),
             LayerWeight::FfnOutputNorm => at("post_ffw_norm.weight"),
+            LayerWeight::FfnNorm if config.family == "gpt-oss" => at("post_attention_norm.weight"),
             LayerWeight::FfnNorm => at("ffn_norm.weight"),
             LayerWeight::FfnNormBias => at("ffn_norm.bias"),
             LayerWeight::Router => at("ffn_gate_inp.weight"),
+            LayerWeight::RouterBias => at("ffn_gate_inp.bias"),
             LayerWeight::SharedGate => at("ffn_gate_inp_shexp.weight"),
             // The first matrix of an FFN without gate is called up.
             LayerWeight::Gate if !config.is_gated() => at("ffn_up.weight"),
@@ -122,29 +129,30 @@ impl Layout {
             }
             LayerWeight::DownBias if self.transposed_down => at("ffn_down_t.bias"),
             LayerWeight::Down => at("ffn_down.weight"),
+            LayerWeight::DownBias if config.experts.is_some() => at("ffn_down_exps.bias"),
             LayerWeight::DownBias => at("ffn_down.bias"),
         }
     }
 
-    /// Source of a matrix of all experts, called `name` in tensor names.
+    /// Source of a matrix of all experts, called `name` in tensor names, or of its bias.
     fn stacked(
         self,
         experts: &Experts,
         layer: usize,
-        name: &str,
+        [name, end]: [&str; 2],
         by_columns: bool,
     ) -> WeightSource {
         let part = |block: usize| {
             let (name, rows) = if block == experts.count {
-                (format!("{name}_shexp.weight"), Rows::All)
+                (format!("{name}_shexp.{end}"), Rows::All)
             } else if self.separate_experts {
-                (format!("{name}.{block}.weight"), Rows::All)
+                (format!("{name}.{block}.{end}"), Rows::All)
             } else {
                 let slice = Rows::Slice {
                     index: block,
                     count: experts.count,
                 };
-                (format!("{name}_exps.weight"), slice)
+                (format!("{name}_exps.{end}"), slice)
             };
             Part {
                 source: WeightSource::Tensor {
@@ -190,11 +198,11 @@ impl Layout {
     }
 }
 
-/// Name of a matrix of neurons, and whether the neurons are its columns.
+/// Name of a matrix of neurons or of its bias, and whether the neurons are its columns.
 fn matrix_of_neurons(weight: LayerWeight) -> Option<(&'static str, bool)> {
     match weight {
-        LayerWeight::Gate => Some(("ffn_gate", false)),
-        LayerWeight::Up => Some(("ffn_up", false)),
+        LayerWeight::Gate | LayerWeight::GateBias => Some(("ffn_gate", false)),
+        LayerWeight::Up | LayerWeight::UpBias => Some(("ffn_up", false)),
         LayerWeight::Down => Some(("ffn_down", true)),
         _ => None,
     }

@@ -246,6 +246,7 @@ mod tests {
             per_token: 4,
             size: 3,
             shared_size: 5,
+            has_router_bias: false,
             has_shared_gate: true,
             scores: RouterScores::Softmax,
             reads_layer_input: false,

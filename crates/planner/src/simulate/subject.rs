@@ -10,7 +10,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::weight_bytes;
 use powerinfer_model::{Experts, ModelConfig};
 use powerinfer_runtime::memory::{PREFILL_BATCH, scratch_bytes};
-use powerinfer_solver::{Candidate, Decision, LayerMode, Options, Problem, decide};
+use powerinfer_solver::{Candidate, CopiedBytes, Decision, LayerMode, Options, Problem, decide};
 use powerinfer_tensor::Format;
 
 use super::{
@@ -91,6 +91,7 @@ impl Subject<'_> {
         let context = self.budget.context_tokens;
         Problem {
             gpu_scratch_bytes: scratch_bytes(self.config, context, self.rank),
+            copied_bytes: CopiedBytes::default(),
             prompt_batch: PREFILL_BATCH,
             gpu_prompt_bytes: Vec::new(),
             ..self.problem()

@@ -12,6 +12,7 @@ struct Case {
     window: Option<usize>,
     slopes: Option<Vec<f32>>,
     soft_cap: Option<f32>,
+    sinks: Option<Vec<f32>>,
     queries: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
@@ -33,6 +34,7 @@ impl Case {
                 (0..heads.count).map(slope).collect()
             }),
             soft_cap: None,
+            sinks: None,
             heads,
             window,
         }
@@ -54,6 +56,7 @@ impl Case {
             window: self.window,
             soft_cap: self.soft_cap,
             slopes: self.slopes.as_deref(),
+            sinks: self.sinks.as_deref(),
         };
         let mut out = vec![f32::NAN; self.queries.len()];
         let mut token = 0;
@@ -100,7 +103,10 @@ impl Case {
         };
         let scores: Vec<f64> = (first..=token).map(score).collect();
         let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let (mut sum, mut out) = (0.0, vec![0.0; size]);
+        let sinks = self.sinks.as_ref();
+        let sink = sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[head]));
+        let largest = largest.max(sink);
+        let (mut sum, mut out) = ((sink - largest).exp(), vec![0.0; size]);
         for (score, position) in scores.iter().zip(first..) {
             let weight = (score - largest).exp();
             let value = &self.values[(position * kv_count + kv_head) * size..][..size];
@@ -164,6 +170,10 @@ fn attention_is_that_of_double_precision() {
             ] {
                 let mut case = Case::new(heads, window, with_slopes, 100);
                 case.soft_cap = soft_cap;
+                if soft_cap.is_none() {
+                    // Below and above the scores.
+                    case.sinks = Some((0..count).map(|head| head as f32 - 3.0).collect());
+                }
                 let found = case.run(format, &[40, 1], &threads(1));
                 for token in [0, 1, 31, 32, 39, 40, 76, 99] {
                     case.check(&found, token, allowed(format));
@@ -187,7 +197,8 @@ proptest! {
         batches in proptest::collection::vec(1usize..600, 1..6),
     ) {
         let heads = Heads { count: kv_count * group, kv_count, size };
-        let case = Case::new(heads, window, with_slopes, tokens);
+        let mut case = Case::new(heads, window, with_slopes, tokens);
+        case.sinks = with_slopes.then(|| vec![0.5; heads.count]);
         let format = CacheFormat::ALL[format];
         let bits = |numbers: Vec<f32>| numbers.into_iter().map(f32::to_bits).collect::<Vec<_>>();
         let one_by_one = bits(case.run(format, &[1], &threads(1)));
@@ -220,6 +231,7 @@ fn long_contexts_are_as_exact_as_short_ones() {
             window,
             soft_cap: None,
             slopes: None,
+            sinks: None,
         };
         let run = |queries: &[f32]| {
             let mut mixed = vec![f32::NAN; queries.len()];
@@ -262,6 +274,7 @@ fn many_threads_share_the_heads_of_the_first_positions() {
         window: None,
         soft_cap: None,
         slopes: None,
+        sinks: None,
     };
     let mut mixed = vec![0.0; numbers.len()];
     attend(&threads, heads, &mask, &[], &cache, &numbers, &mut mixed);

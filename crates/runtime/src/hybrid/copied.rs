@@ -109,6 +109,7 @@ pub(super) fn host_attention(model: &Model, layer: usize) -> HostAttention<'_> {
         projections: linears
             .map(|stored| -> HostLinear<'_> { (stored.matrix.view(file), stored.bias.as_deref()) }),
         norm: stored.attention_norm.as_ref().map(norm),
+        sinks: stored.sinks.as_deref(),
         head_norms: head_norms.map(|norms| [norm(&norms[0]), norm(&norms[1])]),
         window: model.config.attention_windows[layer],
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use powerinfer_artifact::{
     Hint,
-    plan::{self, LayerPlan, Score, Threshold},
+    plan::{self, LayerPlan, PINNED_EMBEDDINGS, Score, Threshold},
 };
 use powerinfer_bundle::{Bundle, Layout, StoredLinear};
 use powerinfer_gpu::{
@@ -115,6 +115,9 @@ fn device_router(
         linear: linear(router)?,
         shared_gate: stored.shared_gate.as_ref().map(linear).transpose()?,
         blocks: Buffer::from_slice(upload.device, model.experts[layer].blocks())?,
+        biases: (stored.down.bias.as_deref())
+            .map(|biases| upload.floats(biases))
+            .transpose()?,
         block_count: experts.blocks(),
         per_token: experts.per_token,
         is_sigmoid: matches!(experts.scores, RouterScores::SigmoidOfSelected),
@@ -204,14 +207,15 @@ pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceMode
         },
     );
     let embedding = || {
-        // Only if nothing is added to the rows and the first layer reads them on the device.
-        let is_read = plan.layers[0].attention == plan::Device::Gpu;
-        if !is_read || weights.project_in.is_some() || weights.positions.is_some() {
+        if plan.layers[0].attention == plan::Device::Cpu || !config.embeds_by_lookup() {
             return Ok(None);
         }
         let scale = config.embedding_scale;
         if config.tied_embeddings {
             return Ok(Some(DeviceEmbedding { table: None, scale }));
+        }
+        if plan.is_placed() && plan.line(PINNED_EMBEDDINGS) == 0 {
+            return Ok(None);
         }
         match HostMatrix::new(&device, &weights.embedding.view(file)) {
             Ok(table) => Ok(Some(DeviceEmbedding {

@@ -47,15 +47,21 @@ impl LayerSource for StoredLayerSource<'_> {
             return upload_stored(device, self.file, stored);
         };
         let matrix = stored.matrix.view(self.file).rows_range(0..rows);
-        let bias = stored.bias.as_deref().map(|bias| match weight {
+        let bias = stored.bias.as_deref();
+        let bias = match weight {
+            // Biases of experts are part of the router.
+            LayerWeight::Down if layer.router.is_some() => None,
             LayerWeight::Down => bias, // an entry per sum, not per neuron
-            _ => &bias[..rows],
-        });
+            _ => bias.map(|bias| &bias[..rows]),
+        };
         GpuLinear::upload(device, &matrix, bias)
     }
 
     fn vector(&self, weight: LayerWeight) -> Option<Vec<f32>> {
         let layer = self.layer;
+        if weight == LayerWeight::Sinks {
+            return layer.sinks.clone();
+        }
         let head = |index: usize| layer.head_norms.as_ref().map(|norms| &norms[index]);
         let (norm, is_bias): (Option<&StoredNorm>, bool) = match weight {
             LayerWeight::AttentionNorm => (layer.attention_norm.as_ref(), false),

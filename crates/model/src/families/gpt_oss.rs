@@ -1,0 +1,105 @@
+//! gpt-oss: experts with biases and a clamped gate, attention sinks, and windows in every second layer.
+
+use crate::{
+    Activation, Experts, FfnKind, LayerWeight, ModelConfig, RouterScores, Weight,
+    families::{
+        Family, layer_tensor, layer_windows,
+        llama::{Defaults, IGNORED, LLAMA_DEFAULTS, biases, llama_like, llama_names},
+    },
+    rotary::RotaryDefaults,
+    source::{Part, Rows, Transform, WeightSource},
+};
+
+/// gpt-oss.
+pub(super) const GPT_OSS: Family = Family {
+    name: "gpt-oss",
+    architectures: &["GptOssForCausalLM"],
+    describe: |keys| {
+        let defaults = Defaults {
+            hidden_size: 2880,
+            layers: 36,
+            heads: 64,
+            kv_heads: Some(8),
+            head_size: Some(64),
+            ffn_size: 2880,
+            vocabulary: 201_088,
+            context: 131_072,
+            epsilon: ("rms_norm_eps", 1e-5),
+            rotary: RotaryDefaults {
+                theta: 150_000.0,
+                ..RotaryDefaults::STANDARD
+            },
+            ..LLAMA_DEFAULTS
+        };
+        let mut config = llama_like(keys, "gpt-oss", &defaults)?;
+        let limit = keys.positive("swiglu_limit")?.unwrap_or(7.0) as f32;
+        config.activation = Activation::ClampedSwish { limit };
+        config.ffn = FfnKind::ClampedGated;
+        config.biases = biases(keys)?;
+        config.biases.ffn = true;
+        config.attention_sinks = true;
+        let window = keys.size_or(&["sliding_window"], 128)?;
+        config.attention_windows =
+            layer_windows(keys, config.layer_count, Some(window), |layer| {
+                layer % 2 == 0
+            })?;
+        // Older names, which the model's code does not read.
+        keys.ignore_prefix("experts_per_token");
+        keys.ignore_prefix("initial_context_length");
+        let experts = Experts {
+            count: keys.size_or(&["num_local_experts"], 128)?,
+            size: config.ffn_size,
+            per_token: keys.size_or(&["num_experts_per_tok"], 4)?,
+            scores: RouterScores::SoftmaxOfSelected,
+            has_router_bias: true,
+            reads_layer_input: false,
+            shared_size: 0,
+            has_shared_gate: false,
+        };
+        config.ffn_size = experts.neurons();
+        config.experts = Some(experts);
+        Ok(config)
+    },
+    source,
+    ignored: IGNORED,
+};
+
+fn source(config: &ModelConfig, weight: Weight) -> WeightSource {
+    let (Weight::Layer(layer, of_layer), Some(experts)) = (weight, &config.experts) else {
+        return llama_names(weight);
+    };
+    let at = |name: &str| layer_tensor("model.layers", layer, name);
+    // Rows of gate and up alternate. Matrices are stored transposed.
+    let (name, row, transform) = match of_layer {
+        LayerWeight::Router => return at("mlp.router.weight"),
+        LayerWeight::RouterBias => return at("mlp.router.bias"),
+        LayerWeight::Sinks => return at("self_attn.sinks"),
+        LayerWeight::DownBias => return at("mlp.experts.down_proj_bias"),
+        LayerWeight::Gate => ("gate_up_proj", Some(0), Transform::Transposed),
+        LayerWeight::Up => ("gate_up_proj", Some(1), Transform::Transposed),
+        LayerWeight::GateBias => ("gate_up_proj_bias", Some(0), Transform::None),
+        LayerWeight::UpBias => ("gate_up_proj_bias", Some(1), Transform::None),
+        LayerWeight::Down => ("down_proj", None, Transform::Transposed),
+        _ => return llama_names(weight),
+    };
+    let count = experts.count;
+    let parts = (0..count).map(|index| Part {
+        source: WeightSource::Tensor {
+            name: format!("model.layers.{layer}.mlp.experts.{name}"),
+            rows: match row {
+                Some(first) => Rows::Alternate {
+                    first,
+                    index,
+                    count,
+                },
+                None => Rows::Slice { index, count },
+            },
+            transform,
+        },
+        size: experts.size,
+    });
+    WeightSource::Stacked {
+        parts: parts.collect(),
+        by_columns: of_layer == LayerWeight::Down,
+    }
+}
