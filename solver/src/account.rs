@@ -212,6 +212,22 @@ mod tests {
         assert_eq!(scratch(&problem, &all), Some((5_000, 64)));
     }
 
+    /// All layers on the GPU, and the head too.
+    fn all_on_gpu(problem: &Problem) -> Placement {
+        let layer = LayerPlacement {
+            gpu: 0,
+            attention: Device::Gpu,
+            kv: Device::Gpu,
+            predictor: Device::Gpu,
+            hot_count: problem.layers[0].frequencies.len(),
+        };
+        Placement {
+            layers: vec![layer; problem.layers.len()],
+            head: Device::Gpu,
+            head_gpu: 0,
+        }
+    }
+
     #[test]
     fn only_copies_of_parts_that_a_layer_lacks_take_memory() {
         let mut problem = samples::small();
@@ -220,39 +236,46 @@ mod tests {
             predictor: 10,
             kv: 1,
         };
-        let (plan, _) = crate::place(&problem, &Default::default()).unwrap();
-        let scratch = |plan: &powerinfer_artifact::plan::Plan| {
-            let mut lines = plan.lines.iter();
+        problem.layers[1].predictor_bytes = 7;
+        let scratch = |change: fn(&mut LayerPlacement)| {
+            let mut placement = all_on_gpu(&problem);
+            placement.layers.iter_mut().for_each(change);
+            let lines = lines(&problem, &placement);
             let is_it = |line: &&BudgetLine| line.name == SCRATCH && line.device == Device::Gpu;
-            lines.find(is_it).map(|line| line.bytes)
+            lines.iter().find(is_it).map(|line| line.bytes)
         };
-        assert_eq!(scratch(&plan), Some(5_000), "all is on the GPU");
-        // What the copies would take is used for the model.
-        problem.budget.vram_bytes = plan.totals.gpu_bytes;
-        let (tight, _) = crate::place(&problem, &Default::default()).unwrap();
-        assert_eq!(tight.lines, plan.lines);
-        problem.budget.vram_bytes += 200;
-        problem.layers[0].pins.attention = Some(Device::Cpu);
+        assert_eq!(scratch(|_| {}), Some(5_000));
+        assert_eq!(scratch(|layer| layer.kv = Device::Cpu), Some(5_001));
+        assert_eq!(scratch(|layer| layer.predictor = Device::Cpu), Some(5_010));
+        assert_eq!(scratch(|layer| layer.attention = Device::Cpu), Some(5_100));
+        problem.copied_bytes.attention = 1 << 40;
         let (plan, _) = crate::place(&problem, &Default::default()).unwrap();
-        assert_eq!(scratch(&plan), Some(5_101), "attention and KV cache");
+        assert_eq!(plan.totals.gpu_bytes, 0, "there is no room for the copies");
     }
 
     #[test]
     fn embeddings_are_pinned_if_the_gpu_looks_them_up_and_there_is_room() {
         let mut problem = samples::small();
         problem.pinned_embedding_bytes = 500;
-        let pinned = |problem: &Problem| {
-            let (plan, _) = crate::place(problem, &Default::default()).unwrap();
-            (plan.line(PINNED_EMBEDDINGS), plan.totals.cpu_bytes)
+        let pinned = |problem: &Problem, change: fn(&mut Placement)| {
+            let mut placement = all_on_gpu(problem);
+            change(&mut placement);
+            let lines = lines(problem, &placement);
+            let mut pinned = lines.iter().filter(|line| line.name == PINNED_EMBEDDINGS);
+            let pinned = pinned.next().map(|line| line.bytes);
+            (pinned, bytes_on(Device::Cpu, &lines))
         };
-        let (bytes, on_cpu) = pinned(&problem);
-        assert_eq!(bytes, 500);
+        let (bytes, on_cpu) = pinned(&problem, |_| {});
+        assert_eq!(bytes, Some(500));
+        for change in [
+            (|placement| placement.head = Device::Cpu) as fn(&mut Placement),
+            |placement| placement.layers[0].attention = Device::Cpu,
+        ] {
+            assert_eq!(pinned(&problem, change).0, None);
+        }
         problem.budget.ram_bytes = on_cpu;
-        assert_eq!(pinned(&problem).0, 500);
+        assert_eq!(pinned(&problem, |_| {}).0, Some(500));
         problem.budget.ram_bytes -= 1;
-        assert_eq!(pinned(&problem).0, 0);
-        problem.budget.ram_bytes = on_cpu;
-        problem.head_pin = Some(Device::Cpu);
-        assert_eq!(pinned(&problem).0, 0);
+        assert_eq!(pinned(&problem, |_| {}).0, None);
     }
 }

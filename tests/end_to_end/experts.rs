@@ -110,7 +110,9 @@ fn mixtures_are_made_prepared_and_run() {
         assert!(shown.to_string().contains("per_token"), "{shown}");
     }
     sandbox
-        .run(&words("export mixtral --to gguf x.gguf --quant f16"))
+        .run(&words(
+            "export mixtral --to gguf x.gguf --quant f16 --any-activation",
+        ))
         .good();
     let shown = sandbox
         .run(&words("inspect x.gguf --json"))

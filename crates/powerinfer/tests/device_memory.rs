@@ -1,4 +1,4 @@
-//! What `place` plans and what a device holds are the same, line by line.
+//! Plans list, line by line, the bytes that a device holds.
 #![expect(clippy::unwrap_used, reason = "a failed test panics")]
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};

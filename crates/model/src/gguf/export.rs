@@ -69,6 +69,10 @@ pub struct MovedWeight {
 
 impl MovedWeight {
     /// Writes the weight's `values`, row-major, to their places in the `tensor`.
+    ///
+    /// # Panics
+    ///
+    /// If the tensor has no room for them.
     pub fn store(&self, values: &[f32], tensor: &mut [f32]) {
         let (parts, by_columns) = match &self.source {
             WeightSource::Stacked { parts, by_columns } => (parts, *by_columns),
