@@ -370,6 +370,13 @@ impl ModelConfig {
                     .to_owned(),
             );
         }
+        if let Activation::ClampedSwish { limit } = self.activation
+            && !(limit.is_normal() && limit > 0.0)
+        {
+            return Err(format!(
+                "the limit of the activation function is {limit}, it must be greater than 0"
+            ));
+        }
         let Multipliers {
             attention,
             residual,

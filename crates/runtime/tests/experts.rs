@@ -23,7 +23,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_kernels::Isa;
 use powerinfer_model::{
-    Checkpoint, LanguageModel, ModelConfig, RouterScores, Weight,
+    Activation, Checkpoint, LanguageModel, ModelConfig, RouterScores, Weight,
     gguf::{Dialect, Elements, Metadata, TensorEntry, write_gguf},
 };
 use powerinfer_reference::ReferenceModel;
@@ -333,6 +333,16 @@ fn a_gguf_file_of_gpt_oss_describes_the_same_model_as_its_safetensors() {
     for weight in want.weights() {
         let same = file.read(weight).unwrap() == checkpoint.read(weight).unwrap();
         assert!(same, "{weight:?}");
+    }
+}
+
+#[test]
+fn a_limit_that_is_not_positive_is_refused() {
+    let mut config = Golden::open("gptoss").checkpoint().config().clone();
+    for limit in [0.0, -7.0, f32::NAN, f32::INFINITY] {
+        config.activation = Activation::ClampedSwish { limit };
+        let reason = config.validate().unwrap_err();
+        assert!(reason.contains("the limit of the activation"), "{reason}");
     }
 }
 
