@@ -62,7 +62,7 @@ pub(crate) fn account(problem: &Problem, placement: &Placement) -> (Vec<BudgetLi
     (lines, prompt_batch)
 }
 
-/// Whether one GPU has both ends of a token's pass, so that it looks up the embedding of the next token itself.
+/// Whether a single GPU has the head and the attention of the first layer, so that it can look up the embedding of the next token.
 fn looks_up_embeddings(problem: &Problem, placement: &Placement) -> bool {
     problem.budget.vram_per_gpu().len() == 1
         && placement.head == Device::Gpu
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(scratch(&problem, &all), Some((5_000, 64)));
     }
 
-    /// All layers on the GPU, and the head too.
+    /// Placement of all layers and the head on the GPU.
     fn all_on_gpu(problem: &Problem) -> Placement {
         let layer = LayerPlacement {
             gpu: 0,
@@ -235,6 +235,7 @@ mod tests {
             attention: 100,
             predictor: 10,
             kv: 1,
+            routing: 2_000,
         };
         problem.layers[1].predictor_bytes = 7;
         let scratch = |change: fn(&mut LayerPlacement)| {
@@ -247,7 +248,7 @@ mod tests {
         assert_eq!(scratch(|_| {}), Some(5_000));
         assert_eq!(scratch(|layer| layer.kv = Device::Cpu), Some(5_001));
         assert_eq!(scratch(|layer| layer.predictor = Device::Cpu), Some(5_010));
-        assert_eq!(scratch(|layer| layer.attention = Device::Cpu), Some(5_100));
+        assert_eq!(scratch(|layer| layer.attention = Device::Cpu), Some(7_100));
         problem.copied_bytes.attention = 1 << 40;
         let (plan, _) = crate::place(&problem, &Default::default()).unwrap();
         assert_eq!(plan.totals.gpu_bytes, 0, "there is no room for the copies");

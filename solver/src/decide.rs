@@ -70,15 +70,22 @@ pub fn decide(
         solved.placement.copied_bytes(&problem)
     };
     let mut found = solve(problem)?;
-    // A placement that leaves room for copies that it does not need can be improved.
+    // If the placement does not need all the room for copies, solving again without the unused room may improve it.
     let copied_bytes = copied(&found);
     if copied_bytes != problem.copied_bytes {
         let smaller = Problem {
             copied_bytes,
             ..problem.clone()
         };
-        let again = solve(&smaller)?;
-        if copied(&again) == copied_bytes {
+        let seconds = |(solved, chosen): &(Solved, Vec<usize>)| {
+            let problem = with_modes(problem, candidates, chosen);
+            cost::total(&problem, &solved.placement).total
+        };
+        // For the paper's objective, more room can make a plan slower or leave too little for pinned neurons.
+        if let Ok(again) = solve(&smaller)
+            && copied(&again).fits(copied_bytes)
+            && seconds(&again) <= seconds(&found)
+        {
             found = again;
         }
     }

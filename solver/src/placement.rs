@@ -71,7 +71,7 @@ impl Placement {
         })
     }
 
-    /// Bytes for copies of the parts that some layer lacks on the GPU.
+    /// Bytes for copies of the parts that at least one layer does not have on the GPU.
     pub(crate) fn copied_bytes(&self, problem: &Problem) -> CopiedBytes {
         let mut lacking = CopiedBytes::default();
         let copied = problem.copied_bytes;
@@ -84,6 +84,10 @@ impl Placement {
             }
             if place.kv == Device::Cpu {
                 lacking.kv = copied.kv;
+            }
+            let is_multiplied = place.hot_count > 0 || copied.attention > 0;
+            if place.attention == Device::Cpu && is_multiplied {
+                lacking.routing += copied.routing / self.layers.len() as u64;
             }
         }
         lacking

@@ -17,8 +17,8 @@ pub struct Problem {
     pub layers: Vec<Layer>,
     /// Bytes of the token embeddings, which are always on the CPU.
     pub embedding_bytes: u64,
-    /// Bytes of a copy of the embeddings in pinned memory, which is made if the RAM budget has room for it and the GPU has both the
-    /// head and the attention of the first layer; 0 if the GPU does not look up embeddings there.
+    /// Bytes of a copy of the embeddings in pinned memory; 0 if the GPU does not look up embeddings there. The copy is made if the RAM
+    /// budget has room for it and the GPU has the head and the attention of the first layer.
     pub pinned_embedding_bytes: u64,
     /// Bytes of the output head and the last norm.
     pub head_bytes: u64,
@@ -26,7 +26,7 @@ pub struct Problem {
     pub tied_head: bool,
     /// Bytes of activations and scratch on a GPU that is used, without [`Self::copied_bytes`].
     pub gpu_scratch_bytes: u64,
-    /// Bytes of scratch for copies of one layer's parts, if any layer lacks the part on the GPU.
+    /// Bytes of scratch for copies of one layer's parts; a part counts only if some layer does not have it on the GPU.
     pub copied_bytes: CopiedBytes,
     /// Prefill batch, in tokens, for which the GPU's scratch has memory.
     pub prompt_batch: usize,
@@ -50,21 +50,32 @@ pub struct Problem {
     pub shared_neurons: Option<usize>,
 }
 
-/// Bytes on a GPU for copies of one layer's parts, which long prompts copy.
+/// Bytes of the buffers on a GPU into which long prompts copy the parts of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CopiedBytes {
-    /// Attention.
+    /// Bytes of attention.
     pub attention: u64,
-    /// The predictor.
+    /// Bytes of the predictor.
     pub predictor: u64,
-    /// The KV cache.
+    /// Bytes of the KV cache.
     pub kv: u64,
+    /// In a mixture of experts, routers, biases and tables of experts for all layers. Layers whose neurons are on the GPU or are
+    /// copied need them there, also if their attention is on the CPU.
+    pub routing: u64,
 }
 
 impl CopiedBytes {
-    /// The sum.
+    /// Sum over all parts.
     pub fn total(&self) -> u64 {
-        self.attention + self.predictor + self.kv
+        self.attention + self.predictor + self.kv + self.routing
+    }
+
+    /// Whether nothing takes more than in `other`.
+    pub(crate) fn fits(&self, other: Self) -> bool {
+        self.attention <= other.attention
+            && self.predictor <= other.predictor
+            && self.kv <= other.kv
+            && self.routing <= other.routing
     }
 }
 

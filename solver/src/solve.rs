@@ -1,7 +1,7 @@
 //! Solves a problem for either objective: builds the chain, solves it, and translates the answer into a
 //! placement.
 
-use powerinfer_artifact::plan::Device;
+use powerinfer_artifact::plan::{Device, RESERVE, SCRATCH};
 
 use crate::{
     Backend, Candidate, Options, Problem, SolveError,
@@ -148,10 +148,11 @@ pub(crate) fn solve_latency(
 ) -> Result<(Solved, Vec<usize>), SolveError> {
     let chain = latency::chain(problem, candidates);
     let pinned = Placement::cold(problem).with_pinned(problem);
-    let pinned = bytes_on(Device::Gpu, &lines(problem, &pinned));
-    if pinned > 0 && !latency::has_gpu(problem) {
+    let pinned = lines(problem, &pinned).into_iter();
+    let pinned = pinned.filter(|line| ![RESERVE, SCRATCH].contains(&&*line.name));
+    let needed = bytes_on(Device::Gpu, &pinned.collect::<Vec<_>>());
+    if needed > 0 && !latency::has_gpu(problem) {
         // Some stage has no choice.
-        let needed = pinned.saturating_sub(reserve_bytes(problem));
         return Err(explain(
             problem,
             candidates,

@@ -233,7 +233,7 @@ pub struct StoredLayer {
     pub gate: StoredLinear,
     /// `[neurons, hidden]`, hottest first; `None` if the FFN is not gated.
     pub up: Option<StoredLinear>,
-    /// `[hidden, neurons]`, always by input, hottest first; its bias is `[blocks, hidden]` in a mixture of experts.
+    /// `[hidden, neurons]`, always by input, hottest first; in a mixture of experts, its bias is `[blocks, hidden]`.
     pub down: StoredLinear,
     /// Norm of the FFN's output, if any.
     pub ffn_output_norm: Option<StoredNorm>,
@@ -310,7 +310,7 @@ impl<'a> Finder<'a> {
             return Ok(None);
         };
         let view = stored.view(self.file);
-        // A bias of a mixture of experts has a row per block.
+        // In a mixture of experts, the bias of down has one row per block.
         let mut values = vec![0.0; view.rows() * view.columns()];
         for (row, values) in values.chunks_exact_mut(view.columns()).enumerate() {
             view.dequantise_row(row, values);

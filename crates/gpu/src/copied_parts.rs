@@ -35,7 +35,7 @@ pub struct HostAttention<'a> {
     pub norm: Option<HostNorm<'a>>,
     /// Norms of the query heads and of the key heads.
     pub head_norms: Option<[HostNorm<'a>; 2]>,
-    /// Attention sinks.
+    /// Attention sinks, one per head.
     pub sinks: Option<&'a [f32]>,
     /// Number of positions in the sliding window; `None` without a window.
     pub window: Option<usize>,

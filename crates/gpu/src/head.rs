@@ -93,7 +93,7 @@ impl DeviceHead {
         Ok(())
     }
 
-    /// Bytes of the embedding in pinned memory.
+    /// Bytes of the embedding's copy in pinned memory; 0 without a copy.
     pub(crate) fn pinned_bytes(&self) -> usize {
         let embedding = self.embedding.as_ref();
         let table = embedding.and_then(|embedding| embedding.table.as_ref());

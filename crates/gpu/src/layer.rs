@@ -164,7 +164,7 @@ impl DeviceFfn {
         })
     }
 
-    /// Bias of down for the current tokens; in a mixture of experts the sums that routing has left in `routes`.
+    /// Bias of down for the current tokens; in a mixture of experts with biases, the weighted sums that the router wrote to `routes`.
     pub(crate) fn bias<'a>(&'a self, routes: &'a Routes) -> Option<&'a Buffer<f32>> {
         let has_biases = |router: &Router| router.biases.is_some();
         match self.router.as_ref().is_some_and(has_biases) {

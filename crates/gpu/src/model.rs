@@ -33,7 +33,7 @@ pub struct ModelShape {
     pub rotated_pairs: usize,
     /// Numbers of experts and of blocks of neurons, in a mixture of experts; otherwise 0.
     pub experts: [usize; 2],
-    /// Whether each expert has a bias of down.
+    /// Whether each expert has a down bias.
     pub has_expert_biases: bool,
     /// Maximum number of positions of a KV cache.
     pub context: usize,
@@ -200,7 +200,7 @@ impl DeviceModel {
         ]
     }
 
-    /// Bytes of the embedding in pinned memory of the host; 0 if the host looks up its rows.
+    /// Bytes of the embedding's copy in pinned host memory; 0 without a copy.
     pub fn pinned_embedding_bytes(&self) -> usize {
         self.head.as_ref().map_or(0, DeviceHead::pinned_bytes)
     }

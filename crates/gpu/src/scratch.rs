@@ -108,7 +108,7 @@ impl DeviceScratch {
         let numbers = states * shape.hidden + 2 * (queries + keys + shape.rotated_pairs);
         let [_, blocks] = shape.experts;
         let numbers = numbers + neurons + self.rank + masks + shape.heads;
-        // Logits and routing weights.
+        // Logits, routing weights and sums of biases.
         let bias_sums = if shape.has_expert_biases {
             shape.hidden
         } else {

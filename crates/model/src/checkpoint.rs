@@ -387,14 +387,15 @@ impl Checkpoint {
         for weight in self.config.weights() {
             let source = self.source(weight);
             for (source, shape) in source.tensors(&self.config.shape(weight)) {
-                let WeightSource::Tensor { name, .. } = source else {
+                let WeightSource::Tensor { name, rows, .. } = source else {
                     continue;
                 };
                 let name = self.resolve(name)?;
                 let expected = source.tensor_shape(&shape);
                 let found = self.container.shape(&name).unwrap_or_default();
-                // A single row may be stored as a vector.
-                if found != expected && expected != [&[1], &found[..]].concat() {
+                // A single row may be stored as a vector, but not a single expert as a matrix.
+                let is_row = rows.slice().is_none() && expected == [&[1], &found[..]].concat();
+                if found != expected && !is_row {
                     return Err(ModelError::WrongShape {
                         path: self.container.path(&name),
                         tensor: name,

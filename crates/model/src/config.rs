@@ -222,7 +222,7 @@ pub struct ModelConfig {
     pub activation: Activation,
     /// Soft caps of attention scores and logits.
     pub soft_caps: SoftCaps,
-    /// Whether the softmax of each head's scores includes a score without a value, the attention sink (gpt-oss).
+    /// Whether each head's softmax includes an attention sink: a score that has no value vector (gpt-oss).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub attention_sinks: bool,
     /// Factors that reading a weight of the checkpoint applies; neutral in a bundle, whose weights contain them.
@@ -370,11 +370,18 @@ impl ModelConfig {
                     .to_owned(),
             );
         }
+        let has_limit = matches!(self.activation, Activation::ClampedSwish { .. });
+        if has_limit != (self.ffn == FfnKind::ClampedGated) {
+            return Err(format!(
+                "the activation function {} does not fit the kind of the FFN",
+                self.activation.name()
+            ));
+        }
         if let Activation::ClampedSwish { limit } = self.activation
             && !(limit.is_normal() && limit > 0.0)
         {
             return Err(format!(
-                "the limit of the activation function is {limit}, it must be greater than 0"
+                "the limit of the activation function is {limit}; it must be positive and finite"
             ));
         }
         let Multipliers {
@@ -519,7 +526,7 @@ impl ModelConfig {
         self.ffn != FfnKind::Plain
     }
 
-    /// Whether a token's first hidden state is its row of the embedding, scaled: nothing is added and no projection follows.
+    /// Whether a token's first hidden state is its scaled row of the embedding: no positions are added and no projection follows.
     pub fn embeds_by_lookup(&self) -> bool {
         self.embedding_size == self.hidden_size
             && !matches!(self.positions, Positions::Learned { .. })

@@ -131,7 +131,7 @@ impl Files {
     }
 }
 
-/// An MXFP4 tensor of gpt-oss, stored as two tensors of bytes: `{name}_blocks [experts, rows, blocks, 16]` and `{name}_scales
+/// An MXFP4 tensor of gpt-oss, stored as two byte tensors: `{name}_blocks [experts, rows, blocks, 16]` and `{name}_scales
 /// [experts, rows, blocks]`. Like transformers, the container presents it as one tensor `[experts, columns, rows]`.
 struct Mxfp4<'a> {
     blocks: &'a TensorFile,
@@ -141,11 +141,11 @@ struct Mxfp4<'a> {
     shape: [usize; 3],
 }
 
-/// Endings of the names of the two tensors of an MXFP4 tensor.
+/// Suffixes of the names under which the two parts of an MXFP4 tensor are stored.
 const MXFP4_PARTS: [&str; 2] = ["_blocks", "_scales"];
 
 impl Mxfp4<'_> {
-    /// Dequantises the matrices of some experts, transposed.
+    /// Dequantises the matrices of `experts` and transposes each.
     fn read(&self, experts: Range<usize>) -> Vec<f32> {
         let [_, rows, blocks] = self.shape;
         let bytes = |file: &TensorFile, name: &str, size: usize| {
@@ -208,6 +208,8 @@ impl Safetensors {
         };
         let is_one = of_blocks.shape == [experts, rows, columns, mxfp4::BLOCK_LENGTH / 2]
             && [of_blocks.dtype, of_scales.dtype] == [Dtype::U8; 2];
+        let columns_fit = columns.checked_mul(mxfp4::BLOCK_LENGTH).is_some();
+        let is_one = is_one && columns_fit && ![experts, rows, columns].contains(&0);
         is_one.then_some(Mxfp4 {
             blocks,
             scales,
@@ -226,20 +228,18 @@ impl Safetensors {
 
 impl Container for Safetensors {
     fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.shards.iter().flat_map(TensorFile::names).collect();
-        let stem = |name: &String| {
-            let stem = name.strip_suffix(MXFP4_PARTS[0])?;
-            self.mxfp4(stem).map(|_| stem.to_owned())
-        };
-        for stem in names.iter().filter_map(stem).collect::<Vec<_>>() {
-            let is_part = |name: &String| {
-                let end = name.strip_prefix(&stem);
-                end.is_some_and(|end| MXFP4_PARTS.contains(&end))
-            };
-            names.retain(|name| !is_part(name));
-            names.push(stem);
-        }
-        names
+        let names = self.shards.iter().flat_map(TensorFile::names);
+        // The second part of an MXFP4 tensor is left out, the first stands for both.
+        let shown = names.filter_map(|name| {
+            let mut ends = MXFP4_PARTS.iter();
+            let stem = ends.find_map(|end| name.strip_suffix(end));
+            match stem.filter(|stem| self.mxfp4(stem).is_some()) {
+                Some(stem) if name.ends_with(MXFP4_PARTS[0]) => Some(stem.to_owned()),
+                Some(_) => None,
+                None => Some(name),
+            }
+        });
+        shown.collect()
     }
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
@@ -283,7 +283,11 @@ impl Container for Safetensors {
         }
         let shard = self.shard(name).ok_or_else(|| self.missing(name))?;
         let view = shard.find(name).ok_or_else(|| self.missing(name))?;
-        let row = view.bytes.len() / view.shape.first().copied().unwrap_or(1).max(1);
+        let count = match view.shape {
+            [] | [_] => 1, // a row stored as a vector
+            [count, ..] => (*count).max(1),
+        };
+        let row = view.bytes.len() / count;
         let bytes = &view.bytes[rows.start * row..rows.end * row];
         let values = self.values(name, view.dtype, bytes);
         shard.release(name);

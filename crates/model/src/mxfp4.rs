@@ -1,5 +1,5 @@
-//! MXFP4, the OCP microscaling format of gpt-oss's experts: blocks of 32 four-bit floating-point numbers (E2M1) with a
-//! power of two as scale (E8M0).
+//! MXFP4, the OCP microscaling format of gpt-oss's experts: blocks of 32 four-bit floating-point numbers (E2M1), each block with a
+//! power of two as its scale (E8M0).
 
 /// Number of elements in a block.
 pub(crate) const BLOCK_LENGTH: usize = 32;
@@ -9,12 +9,12 @@ pub(crate) const VALUES: [f32; 16] = [
     0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
 ];
 
-/// Scale with this exponent, 2^(exponent − 127); infinity for 255, which stands for NaN.
+/// Scale encoded by `exponent`: 2^(exponent − 127); infinity for 255, although the format defines it as NaN.
 pub(crate) fn scale(exponent: u8) -> f32 {
     2f64.powi(i32::from(exponent) - 127) as f32
 }
 
-/// Dequantises blocks whose bytes hold neighbouring elements, the first one in the low nibble; `exponents` has one scale per block.
+/// Dequantises blocks whose bytes each hold two neighbouring elements, the first in the low nibble; `exponents` has one per block.
 pub(crate) fn dequantise(bytes: &[u8], exponents: &[u8]) -> Vec<f32> {
     let mut values = Vec::with_capacity(2 * bytes.len());
     for (block, exponent) in bytes.chunks_exact(BLOCK_LENGTH / 2).zip(exponents) {

@@ -10,7 +10,7 @@ use crate::{Files, ModelError, keys::Keys};
 pub(crate) fn check(keys: &Keys<'_>, path: &Path) -> Result<(), ModelError> {
     match stated(keys) {
         None => Ok(()),
-        // gpt-oss, whose experts are read.
+        // gpt-oss: reading its experts in MXFP4 is supported.
         Some(method) if method == "MXFP4" && keys.has("swiglu_limit") => Ok(()),
         Some(method) => Err(ModelError::QuantisedWeights {
             path: path.to_owned(),

@@ -99,7 +99,7 @@ pub(crate) enum Transform {
 }
 
 impl Part {
-    /// Returns the index of the matrix in its tensor.
+    /// Returns the index of the part's matrix in its tensor; 0 if the tensor has only one.
     pub(crate) fn slice(&self) -> usize {
         match &self.source {
             WeightSource::Tensor { rows, .. } => rows.slice().unwrap_or(0),
@@ -109,7 +109,7 @@ impl Part {
 }
 
 impl WeightSource {
-    /// Returns the name of the tensor, if there is one.
+    /// Returns the name of the tensor, if the source is a single tensor.
     pub(crate) fn name(&self) -> Option<&str> {
         match self {
             Self::Tensor { name, .. } => Some(name),
@@ -474,7 +474,7 @@ mod tests {
         };
         let second = alternate(1, Transform::Transposed);
         assert_eq!(second.tensor_shape(&[2, 3]), [3, 3, 4]);
-        // Of the stored [3, 4], columns 1 and 3 are the rows.
+        // Columns 1 and 3 of the stored [3, 4] become the rows.
         let stored = (0..12).map(|value| value as f32).collect();
         assert_eq!(
             second.apply(stored, &[2, 3]),

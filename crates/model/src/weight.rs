@@ -50,7 +50,7 @@ pub enum LayerWeight {
     KeyNorm,
     /// Bias of the keys' norm, as long as its scale.
     KeyNormBias,
-    /// Attention sinks: a score per head that takes part in the softmax without a value, `[heads]`.
+    /// Attention sinks, `[heads]`: per head, a score in the softmax that has no value vector.
     Sinks,
     /// Output projection of attention, `[hidden, heads·head_size]`.
     Output,
@@ -79,7 +79,7 @@ pub enum LayerWeight {
     UpBias,
     /// Down projection, one column per neuron, `[hidden, ffn]`.
     Down,
-    /// Down bias, `[hidden]`; in a mixture of experts one per block of neurons, `[blocks, hidden]`.
+    /// Down bias, `[hidden]`; in a mixture of experts, one per block of neurons, `[blocks, hidden]`.
     DownBias,
     /// Scale of the norm of the FFN's output, `[hidden]`.
     FfnOutputNorm,

@@ -97,7 +97,13 @@ pub(crate) fn problem(
         head_bytes: memory::head_bytes(config, quant),
         tied_head: config.tied_embeddings,
         gpu_scratch_bytes,
-        copied_bytes: CopiedBytes::default(),
+        copied_bytes: CopiedBytes {
+            routing: match budget.vram_per_gpu().len() {
+                1 => config.layer_count as u64 * memory::routing_bytes(config),
+                _ => 0,
+            },
+            ..CopiedBytes::default()
+        },
         prompt_batch: PREFILL_BATCH,
         gpu_prompt_bytes,
         cpu_scratch_bytes: memory::cpu_scratch_bytes(config, context, rank),
@@ -117,6 +123,7 @@ pub(crate) fn problem(
             attention: memory::attention_bytes(config, quant, false),
             predictor: predictors.bytes,
             kv: problem.layers[0].kv_bytes,
+            ..problem.copied_bytes
         };
         let taken = problem.gpu_reserve_bytes() + problem.gpu_scratch_bytes;
         let left = problem.budget.vram_bytes.saturating_sub(taken);

@@ -12,13 +12,13 @@ use powerinfer_artifact::plan::{
 };
 use powerinfer_emulator::{Emulator, Order};
 
-/// Most bytes of scratch that a plan has and a device does not take.
+/// Maximum bytes of scratch that a plan may list beyond those that the device uses.
 const SPARE: u64 = 256 << 10;
 
 /// Bytes of the norms of all layers.
 const NORMS: u64 = 32 << 10;
 
-/// Places `checkpoint` with `vram_bytes` on a machine on which small models belong on the GPU.
+/// Prepares `checkpoint` with `vram_bytes` of VRAM for a machine on which even small models are faster on the GPU.
 fn place(checkpoint: &Checkpoint, vram_bytes: u64, pins: &[&str], folder: &Path) -> Bundle {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut hardware = powerinfer::hardware("rtx4090").unwrap();
@@ -79,7 +79,7 @@ fn a_device_holds_what_the_plan_says() {
             (line.device == Device::Gpu && line.name != RESERVE) || line.name == PINNED_EMBEDDINGS
         }) {
             let held = held[&*line.name];
-            // The norm of a layer with neurons, but without attention, is there too.
+            // The GPU also holds the norm of a layer that has neurons but no attention on it.
             let [most, spare] = match &*line.name {
                 SCRATCH => [line.bytes, SPARE],
                 ATTENTION => [line.bytes + NORMS, 0],
@@ -104,7 +104,7 @@ fn a_device_holds_what_the_plan_says() {
         whole.line(PINNED_EMBEDDINGS) > 0,
         "the embedding is looked up"
     );
-    // Of what is left on the host, long prompts copy one layer at a time.
+    // Long prompts copy the parts that are on the host, one layer at a time.
     for (pin, lacks) in [
         ("layers:0=cpu", true),
         ("layers:0-1=cpu", true),

@@ -34,7 +34,7 @@ pub struct FeedForward {
 pub struct Neurons {
     /// `act(gate·x)`: `[tokens, ffn]`.
     pub activation: Tensor,
-    /// `[tokens, ffn]`: the factor of the activation that comes from `up·x`; `None` without gate.
+    /// Factor by which `up·x` multiplies the activation: `[tokens, ffn]`; `None` without gate.
     pub up: Option<Tensor>,
     /// Input of the down projection, multiplied by routing weights: `[tokens, ffn]`.
     pub product: Tensor,
@@ -181,8 +181,8 @@ impl FeedForward {
         Ok(by_block)
     }
 
-    /// Computes the FFN's output `[tokens, hidden]` from `product [tokens, ffn]` and, in a mixture of experts, routing weights
-    /// `[blocks][tokens]`.
+    /// Computes the FFN's output `[tokens, hidden]` from `product [tokens, ffn]` and, in a mixture of experts, the routing weights
+    /// `routing [blocks][tokens]`.
     ///
     /// # Errors
     ///

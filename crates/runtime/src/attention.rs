@@ -38,7 +38,7 @@ pub(crate) struct Heads {
     pub(crate) size: usize,
 }
 
-/// The positions that a token attends to, and what is added to their scores.
+/// Positions that a token attends to, and adjustments of their scores: soft cap, ALiBi slopes and attention sinks.
 pub(crate) struct AttentionMask<'a> {
     /// Positions of a sliding window, the token's own included; none for full causal attention.
     pub(crate) window: Option<usize>,
@@ -46,7 +46,7 @@ pub(crate) struct AttentionMask<'a> {
     pub(crate) soft_cap: Option<f32>,
     /// ALiBi slopes, `[heads]`.
     pub(crate) slopes: Option<&'a [f32]>,
-    /// Attention sinks, `[heads]`: scores without values.
+    /// Attention sinks, `[heads]`: scores without value vectors.
     pub(crate) sinks: Option<&'a [f32]>,
 }
 
@@ -229,7 +229,7 @@ impl LayerAttention<'_> {
         });
     }
 
-    /// Resets `merged`, the result of the rows from `first_row` on of `kv_head`, to that over no span.
+    /// Resets `merged`, the result of the rows of `kv_head` from `first_row` on, to the result over no span: only the sinks, if any.
     fn start(&self, merged: &mut [f32], kv_head: usize, first_row: usize) {
         let width = self.cache.keys.width();
         let rows = merged.len() / (width + 2);
@@ -240,7 +240,7 @@ impl LayerAttention<'_> {
         if let Some(sinks) = self.mask.sinks {
             let sinks = &sinks[kv_head * self.group..][..self.group];
             for (row, end) in (first_row..).zip(ends) {
-                // A score whose value is 0.
+                // The sink is a score whose value vector is 0.
                 *end = [LOG2_E * sinks[row % self.group], 1.0];
             }
         }

@@ -197,18 +197,19 @@ impl Ffn<'_> {
         let x = self.gate.input(threads, x, self.input_threshold, input);
         let constants = [self.down.bias, self.selector.offset()];
         for constant in constants.into_iter().flatten() {
-            match &self.router {
-                // Every block has a bias of its own.
+            let read = match &self.router {
+                // Each block has a separate bias.
                 Some(router) if constant.len() > size => {
-                    router.add_biases(&buffers.routes, constant, hidden);
+                    router.add_biases(&buffers.routes, constant, hidden)
                 }
                 _ => {
                     for hidden in hidden.chunks_exact_mut(size) {
                         add(hidden, constant);
                     }
+                    size_of_val(constant)
                 }
-            }
-            statistics.bytes_read += size_of_val(constant) as u64;
+            };
+            statistics.bytes_read += read as u64;
         }
         statistics.neurons += (tokens * neurons) as u64;
         statistics.neurons_per_pass += neurons as u64;

@@ -39,12 +39,28 @@ pub fn attention_bytes(config: &ModelConfig, quant: Format, by_input: bool) -> u
     attention_weights(config).iter().map(bytes).sum::<u64>() + experts as u64
 }
 
+/// Bytes of what a device needs of a layer to route tokens and to add biases of experts; 0 in a dense model.
+pub fn routing_bytes(config: &ModelConfig) -> u64 {
+    use LayerWeight::{DownBias, Router, RouterBias, SharedGate};
+    if config.experts.is_none() {
+        return 0;
+    }
+    let weights = config.layer_weights().into_iter();
+    let weights = weights.filter(|it| matches!(it, DownBias | Router | RouterBias | SharedGate));
+    let bytes = |it| attention_weight_bytes(config, it, Format::F32, false);
+    weights.map(bytes).sum::<u64>() + (config.ffn_size * size_of::<u16>()) as u64
+}
+
 /// Bytes of these weights read per token if the share `skipped` of projection inputs is not read.
 pub fn attention_read_bytes(config: &ModelConfig, quant: Format, skipped: Option<f64>) -> u64 {
     let read = |layer_weight: &LayerWeight| {
         let bytes = attention_weight_bytes(config, *layer_weight, quant, skipped.is_some()) as f64;
-        match skipped {
-            Some(share) if is_projection(*layer_weight) => bytes * (1.0 - share),
+        match (skipped, &config.experts) {
+            (Some(share), _) if is_projection(*layer_weight) => bytes * (1.0 - share),
+            // Only those of the selected experts.
+            (_, Some(experts)) if *layer_weight == LayerWeight::DownBias => {
+                bytes * experts.per_token as f64 / experts.blocks() as f64
+            }
             _ => bytes,
         }
     };
@@ -103,8 +119,8 @@ pub fn embedding_bytes(config: &ModelConfig, quant: Format) -> u64 {
     }
 }
 
-/// Bytes of the copy of the embeddings in pinned memory from which a device looks up rows; 0 if it reads them in the head or the host
-/// adds something to them.
+/// Bytes of the copy of the embeddings in pinned memory, from which a device looks up rows; 0 if the device reads them from the head, or
+/// if positions are added to them or a projection follows.
 pub fn pinned_embedding_bytes(config: &ModelConfig, quant: Format) -> u64 {
     if config.tied_embeddings || !config.embeds_by_lookup() {
         return 0;

@@ -90,7 +90,7 @@ pub(crate) fn held(model: &Model, session_bytes: u64) -> Vec<MemoryUse> {
     .to_vec()
 }
 
-/// Memory in use on `device` and pinned for it, line by line, with KV caches of `session_bytes` bytes.
+/// Memory in use on `device` and host memory pinned for it, line by line, with KV caches of `session_bytes` bytes.
 pub(crate) fn held_on(device: &DeviceModel, session_bytes: u64) -> Vec<MemoryUse> {
     let parts = device.memory().map(|(line, bytes)| (line, bytes as u64));
     let lines = parts.into_iter().chain([(KV_CACHE, session_bytes)]);

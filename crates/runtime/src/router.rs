@@ -132,20 +132,24 @@ impl Router<'_> {
         }
     }
 
-    /// Adds to each token's row of `hidden [tokens, hidden]` the `biases [blocks, hidden]` of its experts, times their weights.
-    pub(crate) fn add_biases(&self, routes: &Routes, biases: &[f32], hidden: &mut [f32]) {
+    /// Adds the `biases [blocks, hidden]` of each token's experts, times their routing weights, to its row of `hidden [tokens, hidden]`.
+    /// Returns the bytes read.
+    pub(crate) fn add_biases(&self, routes: &Routes, biases: &[f32], hidden: &mut [f32]) -> usize {
         let blocks = self.experts.blocks();
         let size = biases.len() / blocks;
         let tokens = routes.weights.chunks_exact(blocks);
+        let mut added = 0;
         for (weights, hidden) in tokens.zip(hidden.chunks_exact_mut(size)) {
             for (weight, bias) in weights.iter().zip(biases.chunks_exact(size)) {
                 if *weight != 0.0 {
+                    added += size_of_val(bias);
                     for (hidden, bias) in hidden.iter_mut().zip(bias) {
                         *hidden += weight * bias;
                     }
                 }
             }
         }
+        added.min(size_of_val(biases))
     }
 
     /// Routing weights of `token`.

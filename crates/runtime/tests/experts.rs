@@ -339,14 +339,86 @@ fn a_gguf_file_of_gpt_oss_describes_the_same_model_as_its_safetensors() {
 #[test]
 fn a_limit_that_is_not_positive_is_refused() {
     let mut config = Golden::open("gptoss").checkpoint().config().clone();
+    assert_eq!(config.validate(), Ok(()));
     for limit in [0.0, -7.0, f32::NAN, f32::INFINITY] {
         config.activation = Activation::ClampedSwish { limit };
         let reason = config.validate().unwrap_err();
         assert!(reason.contains("the limit of the activation"), "{reason}");
     }
+    config.activation = Activation::Silu;
+    let reason = config.validate().unwrap_err();
+    assert!(reason.contains("does not fit the kind"), "{reason}");
 }
 
-/// The value of a code of MXFP4: a sign, two bits of exponent and one of mantissa.
+#[test]
+fn absent_keys_of_gpt_oss_have_the_defaults_of_its_class() {
+    let golden = Golden::open("gptoss").folder;
+    let text = std::fs::read(golden.join("config.json")).unwrap();
+    let parse = |change: &dyn Fn(&mut serde_json::Value)| {
+        let mut config = serde_json::from_slice(&text).unwrap();
+        change(&mut config);
+        ModelConfig::parse(config.to_string().as_bytes(), &golden)
+    };
+    let stated = parse(&|_| {}).unwrap();
+    let absent = parse(&|config| {
+        let keys = config.as_object_mut().unwrap();
+        for key in [
+            "rope_scaling",
+            "attention_bias",
+            "layer_types",
+            "swiglu_limit",
+        ] {
+            keys.remove(key).unwrap();
+        }
+    });
+    assert_eq!(absent.unwrap(), stated);
+    let plain = parse(&|config| config["rope_scaling"] = serde_json::Value::Null).unwrap();
+    assert_ne!(plain.positions, stated.positions);
+    let other = parse(&|config| config["swiglu_alpha"] = 1.5.into()).unwrap_err();
+    assert!(other.to_string().contains("swiglu_alpha"), "{other}");
+    parse(&|config| config["swiglu_alpha"] = 1.702.into()).unwrap();
+}
+
+#[test]
+fn a_single_expert_must_be_stored_as_one() {
+    let golden = Golden::open("gptoss");
+    let folder = tempfile::tempdir().unwrap();
+    let tensors =
+        candle_core::safetensors::load(golden.folder.join("model.safetensors"), &Device::Cpu);
+    for flat in ["gate_up_proj", "gate_up_proj_bias", "down_proj_bias", ""] {
+        let config = std::fs::read(golden.folder.join("config.json")).unwrap();
+        let mut config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+        (config["num_local_experts"], config["num_experts_per_tok"]) = (1.into(), 1.into());
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let one = tensors.as_ref().unwrap().iter().map(|(name, tensor)| {
+            let is_of_experts = name.contains(".experts.") || name.contains(".router.");
+            let tensor = match is_of_experts {
+                true => tensor.narrow(0, 0, 1).unwrap().contiguous().unwrap(),
+                false => tensor.clone(),
+            };
+            let is_flat = !flat.is_empty() && name.ends_with(flat);
+            let tensor = if is_flat {
+                tensor.squeeze(0).unwrap()
+            } else {
+                tensor
+            };
+            (name.clone(), tensor)
+        });
+        let one: HashMap<String, Tensor> = one.collect();
+        candle_core::safetensors::save(&one, folder.path().join("model.safetensors")).unwrap();
+        let opened = Checkpoint::open(folder.path());
+        match flat {
+            // One row, which may be a vector.
+            "" | "down_proj_bias" => {
+                let model = runtime(&opened.unwrap(), Format::F32, 10, Policy::Dense, 1);
+                assert_eq!(model.config().experts.as_ref().unwrap().count, 1);
+            }
+            _ => assert!(opened.unwrap_err().to_string().contains(flat)),
+        }
+    }
+}
+
+/// Value of an MXFP4 code: a sign bit, two exponent bits and one mantissa bit.
 fn e2m1(code: u8) -> f32 {
     let (exponent, mantissa) = (code >> 1 & 3, f32::from(code & 1));
     let magnitude = match exponent {
@@ -381,7 +453,7 @@ fn experts_in_mxfp4_are_read_as_transformers_unpacks_them() {
             in_plain.insert(tensor.name, values);
             continue;
         }
-        // Stored are rows of blocks; unpacked, they are transposed.
+        // The file stores rows of blocks; unpacking transposes them.
         let [experts, columns, rows] = tensor.shape[..] else {
             panic!("{:?}", tensor.shape);
         };

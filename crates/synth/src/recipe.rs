@@ -146,7 +146,7 @@ pub(crate) fn recipe(
                     FfnKind::Plain => gate,
                     FfnKind::Gated => gate * deviation * deviation,
                     FfnKind::DoublyGated => gate * gate,
-                    // The limit is far out.
+                    // Inputs rarely reach the limit.
                     FfnKind::ClampedGated => gate * (deviation * deviation + 1.0),
                 }
             });

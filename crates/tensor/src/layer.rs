@@ -27,7 +27,7 @@ pub enum FfnKind {
 }
 
 impl FfnKind {
-    /// Returns the factor that `up`, a neuron's product with its row of up, contributes to `h_i`.
+    /// Returns the factor of `h_i` that `up`, the product `up_i·x`, determines.
     #[inline]
     pub fn up_factor(self, activation: Activation, up: f32) -> f32 {
         match self {
@@ -95,10 +95,10 @@ impl Activation {
         }
     }
 
-    /// Factor of the exponent in [`ClampedSwish`](Self::ClampedSwish).
+    /// Factor of `c` in the exponent of [`ClampedSwish`](Self::ClampedSwish).
     pub const SWISH_SLOPE: f32 = 1.702;
 
-    /// Returns the value to which inputs are clamped; infinity if they are not.
+    /// Returns the limit to which inputs are clamped; infinity if they are not clamped.
     #[inline]
     pub fn limit(self) -> f32 {
         match self {

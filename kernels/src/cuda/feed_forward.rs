@@ -114,7 +114,7 @@ impl DownScratch {
     }
 }
 
-/// Number of elements from the bias of a token to that of the next: 0 for a bias `[columns]`, `columns` for `[tokens, columns]`.
+/// Number of elements between the biases of consecutive tokens: 0 for a shared bias `[columns]`, `columns` for `[tokens, columns]`.
 ///
 /// # Panics
 ///
@@ -230,7 +230,7 @@ impl Gpu {
 
     /// `hidden += Σ_i activations[i] * down[i] + bias + offset + cold`, over the hot neurons with a non-zero activation.
     ///
-    /// `hidden` is `[tokens, hidden]`, `activations` `[tokens, hot]`; bias and offset are `[hidden]`, the bias may also be `[tokens, hidden]`.
+    /// `hidden` is `[tokens, hidden]`, `activations` `[tokens, hot]`, `offset` `[hidden]`, and `bias` `[hidden]` or `[tokens, hidden]`.
     ///
     /// # Errors
     ///

@@ -18,7 +18,7 @@ pub struct Router {
     pub shared_gate: Option<GpuLinear>,
     /// `[neurons]`: index of each neuron's block, that is, of its expert; the shared expert is the last block.
     pub blocks: Buffer<u16>,
-    /// `[blocks, hidden]`: bias of down for each block; `None` if there are no such biases.
+    /// `[blocks, hidden]`: down bias of each block; `None` if blocks have no biases.
     pub biases: Option<Buffer<f32>>,
     /// Number of blocks.
     pub block_count: usize,
@@ -39,7 +39,7 @@ pub struct Routes {
     pub shared_logits: Buffer<f32>,
     /// `[tokens, blocks]`: routing weights, 0 for experts that are not selected.
     pub weights: Buffer<f32>,
-    /// `[tokens, hidden]`: sums of the blocks' biases, times their weights; empty without such biases.
+    /// `[tokens, hidden]`: sums of the blocks' down biases, times their routing weights; empty if blocks have no biases.
     pub bias_sums: Buffer<f32>,
     /// Copy of `weights` in mapped host memory.
     pub host: HostBuffer,
@@ -72,7 +72,7 @@ impl Gpu {
     ///
     /// If `is_predicted`, only neurons that are already in the mask remain. If `for_host`, the weights are also written to host memory.
     ///
-    /// The sums of the blocks' biases are written to `routes` too.
+    /// If the blocks have down biases, their weighted sums are also written to `routes`.
     ///
     /// If logits are equal, the expert with the lower index is preferred.
     ///

@@ -244,7 +244,7 @@ fn attention_equals_its_formula() {
 
 #[test]
 fn sinks_take_part_in_the_softmax() {
-    // The last sink exceeds all scores, so that the head's output is 0.
+    // The last sink far exceeds all scores, so its head's output is 0.
     for (heads, kv_heads, size) in [(4, 2, 16), (3, 3, 20), (8, 2, 64)] {
         for format in CacheFormat::ALL {
             let mut sinks: Vec<f32> = (0..heads).map(|head| head as f32 - 2.0).collect();

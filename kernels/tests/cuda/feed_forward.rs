@@ -278,7 +278,7 @@ fn an_ffn_equals_its_formula_for_every_kind_activation_and_filter() {
         ] {
             let is_fat = matches!(activation, Activation::FatRelu { .. });
             if is_fat && kind == FfnKind::ClampedGated {
-                continue; // both have a bound; no model combines them
+                continue; // both use the argument `bound`; no model combines them
             }
             let case = FfnCase {
                 format: Format::Q8_0,

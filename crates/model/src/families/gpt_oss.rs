@@ -1,12 +1,16 @@
-//! gpt-oss: experts with biases and a clamped gate, attention sinks, and windows in every second layer.
+//! gpt-oss: experts with biases and a clamped gate, attention sinks, and sliding windows in every second layer.
+
+use serde_json::{Value, json};
 
 use crate::{
-    Activation, Experts, FfnKind, LayerWeight, ModelConfig, RouterScores, Weight,
+    Activation, Biases, Experts, FfnKind, LayerWeight, ModelConfig, ModelError, Positions, Rotary,
+    RouterScores, Weight,
     families::{
         Family, layer_tensor, layer_windows,
-        llama::{Defaults, IGNORED, LLAMA_DEFAULTS, biases, llama_like, llama_names},
+        llama::{Defaults, IGNORED, LLAMA_DEFAULTS, llama_like, llama_names},
     },
-    rotary::RotaryDefaults,
+    keys::Keys,
+    rotary::{RotaryDefaults, rotary},
     source::{Part, Rows, Transform, WeightSource},
 };
 
@@ -35,15 +39,29 @@ pub(super) const GPT_OSS: Family = Family {
         let limit = keys.positive("swiglu_limit")?.unwrap_or(7.0) as f32;
         config.activation = Activation::ClampedSwish { limit };
         config.ffn = FfnKind::ClampedGated;
-        config.biases = biases(keys)?;
-        config.biases.ffn = true;
+        if let Some(slope) = keys.positive("swiglu_alpha")?
+            && slope as f32 != Activation::SWISH_SLOPE
+        {
+            let supported = Activation::SWISH_SLOPE.to_string();
+            return Err(keys.unsupported("swiglu_alpha", &slope.to_string(), &supported));
+        }
+        let attention_bias = keys.flag("attention_bias", true)?;
+        config.biases = Biases {
+            query_key_value: attention_bias,
+            attention_output: attention_bias,
+            ffn: true,
+            head: false,
+        };
+        if !keys.has("rope_scaling") && !keys.has("rope_parameters") {
+            config.positions = Positions::Rotary(default_rotary(keys, &config, &defaults)?);
+        }
         config.attention_sinks = true;
         let window = keys.size_or(&["sliding_window"], 128)?;
         config.attention_windows =
             layer_windows(keys, config.layer_count, Some(window), |layer| {
                 layer % 2 == 0
             })?;
-        // Older names, which the model's code does not read.
+        // Older names of keys, which the model's code does not read.
         keys.ignore_prefix("experts_per_token");
         keys.ignore_prefix("initial_context_length");
         let experts = Experts {
@@ -63,6 +81,31 @@ pub(super) const GPT_OSS: Family = Family {
     source,
     ignored: IGNORED,
 };
+
+/// Rotary embedding of a configuration that states none: the default of the model's class.
+fn default_rotary(
+    keys: &Keys<'_>,
+    config: &ModelConfig,
+    defaults: &Defaults,
+) -> Result<Rotary, ModelError> {
+    let stated = json!({
+        "rope_theta": keys.positive("rope_theta")?,
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "original_max_position_embeddings": 4096, "truncate": false,
+        },
+    });
+    let Value::Object(stated) = stated else {
+        unreachable!("an object")
+    };
+    let (size, context) = (config.head_size, config.context_length);
+    rotary(
+        &Keys::new(keys.path, &stated),
+        size,
+        context,
+        &defaults.rotary,
+    )
+}
 
 fn source(config: &ModelConfig, weight: Weight) -> WeightSource {
     let (Weight::Layer(layer, of_layer), Some(experts)) = (weight, &config.experts) else {

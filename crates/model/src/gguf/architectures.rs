@@ -46,7 +46,10 @@ impl Architecture {
     /// Whether programs that read a file in the `dialect` need an output head, even if it is the embedding.
     pub(super) fn needs_head(&self, dialect: Dialect) -> bool {
         match dialect {
-            Dialect::Ggml => matches!(self.name, "gptneox" | "phi2"),
+            Dialect::Ggml => matches!(
+                self.name,
+                "gptneox" | "phi2" | "qwen2moe" | "olmoe" | "gpt-oss"
+            ),
             Dialect::PowerInfer => matches!(self.name, "llama" | "bamboo" | "falcon"),
         }
     }

@@ -120,10 +120,10 @@ pub(super) fn metadata(
     metadata
 }
 
-/// Experts of a model whose architecture has keys of experts.
+/// Returns the experts of a model whose architecture has keys for experts.
 fn experts_of(config: &ModelConfig) -> &Experts {
     let experts = config.experts.as_ref();
-    experts.expect("its architecture is that of mixtures of experts")
+    experts.expect("only mixtures of experts have these keys")
 }
 
 /// Converts a value to JSON; an array of equal values, one per layer, to that value.
@@ -380,7 +380,7 @@ fn rotary_settings(
                 "factor": factor,
                 "attention_factor": number("rope.scaling.attn_factor"),
                 "original_max_position_embeddings": original(),
-                // As gpt-oss is defined; its files do not say so.
+                // gpt-oss does not round the ramp; its files do not state this.
                 "truncate": (architecture.name == "gpt-oss").then_some(false),
             }),
         }

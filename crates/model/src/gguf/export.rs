@@ -63,7 +63,8 @@ pub struct MovedWeight {
     /// Its shape.
     pub shape: Vec<usize>,
     source: WeightSource,
-    /// First row, or column, that the tensor contains, if it has the weights of some experts.
+    /// Index of the weight's first row (first column, if its neurons are columns) that is in this tensor; 0 unless the weight is split
+    /// over several tensors.
     first: usize,
 }
 
@@ -78,7 +79,7 @@ impl MovedWeight {
             WeightSource::Stacked { parts, by_columns } => (parts, *by_columns),
             source => return source.store(values, &self.shape, tensor),
         };
-        // Numbers of a row, or of a bias.
+        // Numbers per row; 1 for a bias.
         let width: usize = self.shape[1..].iter().product();
         let mut first = self.first;
         for part in parts {
@@ -141,6 +142,14 @@ impl Export {
                 ),
                 hint: None,
             })?;
+        if let Some(reason) = mixture_obstacle(config, architecture.name) {
+            return Err(ModelError::NotInGguf {
+                model: name.to_owned(),
+                architecture: format!("`{}` in GGUF", architecture.name),
+                reason: reason.to_owned(),
+                hint: None,
+            });
+        }
         let mut notes = Vec::new();
         let windowless;
         let config = if architecture.states_windows {
@@ -192,6 +201,21 @@ impl Export {
             tensors,
             notes,
         })
+    }
+}
+
+/// Returns the setting of a mixture of experts that llama.cpp's loader of `architecture` does not accept.
+fn mixture_obstacle(config: &ModelConfig, architecture: &str) -> Option<&'static str> {
+    config.experts.as_ref()?;
+    let is_plain = matches!(architecture, "olmoe" | "qwen2moe");
+    if is_plain && config.head_count * config.head_size != config.hidden_size {
+        Some("its loader expects heads that are as wide together as the hidden state")
+    } else if architecture == "olmoe" && config.kv_head_count != config.head_count {
+        Some("its loader expects as many key and value heads as query heads")
+    } else if config.biases.attention_output && architecture != "gpt-oss" {
+        Some("its loader has no bias of attention's output")
+    } else {
+        None
     }
 }
 
@@ -262,7 +286,7 @@ fn tensors(
             WeightSource::Tensor { name, .. } => name,
             WeightSource::Constant(_) => continue, // a constant of the architecture
             WeightSource::Stacked { parts, by_columns } => {
-                // Experts share a tensor; a shared expert has its own.
+                // Consecutive experts in the same tensor are written together; a shared expert has a separate tensor.
                 let mut first = 0;
                 for parts in parts.chunk_by(|one, next| one.source.name() == next.source.name()) {
                     let mut of_part = shape.clone();
@@ -312,7 +336,7 @@ fn tensors(
     planned
 }
 
-/// Whether a weight of a mixture of experts stays in float32, as in llama.cpp's own files.
+/// Whether a weight is always written in float32, as in llama.cpp's own files: routers, gates of shared experts, and biases of experts.
 fn stays_exact(weight: LayerWeight) -> bool {
     use LayerWeight::{DownBias, GateBias, Router, SharedGate, UpBias};
     matches!(weight, Router | SharedGate | GateBias | UpBias | DownBias)

@@ -134,7 +134,7 @@ impl Layout {
         }
     }
 
-    /// Source of a matrix of all experts, called `name` in tensor names, or of its bias.
+    /// Source of a matrix of all experts, called `name` in tensor names, or of its bias; `end` is `weight` or `bias`.
     fn stacked(
         self,
         experts: &Experts,

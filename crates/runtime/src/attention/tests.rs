@@ -171,7 +171,7 @@ fn attention_is_that_of_double_precision() {
                 let mut case = Case::new(heads, window, with_slopes, 100);
                 case.soft_cap = soft_cap;
                 if soft_cap.is_none() {
-                    // Below and above the scores.
+                    // Sinks below and above the scores.
                     case.sinks = Some((0..count).map(|head| head as f32 - 3.0).collect());
                 }
                 let found = case.run(format, &[40, 1], &threads(1));

@@ -49,7 +49,7 @@ impl LayerSource for StoredLayerSource<'_> {
         let matrix = stored.matrix.view(self.file).rows_range(0..rows);
         let bias = stored.bias.as_deref();
         let bias = match weight {
-            // Biases of experts are part of the router.
+            // The router holds the down biases of experts.
             LayerWeight::Down if layer.router.is_some() => None,
             LayerWeight::Down => bias, // an entry per sum, not per neuron
             _ => bias.map(|bias| &bias[..rows]),
