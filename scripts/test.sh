@@ -19,8 +19,8 @@ step "instructions of the inner kernels"
 cargo bench -p powerinfer-kernels --bench instructions --locked
 step "the GPU's benchmark, emulated"
 cargo bench -p powerinfer-kernels --bench gpu --locked -- --emulate
-step "attacks, two minutes"
-bash scripts/attack.sh 2
+step "attacks, one minute"
+bash scripts/attack.sh 1
 step "PTX of the GPU kernels, ARM, pages in a browser, chat templates, clients of the server, Slurm"
 skipped=0
 for check in "scripts/generate-ptx.sh --check" scripts/check-ptx.sh scripts/check-arm.sh scripts/check-report.sh \
