@@ -119,12 +119,9 @@ impl Upload<'_> {
                 .zip(key_norm)
                 .map(|(query, key)| HeadNorms { query, key }),
             slopes: slopes.cloned(),
-            sinks: match self.config.attention_sinks {
-                true => (source.vector(LayerWeight::Sinks))
-                    .map(|sinks| self.floats(&sinks))
-                    .transpose()?,
-                false => None,
-            },
+            sinks: (source.vector(LayerWeight::Sinks))
+                .map(|sinks| self.floats(&sinks))
+                .transpose()?,
             window: self.config.attention_windows[layer],
             output: linear(Output, OutputBias)?,
         })

@@ -485,6 +485,15 @@ impl ModelConfig {
         }
     }
 
+    /// Returns the configuration with `experts` instead of dense FFNs.
+    pub(crate) fn with_experts(self, experts: Experts) -> Self {
+        Self {
+            ffn_size: experts.neurons(),
+            experts: Some(experts),
+            ..self
+        }
+    }
+
     /// Returns the factor that reading `weight` of the checkpoint applies.
     pub(crate) fn factor(&self, weight: Weight) -> f32 {
         self.multipliers.factor(self.query_key_norm, weight)

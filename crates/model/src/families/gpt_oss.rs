@@ -4,10 +4,11 @@ use serde_json::{Value, json};
 
 use crate::{
     Activation, Biases, Experts, FfnKind, LayerWeight, ModelConfig, ModelError, Positions, Rotary,
-    RouterScores, Weight,
+    Weight,
     families::{
         Family, layer_tensor, layer_windows,
         llama::{Defaults, IGNORED, LLAMA_DEFAULTS, llama_like, llama_names},
+        mixtral,
     },
     keys::Keys,
     rotary::{RotaryDefaults, rotary},
@@ -65,18 +66,10 @@ pub(super) const GPT_OSS: Family = Family {
         keys.ignore_prefix("experts_per_token");
         keys.ignore_prefix("initial_context_length");
         let experts = Experts {
-            count: keys.size_or(&["num_local_experts"], 128)?,
-            size: config.ffn_size,
-            per_token: keys.size_or(&["num_experts_per_tok"], 4)?,
-            scores: RouterScores::SoftmaxOfSelected,
             has_router_bias: true,
-            reads_layer_input: false,
-            shared_size: 0,
-            has_shared_gate: false,
+            ..mixtral::experts(keys, config.ffn_size, [128, 4])?
         };
-        config.ffn_size = experts.neurons();
-        config.experts = Some(experts);
-        Ok(config)
+        Ok(config.with_experts(experts))
     },
     source,
     ignored: IGNORED,

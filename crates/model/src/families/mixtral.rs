@@ -37,19 +37,26 @@ fn describe(keys: &Keys<'_>, family: &str) -> Result<ModelConfig, ModelError> {
     let mut config = llama_like(keys, family, &mistral::DEFAULTS)?;
     let window = keys.size("sliding_window")?;
     config.attention_windows = vec![window; config.layer_count];
-    let experts = Experts {
-        count: keys.size_or(&["num_local_experts"], 8)?,
-        size: config.ffn_size,
-        per_token: keys.size_or(&["num_experts_per_tok"], 2)?,
+    let experts = experts(keys, config.ffn_size, [8, 2])?;
+    Ok(config.with_experts(experts))
+}
+
+/// Reads the keys of experts of `size` neurons; by default, a token selects `per_token` of `count`.
+pub(super) fn experts(
+    keys: &Keys<'_>,
+    size: usize,
+    [count, per_token]: [usize; 2],
+) -> Result<Experts, ModelError> {
+    Ok(Experts {
+        count: keys.size_or(&["num_local_experts"], count)?,
+        size,
+        per_token: keys.size_or(&["num_experts_per_tok"], per_token)?,
         scores: RouterScores::SoftmaxOfSelected,
         has_router_bias: false,
         reads_layer_input: false,
         shared_size: 0,
         has_shared_gate: false,
-    };
-    config.ffn_size = experts.neurons();
-    config.experts = Some(experts);
-    Ok(config)
+    })
 }
 
 fn source(config: &ModelConfig, weight: Weight) -> WeightSource {

@@ -33,7 +33,7 @@ pub(super) const QWEN2_MOE: Family = Family {
                 [60, 4],
             )?
         };
-        Ok(with_experts(config, experts))
+        Ok(config.with_experts(experts))
     },
     source: |config, weight| match weight {
         Weight::Layer(layer, LayerWeight::SharedGate) => {
@@ -60,7 +60,7 @@ pub(super) const QWEN3_MOE: Family = Family {
         every_layer_has_experts(keys)?;
         let size = keys.size_or(&["moe_intermediate_size"], 768)?;
         let experts = experts(keys, size, [128, 8])?;
-        Ok(with_experts(config, experts))
+        Ok(config.with_experts(experts))
     },
     source,
     ignored: IGNORED,
@@ -89,7 +89,7 @@ pub(super) const OLMOE: Family = Family {
             return Err(keys.unsupported("clip_qkv", &clip, "null"));
         }
         let experts = experts(keys, config.ffn_size, [64, 8])?;
-        Ok(with_experts(config, experts))
+        Ok(config.with_experts(experts))
     },
     source,
     ignored: IGNORED,
@@ -114,12 +114,6 @@ fn experts(
         shared_size: 0,
         has_shared_gate: false,
     })
-}
-
-fn with_experts(mut config: ModelConfig, experts: Experts) -> ModelConfig {
-    config.ffn_size = experts.neurons();
-    config.experts = Some(experts);
-    config
 }
 
 /// Checks that no layer has a dense FFN.

@@ -54,9 +54,7 @@ pub(super) const SMALL_THINKER: Family = Family {
             let windows = slides.iter().map(|slides| window.filter(|_| *slides));
             config.attention_windows = windows.collect();
         }
-        config.ffn_size = experts.neurons();
-        config.experts = Some(experts);
-        Ok(config)
+        Ok(config.with_experts(experts))
     },
     source,
     ignored: IGNORED,
