@@ -162,7 +162,7 @@ impl Thoroughness {
     /// Bytes of weights that a measurement reads at a time.
     fn window_bytes(self) -> usize {
         match self {
-            Self::Full => 96 << 20,
+            Self::Full => 64 << 20,
             Self::Quick => 32 << 20,
         }
     }

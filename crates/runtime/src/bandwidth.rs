@@ -13,7 +13,7 @@ use powerinfer_artifact::mapped_file::FileBytes;
 use powerinfer_kernels::Isa;
 
 /// Bytes that a thread takes at a time; a delayed thread leaves the rest to the others.
-const PIECE: usize = 4 << 20;
+const PIECE: usize = 1 << 20;
 /// Bytes of rows that a thread takes at a time: about a layer's.
 const ROWS_PIECE: usize = 512 << 10;
 /// Cache lines in flight ahead of the row that is read; machines differ in what is best.
