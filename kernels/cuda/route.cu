@@ -6,7 +6,7 @@ struct Route {
   const float* logits;
   // [tokens]: logit of the shared expert's weight; null if that weight is 1.
   const float* shared_logits;
-  // [neurons]: block of each neuron, an expert or the shared one.
+  // [neurons]: block of each neuron, an expert or the shared one; block_count for neurons that are not computed.
   const uint16_t* blocks;
   // [tokens, blocks]: weights, 0 for experts that are not selected; and the same in mapped host memory, or null.
   float* weights;
@@ -46,7 +46,7 @@ KERNEL(ROUTE_THREADS, route, Route) {
   SharedMemory shared;
   const int token = blockIdx.y, experts = a.experts;
   float* logits = shared.allocate<float>(experts);
-  float* weights = shared.allocate<float>(a.block_count);
+  float* weights = shared.allocate<float>(a.block_count + 1);
   float* scratch = shared.allocate<float>(WARP);
   for (int expert = threadIdx.x; expert < experts; expert += ROUTE_THREADS)
     logits[expert] = a.logits[size_t(token) * experts + expert];
@@ -68,6 +68,7 @@ KERNEL(ROUTE_THREADS, route, Route) {
     weights[expert] = is_selected ? score : 0.0f;
     sum += a.sums_all || is_selected ? score : 0.0f;
   }
+  if (threadIdx.x == 0) weights[a.block_count] = 0.0f;
   sum = block_sum(sum, scratch);
   // Each thread reads the weights that it wrote.
   for (int block = threadIdx.x; block < a.block_count; block += ROUTE_THREADS) {

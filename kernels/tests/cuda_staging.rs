@@ -62,7 +62,7 @@ fn pieces_of_a_matrix_alternate_on_two_staging_streams() {
                 let piece = view.rows_range(range.clone());
                 linear.matrix.write_async(&piece, staging, &copy).unwrap();
                 let to = linear.bias.as_mut().unwrap();
-                to.write_async(&bias[range], staging, &copy).unwrap();
+                to.write_async(0, &bias[range], staging, &copy).unwrap();
             };
             send(&mut streams[0], 0);
             for (index, _) in pieces.iter().enumerate() {
@@ -94,8 +94,10 @@ fn a_round_beyond_the_staging_memory_panics() {
         let mut buffer = Buffer::<u8>::new(device, 64).unwrap();
         let copy = |to: &mut [u8], from: &[u8]| to.copy_from_slice(from);
         staging.begin().unwrap();
-        buffer.write_async(&[1; 64], &mut staging, &copy).unwrap();
-        let more = AssertUnwindSafe(|| buffer.write_async(&[2; 64], &mut staging, &copy));
+        buffer
+            .write_async(0, &[1; 64], &mut staging, &copy)
+            .unwrap();
+        let more = AssertUnwindSafe(|| buffer.write_async(0, &[2; 64], &mut staging, &copy));
         assert!(catch_unwind(more).is_err());
         staging.end().unwrap();
         assert_eq!(buffer.to_vec().unwrap(), [1; 64]);

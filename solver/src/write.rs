@@ -175,6 +175,7 @@ fn layer_plan(
         input_thresholds: None,
         neuron_count,
         hot_count,
+        cached_experts: 0,
         hot_share: share(carried, active, hot_count == neuron_count),
         neuron_bytes: layer.neuron_bytes,
         gpu: place.gpu,

@@ -43,10 +43,17 @@ pub struct LayerInputs {
     pub costs: LayerCosts,
     /// Activation frequency of each neuron, in descending order.
     pub frequencies: Vec<f32>,
+    /// In a mixture of experts, the share of the selections at a reuse distance below 0, 1, … all experts; empty if it is unknown.
+    pub expert_hits: Vec<f32>,
 }
 
 fn tensor_name(layer: usize) -> String {
     format!("layers.{layer}.frequencies")
+}
+
+/// The optional tensor of [`LayerInputs::expert_hits`].
+fn hits_name(layer: usize) -> String {
+    format!("layers.{layer}.expert_hits")
 }
 
 /// Writes the file at `path`.
@@ -58,13 +65,18 @@ fn tensor_name(layer: usize) -> String {
 pub fn write(path: &Path, header: &Header, layers: &[LayerInputs]) -> Result<(), ArtifactError> {
     let costs: Vec<_> = layers.iter().map(|layer| layer.costs).collect();
     let costs = serde_json::to_value(costs).expect("costs are plain JSON");
-    let tensor = |(index, layer): (usize, &LayerInputs)| {
-        let bytes = layer.frequencies.iter().flat_map(|one| one.to_le_bytes());
-        let shape = vec![layer.frequencies.len()];
-        let source = TensorSource::owned(Dtype::F32, shape, bytes.collect());
-        (tensor_name(index), source)
+    let tensor = |name: String, numbers: &[f32]| {
+        let bytes = numbers.iter().flat_map(|one| one.to_le_bytes());
+        let source = TensorSource::owned(Dtype::F32, vec![numbers.len()], bytes.collect());
+        (name, source)
     };
-    let tensors: BTreeMap<_, _> = layers.iter().enumerate().map(tensor).collect();
+    let mut tensors = BTreeMap::new();
+    for (index, layer) in layers.iter().enumerate() {
+        tensors.extend([tensor(tensor_name(index), &layer.frequencies)]);
+        if !layer.expert_hits.is_empty() {
+            tensors.extend([tensor(hits_name(index), &layer.expert_hits)]);
+        }
+    }
     let header = header.clone().with_setting(LAYERS_SETTING, costs);
     write_tensors(path, Some(&header), &tensors)
 }
@@ -96,12 +108,20 @@ pub fn parse(
         });
     }
     let read = |(layer, costs): (usize, LayerCosts)| {
-        let bytes = file.expect(&tensor_name(layer), Dtype::F32, &[neurons])?;
-        let (values, _) = bytes.as_chunks::<4>();
-        let frequencies = values.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        let floats = |name: &str, length: usize| {
+            let bytes = file.expect(name, Dtype::F32, &[length])?;
+            let (values, _) = bytes.as_chunks::<4>();
+            let values = values.iter().map(|bytes| f32::from_le_bytes(*bytes));
+            Ok::<Vec<f32>, ArtifactError>(values.collect())
+        };
+        let hits = hits_name(layer);
         Ok(LayerInputs {
             costs,
-            frequencies: frequencies.collect(),
+            frequencies: floats(&tensor_name(layer), neurons)?,
+            expert_hits: match file.find(&hits) {
+                Some(found) => floats(&hits, found.bytes.len() / size_of::<f32>())?,
+                None => Vec::new(),
+            },
         })
     };
     let layers = costs.into_iter().enumerate().map(read);
@@ -131,6 +151,10 @@ mod tests {
                 attention_read_bytes: 7,
             },
             frequencies: vec![first, 0.1, 0.0],
+            expert_hits: match policy {
+                Policy::Exact => Vec::new(),
+                _ => vec![0.0, 0.75],
+            },
         };
         vec![layer(Policy::Exact, 1.0), layer(Policy::SignBit, 0.3)]
     }

@@ -143,6 +143,7 @@ impl Plan {
             input_thresholds: None,
             neuron_count: neurons,
             hot_count: 0,
+            cached_experts: 0,
             hot_share: 0.0,
             neuron_bytes: 0,
             gpu: 0,

@@ -74,6 +74,13 @@ pub(crate) fn summary(plan: &Plan, report: Option<&SolveReport>) -> String {
         ),
         ("CPU", memory(Device::Cpu)),
     ];
+    let cached = plan.layers.iter().filter(|layer| layer.cached_experts > 0);
+    let cached = cached.count();
+    if cached > 0 {
+        let replaced = "the hot experts are replaced while the model runs";
+        let text = format!("in {}, {replaced}", counted(cached, "layer"));
+        lines.push(("experts", text));
+    }
     if is_short(plan) {
         let speeds = "none, because the cost model is not accurate for models this small";
         lines.push(("forecast", speeds.to_owned()));

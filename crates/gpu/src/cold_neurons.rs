@@ -114,7 +114,7 @@ impl Piece {
         for (from, to) in neurons.score.into_iter().zip([scale, centre]) {
             if let Some(numbers) = from {
                 to.set_len(rows.len());
-                to.write_async(&numbers[rows.clone()], staging, copy)?;
+                to.write_async(0, &numbers[rows.clone()], staging, copy)?;
             }
         }
         Ok(())

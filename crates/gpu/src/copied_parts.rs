@@ -159,7 +159,7 @@ impl CopiedParts {
                 to.key.write_async(key, staging, copy)?;
             }
             if let (Some(to), Some(from)) = (&mut to.sinks, from.sinks) {
-                to.write_async(from, staging, copy)?;
+                to.write_async(0, from, staging, copy)?;
             }
             to.window = from.window;
         }
@@ -182,9 +182,9 @@ impl CopiedParts {
                 to.b_transposed.write_async(b_transposed, staging, copy)?;
                 if let Some(to) = &mut to.b_scales {
                     to.set_len(b_scales.len());
-                    to.write_async(b_scales, staging, copy)?;
+                    to.write_async(0, b_scales, staging, copy)?;
                 }
-                to.bias.write_async(bias, staging, copy)?;
+                to.bias.write_async(0, bias, staging, copy)?;
                 (to.threshold, to.is_linear) = (*threshold, *is_linear);
                 self.predicts = Some(Prediction::Network);
             }
@@ -195,7 +195,7 @@ impl CopiedParts {
                 let Some(DeviceSelector::SignBit(to)) = &mut self.signs else {
                     unreachable!("memory for signs");
                 };
-                to.signs.write_async(words, staging, copy)?;
+                to.signs.write_async(0, words, staging, copy)?;
                 to.min_agreements = *min_agreements;
                 self.predicts = Some(Prediction::Signs);
             }

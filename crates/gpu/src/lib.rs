@@ -10,6 +10,7 @@
 mod bytes;
 mod cold_neurons;
 mod copied_parts;
+mod expert_slots;
 mod experts;
 mod hardware;
 mod head;

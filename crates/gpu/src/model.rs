@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use powerinfer_artifact::plan::{ATTENTION, HEAD, HOT_NEURONS, PREDICTORS, SCRATCH};
-use powerinfer_kernels::cuda::{CacheShape, Device, DeviceError, Gpu, GpuCache, NeuronCounts};
+use powerinfer_kernels::cuda::{
+    CacheShape, Device, DeviceError, Gpu, GpuCache, NeuronCounts, StagingStream,
+};
 use powerinfer_model::{ModelConfig, Positions};
 use powerinfer_tensor::CacheFormat;
 
@@ -80,6 +82,9 @@ impl ModelShape {
 /// [`end_segment`](Self::end_segment) before the host reads a result.
 #[derive(Debug)]
 pub struct DeviceModel {
+    // Dropped before the layers to which it copies.
+    /// Pinned memory for experts that are copied to layers; `None` if none are.
+    pub(crate) expert_copies: Option<StagingStream>,
     pub(crate) gpu: Gpu,
     pub(crate) shape: ModelShape,
     pub(crate) layers: Vec<DeviceLayer>,
@@ -132,6 +137,7 @@ impl DeviceModel {
         state: State,
     ) -> Result<Self, DeviceError> {
         Ok(Self {
+            expert_copies: None,
             tokens: state.capacity(),
             state,
             other: None,

@@ -171,7 +171,8 @@ fn solve(
         })?;
     let chosen: Vec<&Candidate> = candidates.iter().map(|modes| &modes[0]).collect();
     let (config, quant) = (bundle.config(), bundle.quant());
-    forecast::predict(&mut decision.plan, problem, config, quant, &chosen);
+    let hits: Vec<&[f32]> = layers.iter().map(|layer| &layer.expert_hits[..]).collect();
+    forecast::predict(&mut decision.plan, problem, config, quant, &chosen, &hits);
     for ((layer, before), costs) in decision
         .plan
         .layers

@@ -9,6 +9,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::{Bundle, neuron_bytes};
 use powerinfer_model::ModelConfig;
+use powerinfer_profile::{ExpertActivity, LayerActivity};
 use powerinfer_runtime::LayerAudit;
 use powerinfer_runtime::memory::predictor_bytes;
 use powerinfer_solver::{Candidate, LayerMode, NeuronShape, Prediction, ReadCost};
@@ -237,7 +238,11 @@ pub(crate) fn audited(
 }
 
 /// Placement inputs that a bundle stores for a layer, from its chosen candidate.
-pub(crate) fn stored(candidate: &Candidate, attention_read_bytes: u64) -> LayerInputs {
+pub(crate) fn stored(
+    candidate: &Candidate,
+    attention_read_bytes: u64,
+    expert_hits: Vec<f32>,
+) -> LayerInputs {
     LayerInputs {
         costs: LayerCosts {
             mode: candidate.mode,
@@ -249,7 +254,14 @@ pub(crate) fn stored(candidate: &Candidate, attention_read_bytes: u64) -> LayerI
             .iter()
             .map(|one| *one as f32)
             .collect(),
+        expert_hits,
     }
+}
+
+/// Share of the selections of a layer's experts at a reuse distance below 0, 1, … all experts; empty in a dense model.
+pub(crate) fn expert_hits(activity: &LayerActivity) -> Vec<f32> {
+    let held = activity.experts.iter().flat_map(ExpertActivity::held);
+    held.map(|held| held.cached as f32).collect()
 }
 
 /// Candidate from placement inputs: the inverse of [`stored`].

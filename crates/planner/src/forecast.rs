@@ -5,24 +5,30 @@ use powerinfer_model::ModelConfig;
 use powerinfer_solver::{Candidate, Problem};
 use powerinfer_tensor::Format;
 
-use crate::simulate::{
-    engine::Engine,
-    step::{Estimator, Kind, Pass, Placed},
+use crate::{
+    expert_cache,
+    simulate::{
+        engine::Engine,
+        step::{Estimator, Kind, Pass, Placed},
+    },
 };
 
 /// Batch sizes of the forecast.
 const BATCHES: [usize; 2] = [1, 8];
 
-/// Adds the forecast to `plan`, whose layers have the candidates `chosen`. The KV cache counts as full, all sequences
-/// together.
+/// Adds the forecast to `plan`, whose layers have the candidates `chosen`, and first [chooses](expert_cache::choose) the layers whose experts
+/// are replaced while the model runs; `hits` has their reuse. The KV cache counts as full, all sequences together.
 pub(crate) fn predict(
     plan: &mut Plan,
     problem: &Problem,
     config: &ModelConfig,
     quant: Format,
     chosen: &[&Candidate],
+    hits: &[&[f32]],
 ) {
-    let placed = Placed::new(plan, problem, config, quant, chosen);
+    let (chosen, copying) = expert_cache::choose(plan, problem, config, quant, chosen, hits);
+    let chosen: Vec<&Candidate> = chosen.iter().collect();
+    let placed = Placed::new(plan, problem, config, quant, &chosen);
     let engine = Engine::of_plan(plan);
     let estimator = Estimator {
         engine: &engine,
@@ -38,7 +44,7 @@ pub(crate) fn predict(
         };
         BatchSpeed {
             batch,
-            tokens_per_second: tokens / estimator.pass(&placed, pass).total,
+            tokens_per_second: tokens / (estimator.pass(&placed, pass).total + copying),
         }
     });
     let prompt = PROMPT_TOKENS.min(plan.budget.context_tokens as usize);

@@ -13,6 +13,7 @@ mod again;
 mod candidates;
 pub mod certify;
 mod error;
+mod expert_cache;
 mod forecast;
 mod inputs;
 pub mod machine;

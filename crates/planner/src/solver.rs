@@ -250,7 +250,10 @@ impl Solver<'_> {
         let chosen = candidates.iter().zip(&decision.chosen);
         let chosen: Vec<_> = chosen.map(|(modes, chosen)| &modes[*chosen]).collect();
         let (config, quant) = (self.subject.config, self.subject.quant);
-        forecast::predict(&mut plan, &self.problem, config, quant, &chosen);
+        let activities = self.subject.profile.activities();
+        let hits: Vec<Vec<f32>> = activities.iter().map(candidates::expert_hits).collect();
+        let of_layers: Vec<&[f32]> = hits.iter().map(Vec::as_slice).collect();
+        forecast::predict(&mut plan, &self.problem, config, quant, &chosen, &of_layers);
         let (mut savings, mut placing) = (Vec::new(), Vec::new());
         for (index, (layer, modes)) in plan.layers.iter_mut().zip(&modes).enumerate() {
             let (costs, chosen) = (&decision.costs[index], decision.chosen[index]);
@@ -264,7 +267,8 @@ impl Solver<'_> {
                 layer.reason += &format!("; {read}");
             }
             let read = self.problem.layers[index].attention_read_bytes;
-            placing.push(candidates::stored(&modes.candidates[chosen], read));
+            let hits = hits.get(index).cloned().unwrap_or_default();
+            placing.push(candidates::stored(&modes.candidates[chosen], read, hits));
             let lossless = modes.candidates.iter().zip(costs);
             let lossless = lossless.filter(|(mode, _)| mode.mode.policy.is_lossless());
             let least = lossless

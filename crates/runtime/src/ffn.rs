@@ -244,13 +244,19 @@ impl Ffn<'_> {
     }
 
     /// Sum of the cold neurons for `x [tokens, hidden]`. `mask`, 32 neurons per word, has the neurons that a predictor and a router
-    /// leave for each token; `weights`, `[tokens, blocks]`, are routing weights in a mixture of experts.
+    /// leave for each token; `weights`, `[tokens, blocks]`, are routing weights in a mixture of experts. With `on_device`, a bit per neuron,
+    /// the cold neurons are instead those of the selected experts whose bit is not set.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "what both devices know of a layer"
+    )]
     pub(crate) fn cold_sum(
         &self,
         threads: &Threads,
         x: &[f32],
         mask: Option<&[u32]>,
         weights: Option<Vec<f32>>,
+        on_device: Option<&[u64]>,
         buffers: &mut FfnBuffers,
         statistics: &mut Statistics,
     ) -> Vec<f32> {
@@ -266,7 +272,13 @@ impl Ffn<'_> {
         if let (Some(router), Some(weights)) = (&self.router, weights) {
             router.set_weights(weights, &mut buffers.routes);
         }
-        let cold = self.hot_count..neurons;
+        let mut cold = self.hot_count..neurons;
+        if let (Some(router), Some(on_device)) = (&self.router, on_device) {
+            let masks = &mut buffers.prediction.masks;
+            router.mask(&mut buffers.routes, masks, false);
+            masks.remove(on_device);
+            cold.start = 0;
+        }
         self.add_neurons(threads, &x, cold, &mut sum, buffers, statistics);
         buffers.inputs = inputs;
         sum

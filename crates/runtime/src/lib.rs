@@ -51,7 +51,7 @@ pub use engine::{Engine, Wanted};
 pub use error::RuntimeError;
 pub use experiments::{Experiments, RecordedToken};
 pub use generate::{Generation, OneText, Passes, Piece, Ran, Running, Sampled, run_pass};
-pub use hybrid::{LayerTimes, PassTimes};
+pub use hybrid::{EXPERT_COPY_BYTES, EXPERT_DISTANCES, LayerTimes, PassTimes};
 pub use input::ActivationFormat;
 pub use input_magnitudes::{InputMagnitudes, Magnitudes};
 pub use load::Options;

@@ -109,13 +109,17 @@ fn load(
         hybrid::check_budget(device, &model.bundle, caches)?;
         hybrid::allocate_prompt_buffers(device, &model, caches)?;
     }
+    let experts = match &mut on_device {
+        Some(device) => hybrid::ExpertCache::new(&model, device)?,
+        None => None,
+    };
     memory_use::check(
         &model.bundle,
         &memory_use::held(&model, session.bytes() as u64),
     )?;
     let executor = match on_device {
         None => Executor::Cpu(Box::default()),
-        Some(device) => Executor::Hybrid(Box::new(HybridExecutor::new(device))),
+        Some(device) => Executor::Hybrid(Box::new(HybridExecutor::new(device, experts))),
     };
     Ok(Engine::from_parts(model, executor, session))
 }

@@ -58,6 +58,13 @@ impl Masks {
         }
     }
 
+    /// Clears the bits of all tokens that are set in `words`.
+    pub(crate) fn remove(&mut self, words: &[u64]) {
+        for (own, removed) in self.words.chunks_exact_mut(self.tokens.max(1)).zip(words) {
+            own.iter_mut().for_each(|word| *word &= !removed);
+        }
+    }
+
     /// The masks as `[tokens, ⌈neurons / 32⌉]` words of 32 neurons.
     pub(crate) fn words32(&self, neurons: usize) -> Vec<u32> {
         let tokens = (0..self.tokens).flat_map(|token| {

@@ -188,6 +188,7 @@ impl Engine {
                     neuron_count: _,
                     hot_share: _,
                     neuron_bytes: _,
+                    cached_experts: _,
                     gpu: _,
                     attention: _,
                     kv: _,

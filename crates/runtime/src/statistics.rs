@@ -22,6 +22,10 @@ pub struct Statistics {
     pub bytes_read: u64,
     /// Bytes of the same kind that a device read from its memory.
     pub device_bytes_read: u64,
+    /// Experts that tokens selected in layers with a cache of experts, and how many of them a device held.
+    pub experts_selected: u64,
+    /// See [`experts_selected`](Self::experts_selected).
+    pub experts_on_device: u64,
     /// Time and bytes of every stage, if the clock runs.
     pub stages: Option<StageTimes>,
 }
@@ -59,6 +63,12 @@ impl Statistics {
         }
     }
 
+    /// Share of the selected experts that a device held, in layers with a cache of experts; `None` if there were none.
+    pub fn experts_on_device_share(&self) -> Option<f64> {
+        let selected = self.experts_selected;
+        (selected > 0).then(|| self.experts_on_device as f64 / selected as f64)
+    }
+
     /// Bytes that host and device read.
     pub fn all_bytes_read(&self) -> u64 {
         self.bytes_read + self.device_bytes_read
@@ -80,5 +90,7 @@ impl AddAssign for Statistics {
         self.neurons_per_pass += other.neurons_per_pass;
         self.bytes_read += other.bytes_read;
         self.device_bytes_read += other.device_bytes_read;
+        self.experts_selected += other.experts_selected;
+        self.experts_on_device += other.experts_on_device;
     }
 }

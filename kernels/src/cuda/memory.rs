@@ -113,7 +113,7 @@ impl<T: Pod> Buffer<T> {
         unsafe { self.device.write(address, bytemuck::cast_slice(values)) }
     }
 
-    /// Overwrites the first elements asynchronously, through the pinned memory of `staging`, which `copy` fills.
+    /// Overwrites the elements from index `from` on asynchronously, through the pinned memory of `staging`, which `copy` fills.
     ///
     /// # Errors
     ///
@@ -121,16 +121,22 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Panics
     ///
-    /// `values` is longer than the buffer or than the free staging memory.
+    /// The range exceeds the buffer, or `values` the free staging memory.
     pub fn write_async(
         &mut self,
+        from: usize,
         values: &[T],
         staging: &mut StagingStream,
         copy: &dyn Fn(&mut [u8], &[u8]),
     ) -> Result<(), DeviceError> {
-        assert!(values.len() <= self.length, "values fit into the buffer");
+        let end = from.checked_add(values.len());
+        assert!(
+            end.is_some_and(|end| end <= self.length),
+            "values fit into the buffer"
+        );
+        let address = self.address + (from * size_of::<T>()) as u64;
         // SAFETY: the range lies within the allocation, which is freed only after the operations before.
-        unsafe { staging.write(self.address, bytemuck::cast_slice(values), copy) }
+        unsafe { staging.write(address, bytemuck::cast_slice(values), copy) }
     }
 
     /// Copies the elements `from` of `other` to those from index `to` on.

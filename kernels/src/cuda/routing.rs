@@ -16,7 +16,8 @@ pub struct Router {
     pub linear: GpuLinear,
     /// `[1, hidden]`: projection to the logit of the shared expert's weight; `None` if that weight is 1.
     pub shared_gate: Option<GpuLinear>,
-    /// `[neurons]`: index of each neuron's block, that is, of its expert; the shared expert is the last block.
+    /// `[neurons]`: index of each neuron's block, that is, of its expert; the shared expert is the last block. Neurons whose index is
+    /// `block_count` are not computed.
     pub blocks: Buffer<u16>,
     /// `[blocks, hidden]`: down bias of each block; `None` if blocks have no biases.
     pub biases: Option<Buffer<f32>>,
@@ -136,7 +137,7 @@ impl Gpu {
             1,
         ];
         let floats = |count: usize| (count * 4).next_multiple_of(16);
-        let shared = floats(experts) + floats(blocks) + floats(WARP);
+        let shared = floats(experts) + floats(blocks + 1) + floats(WARP);
         self.launch("route", grid, THREADS, shared, "experts", &arguments)
     }
 }

@@ -70,11 +70,35 @@ impl GpuMatrix {
         staging: &mut StagingStream,
         copy: &dyn Fn(&mut [u8], &[u8]),
     ) -> Result<(), DeviceError> {
+        assert!(matrix.rows() <= self.capacity, "rows of the matrix");
+        self.rows = matrix.rows();
+        self.write_rows_async(0, matrix, staging, copy)
+    }
+
+    /// Overwrites the rows from `first` on by those of `matrix` asynchronously, through the pinned memory of `staging`, which `copy`
+    /// fills.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// The format or the columns differ, this matrix has fewer rows, or those of `matrix` exceed the free staging memory.
+    pub fn write_rows_async(
+        &mut self,
+        first: usize,
+        matrix: &Matrix<'_>,
+        staging: &mut StagingStream,
+        copy: &dyn Fn(&mut [u8], &[u8]),
+    ) -> Result<(), DeviceError> {
         assert_eq!(
             (self.format, self.columns),
             (matrix.format(), matrix.columns()),
             "rows of the same format and columns"
         );
+        assert!(first + matrix.rows() <= self.rows, "rows of the matrix");
+        let capacity = self.capacity;
         let plane = [
             Some(&mut self.quants),
             self.scales.as_mut(),
@@ -82,10 +106,10 @@ impl GpuMatrix {
         ];
         for (plane, bytes) in plane.into_iter().zip(planes(matrix)) {
             if let (Some(plane), Some(bytes)) = (plane, bytes) {
-                plane.write_async(bytes, staging, copy)?;
+                let row = plane.capacity() / capacity.max(1);
+                plane.write_async(first * row, bytes, staging, copy)?;
             }
         }
-        self.rows = matrix.rows();
         Ok(())
     }
 
@@ -277,7 +301,29 @@ impl GpuLinear {
         copy: &dyn Fn(&mut [u8], &[u8]),
     ) -> Result<(), DeviceError> {
         self.matrix.write_async(&matrix, staging, copy)?;
-        write_optional(&mut self.bias, bias, staging, copy)
+        write_optional(&mut self.bias, 0, bias, staging, copy)
+    }
+
+    /// Overwrites the rows from `first` on, and their biases, asynchronously, as [`GpuMatrix::write_rows_async`] does.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// The format or the columns differ, only one of the two layers has a bias, or the rows exceed this layer's or the free staging
+    /// memory.
+    pub fn write_rows_async(
+        &mut self,
+        first: usize,
+        (matrix, bias): (Matrix<'_>, Option<&[f32]>),
+        staging: &mut StagingStream,
+        copy: &dyn Fn(&mut [u8], &[u8]),
+    ) -> Result<(), DeviceError> {
+        self.matrix
+            .write_rows_async(first, &matrix, staging, copy)?;
+        write_optional(&mut self.bias, first, bias, staging, copy)
     }
 
     /// Allocated bytes.
@@ -286,15 +332,16 @@ impl GpuLinear {
     }
 }
 
-/// Replaces a vector that both layers have, or neither has.
+/// Overwrites the elements from `first` on of a vector that both layers have, or neither has.
 fn write_optional(
     to: &mut Option<Buffer<f32>>,
+    first: usize,
     from: Option<&[f32]>,
     staging: &mut StagingStream,
     copy: &dyn Fn(&mut [u8], &[u8]),
 ) -> Result<(), DeviceError> {
     match (to, from) {
-        (Some(to), Some(from)) => to.write_async(from, staging, copy),
+        (Some(to), Some(from)) => to.write_async(first, from, staging, copy),
         (to, from) => {
             assert!(to.is_none() && from.is_none(), "vectors of every layer");
             Ok(())
@@ -349,8 +396,8 @@ impl GpuNorm {
         staging: &mut StagingStream,
         copy: &dyn Fn(&mut [u8], &[u8]),
     ) -> Result<(), DeviceError> {
-        self.weight.write_async(weight, staging, copy)?;
-        write_optional(&mut self.bias, bias, staging, copy)
+        self.weight.write_async(0, weight, staging, copy)?;
+        write_optional(&mut self.bias, 0, bias, staging, copy)
     }
 
     /// Number of elements that are normalised together.

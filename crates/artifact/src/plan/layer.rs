@@ -26,6 +26,9 @@ pub struct LayerPlan {
     pub neuron_count: usize,
     /// Number of neurons on the GPU.
     pub hot_count: usize,
+    /// In a mixture of experts, how many experts of the hot neurons, the least frequent ones, may be replaced while the model runs.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cached_experts: usize,
     /// Share of the layer's activations that belong to hot neurons.
     pub hot_share: f64,
     /// Bytes per neuron: its rows of gate and up and its column of down, packed.
@@ -64,6 +67,10 @@ impl LayerPlan {
             Device::Cpu => self.cpu_bytes,
         }
     }
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// Bottleneck of a layer.

@@ -282,6 +282,7 @@ mod tests {
                 input_thresholds: None,
                 neuron_count: 4,
                 hot_count: 2,
+                cached_experts: 0,
                 hot_share: 0.75,
                 neuron_bytes: 10,
                 gpu: 0,

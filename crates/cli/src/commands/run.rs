@@ -251,6 +251,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
             "decode_tokens_per_second": timing.decode_rate(),
             "ffn_neurons_computed": timing.decoded.computed_share(),
             "bytes_per_token": timing.bytes_per_token(),
+            "experts_on_device": timing.decoded.experts_on_device_share(),
             "graph_retries": observers.graph_retries(),
             "speculation": timing.speculation.map(|counts| json!({
                 "passes": counts.passes,
@@ -264,6 +265,12 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     }
     timing.note_limit(output);
     output.say(timing.describe());
+    if let (true, Some(share)) = (output.verbose, timing.decoded.experts_on_device_share()) {
+        output.say(format!(
+            "experts: {} of the selected ones were on the GPU, in layers that replace them while the model runs",
+            percent(share)
+        ));
+    }
     if observers.graph_retries() > 0 {
         output.say(format!(
             "the GPU ran {} again without graphs, as the CPU was late or a graph failed",

@@ -8,6 +8,7 @@ use powerinfer_kernels::cuda::{DeviceError, NeuronCounts};
 use super::{
     PassTimes,
     copied::{host_attention, host_prediction},
+    expert_cache::ExpertCache,
     times::Stopwatch,
 };
 use crate::{
@@ -26,6 +27,8 @@ pub(crate) struct HybridExecutor {
     pub(crate) device: DeviceModel,
     cpu: CpuExecutor,
     cold: FfnBuffers,
+    /// Experts that are copied to the device while the model runs.
+    experts: Option<ExpertCache>,
     /// The FFN's input on the host, before its norm; none if the host does not need it.
     residual: Option<Vec<f32>>,
     /// Neurons that had been computed on the host when the pass began.
@@ -39,10 +42,11 @@ pub(crate) struct HybridExecutor {
 }
 
 impl HybridExecutor {
-    /// An executor of a model whose parts on a device are `device`.
-    pub(crate) fn new(device: DeviceModel) -> Self {
+    /// An executor of a model whose parts on a device are `device`, of which `experts` replaces some.
+    pub(crate) fn new(device: DeviceModel, experts: Option<ExpertCache>) -> Self {
         Self {
             device,
+            experts,
             cpu: CpuExecutor::default(),
             cold: FfnBuffers::default(),
             residual: None,
@@ -83,6 +87,14 @@ impl LayerExecutor for HybridExecutor {
             caches.extend(std::iter::repeat_n(&session.on_device[..], tokens));
         }
         device.begin(&caches, pass.observers.activity.is_some())?;
+        if let Some(experts) = &mut self.experts {
+            // Copies of cold neurons go by the plan, and products of matrices read all neurons.
+            if (0..device.layer_count()).any(|layer| device.streams(layer)) {
+                experts.reset(device, pass.model)?;
+            } else if pass.tokens.len() > device.batch_tokens() {
+                experts.finish_copies(device)?;
+            }
+        }
         // Timed passes end a segment in every layer.
         device.launch_ahead(self.times.is_none())?;
         let positions = pass.buffers.positions.iter().copied();
@@ -163,7 +175,15 @@ impl LayerExecutor for HybridExecutor {
         self.device.gate_up(layer, reads, cold)?;
         if pass.observers.activity.is_some() && pass.tokens.len() == 1 {
             let products = self.device.read_products(layer)?;
-            pass.observers.set_active(layer, (0..).zip(products));
+            let cache = self
+                .experts
+                .as_mut()
+                .and_then(|experts| experts.layer(layer));
+            let neurons = (0..).zip(products).map(|(row, product)| {
+                let neuron = cache.as_ref().map_or(row, |cache| cache.neuron(row));
+                (neuron, product)
+            });
+            pass.observers.set_active(layer, neurons);
         }
         pass.observers.end_stage(Stage::Launching);
         let neurons = model.config.ffn_size as u64;
@@ -207,6 +227,9 @@ impl LayerExecutor for HybridExecutor {
         device.end_segment()?;
         let counts = device.take_counts()?;
         device.check_syncs()?;
+        if let Some(experts) = &mut self.experts {
+            experts.after_pass(device, pass.model)?;
+        }
         if search.is_some() {
             self.add_waiting(watch);
             pass.search = None;
@@ -407,13 +430,32 @@ impl HybridExecutor {
         let watch = self.watch(pass);
         self.device.wait_for_input(layer)?;
         self.add_waiting(watch);
+        let watch = self.watch(pass);
         let device = &self.device;
         let mut input = vec![0.0; pass.tokens.len() * model.config.hidden_size];
         device.read_input(&mut input);
         pass.observers.end_stage(Stage::Waiting);
-        let mask = (device.layer(layer).is_masked()).then(|| device.mask_words());
         let weights = (model.config.experts.as_ref()).map(|_| device.routing_weights());
-        let watch = self.watch(pass);
+        let cache = self
+            .experts
+            .as_mut()
+            .and_then(|experts| experts.layer(layer));
+        let mask = match &cache {
+            None => (device.layer(layer).is_masked()).then(|| device.mask_words()),
+            Some(_) => None,
+        };
+        let on_device = match (cache, &weights, &model.config.experts) {
+            (Some(cache), Some(weights), Some(experts)) => {
+                let statistics = &mut pass.observers.statistics;
+                for weights in weights.chunks_exact(experts.blocks()) {
+                    let [hits, selected] = cache.select(weights);
+                    statistics.experts_on_device += hits;
+                    statistics.experts_selected += selected;
+                }
+                Some(cache.on_device())
+            }
+            _ => None,
+        };
         let observes = pass.observers.activity.is_some() && pass.tokens.len() == 1;
         self.cold.recorded = observes.then(Vec::new);
         let statistics = &mut pass.observers.statistics;
@@ -423,6 +465,7 @@ impl HybridExecutor {
             &input,
             mask.as_deref(),
             weights,
+            on_device.as_deref(),
             &mut self.cold,
             statistics,
         );
@@ -444,7 +487,7 @@ fn read_hidden(device: &mut DeviceModel, pass: &Pass<'_, '_>) -> Result<Vec<f32>
 }
 
 /// Calls `copy` with the neurons of `layer` in host memory, of which the cold ones are copied to the device.
-fn with_cold_neurons<Output>(
+pub(super) fn with_cold_neurons<Output>(
     model: &Model,
     layer: usize,
     copy: impl FnOnce(&ColdNeurons<'_>) -> Output,

@@ -10,10 +10,13 @@
 
 mod copied;
 mod executor;
+mod expert_cache;
 mod place;
 mod stored_layer;
 mod times;
 
 pub(crate) use executor::HybridExecutor;
+pub(crate) use expert_cache::ExpertCache;
+pub use expert_cache::{EXPERT_COPY_BYTES, EXPERT_DISTANCES};
 pub(crate) use place::{allocate_prompt_buffers, check_budget, place};
 pub use times::{LayerTimes, PassTimes};

@@ -31,6 +31,8 @@ pub(crate) struct Case {
     pub(crate) policy: Policy,
     pub(crate) threshold: Option<Threshold>,
     pub(crate) predictors: Option<PredictorFile>,
+    /// How many hot experts of every layer may be replaced.
+    pub(crate) cached_experts: usize,
     /// Whether the device computes the cold neurons of prompts, because the planned link is fast.
     pub(crate) copies_cold_neurons: bool,
 }
@@ -55,6 +57,7 @@ impl Case {
             policy: Policy::Exact,
             threshold: None,
             predictors: None,
+            cached_experts: 0,
             copies_cold_neurons: false,
         }
     }
@@ -71,6 +74,7 @@ impl Case {
         for (layer, placement) in plan.layers.iter_mut().zip(placements.iter().cycle()) {
             // Need not be a multiple of the bits of a mask's word.
             layer.hot_count = neurons * placement.quarters / 4;
+            layer.cached_experts = self.cached_experts;
             layer.attention = placement.attention;
             layer.kv = placement.kv;
             layer.threshold = self.threshold;

@@ -6,7 +6,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_emulator::Order;
 use powerinfer_model::LanguageModel;
-use powerinfer_runtime::{ActivationFormat, MemoryUse, memory};
+use powerinfer_runtime::{ActivationFormat, MemoryUse, SingleSession, memory};
 use powerinfer_tensor::Format;
 
 use crate::{
@@ -110,6 +110,54 @@ fn experts_of_long_prompts_are_multiplied_with_the_tokens_that_select_them() {
             assert_near(&next, &host_after(&case, &prompt), 1e-4, &what);
         }
     }
+}
+
+#[test]
+fn experts_are_replaced_while_a_model_runs() {
+    let mut replacing = 0;
+    for (index, recipe) in RECIPES.iter().enumerate() {
+        let mut case = case(recipe);
+        case.policy = Policy::Dense;
+        case.cached_experts = usize::MAX;
+        let text: Vec<u32> = case.prompt.iter().copied().cycle().take(60).collect();
+        let mut host = case.on_host(&PLACEMENTS[..1]);
+        let want = one_by_one(&mut host, &text);
+        for (placements, copies) in [(&PLACEMENTS[1..3], false), (&PLACEMENTS[1..6], true)] {
+            case.copies_cold_neurons = copies;
+            let order = Order::Shuffled(index as u16);
+            let Some(mut device) = case.on_device(order, placements) else {
+                return;
+            };
+            let what = format!("{} {placements:?}", recipe.architecture);
+            let found = one_by_one(&mut device, &text);
+            assert_near(&found, &want, 1e-4, &what);
+            let hits = hits(&mut device);
+            // What runs where depends on the tokens alone.
+            let mut other = case.on_device(order, placements).unwrap();
+            assert_eq!(one_by_one(&mut other, &text), found, "{what}");
+            case.cached_experts = 0;
+            let mut fixed = case.on_device(order, placements).unwrap();
+            case.cached_experts = usize::MAX;
+            let fixed = one_by_one(&mut fixed, &text);
+            replacing += u32::from(fixed != found && hits > 0);
+            // Batches and prompts, and a token after them.
+            device.reset();
+            let mut found = device.forward(&text[..5]).unwrap();
+            found.extend(device.forward(&text[5..55]).unwrap());
+            found.extend(device.forward(&text[55..56]).unwrap());
+            host.reset();
+            let mut want = host.forward(&text[..5]).unwrap();
+            want.extend(host.forward(&text[5..55]).unwrap());
+            want.extend(host.forward(&text[55..56]).unwrap());
+            assert_near(&found, &want, 1e-4, &what);
+        }
+    }
+    assert!(replacing >= 4, "{replacing}");
+}
+
+/// Number of selected experts that the device held.
+fn hits(device: &mut SingleSession) -> u64 {
+    device.observers_mut().take_statistics().experts_on_device
 }
 
 /// Logits, on the CPU, of the first token of `prompt` repeated after the whole prompt.

@@ -1,0 +1,168 @@
+//! Chooses the layers of a mixture of experts whose hot experts may be replaced while the model runs.
+//!
+//! A cache of `n` experts evicts the least recently selected one, and copies a missed expert if its reuse distance is below `2n`. If the
+//! profile has the share `F(n)` of the selections at a distance below `n`, and successive distances of an expert are independent,
+//!
+//! ```text
+//! hit rate               F(n) · F(2n)
+//! copies per selection   F(2n) · (1 − F(n))
+//! ```
+//!
+//! A copy takes the host the time of three times the bytes of an expert: it reads and writes them, and the GPU reads them again.
+
+use powerinfer_artifact::plan::{Baseline, Plan, Policy};
+use powerinfer_model::{Experts, ModelConfig};
+use powerinfer_runtime::{EXPERT_COPY_BYTES, EXPERT_DISTANCES};
+use powerinfer_solver::{Candidate, Problem};
+use powerinfer_tensor::Format;
+
+use crate::simulate::{
+    engine::Engine,
+    step::{Estimator, Kind, Pass, Placed, PlacedLayer},
+};
+
+/// Times that each byte of a copied expert is read from or written to host memory.
+const ACCESSES: f64 = 3.0;
+
+/// A layer as it would be with a cache.
+struct Cached {
+    layer: usize,
+    /// Number of hot experts.
+    experts: usize,
+    /// Activation frequencies with the cache's hit rate.
+    frequencies: Vec<f64>,
+    /// Seconds per token saved, copies included; negative if the cache makes the layer slower.
+    saved: f64,
+    /// Seconds per token of copies.
+    copying: f64,
+    /// Bytes copied per token.
+    copied: f64,
+}
+
+/// Lets `plan` replace the hot experts of the layers that become faster. `hits` has, per layer, the share of the selections of experts at a
+/// reuse distance below 0, 1, … all experts; nothing if it is unknown. Adds the other choice to the plan's baselines.
+///
+/// Returns the candidates `chosen` with the activation frequencies that result, and the seconds per token that copies take.
+pub(crate) fn choose(
+    plan: &mut Plan,
+    problem: &Problem,
+    config: &ModelConfig,
+    quant: Format,
+    chosen: &[&Candidate],
+    hits: &[&[f32]],
+) -> (Vec<Candidate>, f64) {
+    let mut candidates: Vec<Candidate> = chosen.iter().map(|one| (*one).clone()).collect();
+    let Some(experts) = config.experts.as_ref().filter(|_| plan.uses_gpu()) else {
+        return (candidates, 0.0);
+    };
+    let placed = Placed::new(plan, problem, config, quant, chosen);
+    let mut found: Vec<Cached> = (placed.layers.iter().zip(hits).enumerate())
+        .filter_map(|(index, (layer, hits))| cached(plan, &placed, (index, layer), experts, hits))
+        .collect();
+    let before = plan.totals.microseconds_per_token;
+    let total: f64 = found.iter().map(|cached| cached.saved).sum();
+    // Few copies fit between two tokens.
+    found.sort_by(|a, b| (b.saved * a.copied).total_cmp(&(a.saved * b.copied)));
+    let mut free_ram = plan.budget.ram_bytes.saturating_sub(plan.totals.cpu_bytes);
+    let (mut copied, mut saved, mut copying) = (0.0, 0.0, 0.0);
+    for cached in found {
+        let layer = &mut plan.layers[cached.layer];
+        // The host computes experts that have been replaced, so their weights stay in its memory.
+        let bytes = cached.experts as u64 * experts.size as u64 * layer.neuron_bytes;
+        let is_faster = cached.saved > 0.0;
+        if !is_faster || copied + cached.copied > EXPERT_COPY_BYTES as f64 || bytes > free_ram {
+            continue;
+        }
+        free_ram -= bytes;
+        copied += cached.copied;
+        copying += cached.copying;
+        saved += cached.saved;
+        layer.cached_experts = cached.experts;
+        layer.microseconds = (layer.microseconds - 1e6 * cached.saved).max(0.0);
+        candidates[cached.layer].frequencies = cached.frequencies;
+    }
+    plan.totals.microseconds_per_token = (before - 1e6 * saved).max(0.0);
+    let other = if copied > 0.0 {
+        Some(("the same experts, never replaced", before))
+    } else {
+        let name = "the same plan with a cache of experts";
+        (total != 0.0).then_some((name, before - 1e6 * total))
+    };
+    if let (Some(forecast), Some((name, microseconds))) = (&mut plan.forecast, other) {
+        forecast.baselines.push(Baseline {
+            name: name.to_owned(),
+            microseconds_per_token: microseconds,
+            fits_ram: true,
+        });
+    }
+    (candidates, copying)
+}
+
+/// `layer` with a cache; `None` if it cannot have one or its hit rate is unknown.
+fn cached(
+    plan: &Plan,
+    placed: &Placed<'_>,
+    (index, layer): (usize, &PlacedLayer<'_>),
+    experts: &Experts,
+    hits: &[f32],
+) -> Option<Cached> {
+    let is_supported = matches!(layer.mode.policy, Policy::Dense | Policy::Exact);
+    let hot_experts = layer.hot_count.checked_sub(experts.shared_size)? / experts.size;
+    if !is_supported || hot_experts == 0 || hot_experts >= experts.count {
+        return None;
+    }
+    let below = |distance: usize| {
+        let share = hits.get(distance.min(experts.count)).copied();
+        share
+            .map(f64::from)
+            .filter(|share| (0.0..=1.0).contains(share))
+    };
+    let (kept, worthwhile) = (below(hot_experts)?, below(EXPERT_DISTANCES * hot_experts)?);
+    let sum = |frequencies: &[f64]| frequencies.iter().sum::<f64>();
+    let (hot, cold) = layer.frequencies.split_at(layer.hot_count);
+    let (shared, hot_sum) = (sum(&hot[..experts.shared_size]), sum(hot));
+    let (fixed, all) = (hot_sum - shared, hot_sum - shared + sum(cold));
+    if fixed <= 0.0 || fixed >= all {
+        return None;
+    }
+    let rate = kept * worthwhile;
+    let (more, fewer) = (rate * all / fixed, (1.0 - rate) * all / (all - fixed));
+    let scaled = |frequency: (usize, &f64)| match frequency {
+        (neuron, shared) if neuron < experts.shared_size => *shared,
+        (neuron, hot) if neuron < layer.hot_count => hot * more,
+        (_, cold) => cold * fewer,
+    };
+    let frequencies: Vec<f64> = layer.frequencies.iter().enumerate().map(scaled).collect();
+    let engine = Engine::of_plan(plan);
+    let estimator = Estimator {
+        engine: &engine,
+        hardware: &plan.hardware,
+    };
+    let pass = Pass {
+        tokens: 1.0,
+        context: plan.budget.context_tokens as f64,
+        kind: Kind::Decode,
+    };
+    let seconds = |frequencies: &[f64]| {
+        let alone = Placed {
+            layers: vec![PlacedLayer {
+                frequencies,
+                ..*layer
+            }],
+            ..*placed
+        };
+        estimator.pass(&alone, pass).total
+    };
+    let copies = experts.per_token as f64 * worthwhile * (1.0 - kept);
+    let copied = copies * (experts.size as u64 * layer.neuron_bytes) as f64;
+    let copying = ACCESSES * copied / plan.hardware.cpu.read_bandwidth_bytes_per_second;
+    let saved = seconds(layer.frequencies) - seconds(&frequencies) - copying;
+    Some(Cached {
+        layer: index,
+        experts: hot_experts,
+        frequencies,
+        saved,
+        copying,
+        copied,
+    })
+}

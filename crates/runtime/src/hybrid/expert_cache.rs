@@ -1,0 +1,363 @@
+//! A cache of experts in device memory. The last experts of a layer's hot prefix are only the first content of its slots: an expert that a
+//! token selects again soon after it was computed on the host replaces the least recently selected one.
+//!
+//! ```text
+//! pass t      the host computes an expert that it misses, as any cold neuron
+//! after t     the slot is cleared, and the copy starts
+//! pass t + 1  runs while the copy does; the host computes both experts
+//! after t + 1 the slot has its new expert
+//! ```
+//!
+//! Which device computes an expert follows from the selections of all passes so far, never from the time that a copy takes.
+
+use std::{collections::VecDeque, ops::Range};
+
+use powerinfer_artifact::plan::LayerPlan;
+use powerinfer_gpu::{DeviceModel, DeviceSelector};
+use powerinfer_kernels::cuda::DeviceError;
+
+use super::executor::with_cold_neurons;
+use crate::{masks::WORD, model::Model};
+
+/// Maximum bytes that are copied after a pass, unless an expert is larger. More would delay the next token: the host writes them to pinned
+/// memory.
+pub const EXPERT_COPY_BYTES: usize = 16 << 20;
+
+/// An expert is copied if its reuse distance is below this multiple of the number of slots. Rarer ones would be evicted before they are
+/// selected again.
+pub const EXPERT_DISTANCES: usize = 2;
+
+/// The caches of all layers.
+#[derive(Debug)]
+pub(crate) struct ExpertCache {
+    /// By layer; `None` if a layer has no slots.
+    layers: Vec<Option<LayerCache>>,
+    /// Maximum number of experts that are copied at a time.
+    at_once: usize,
+    /// Passes so far.
+    passes: usize,
+}
+
+/// A layer's slots for experts, and its experts by their last selection.
+#[derive(Debug, Clone)]
+pub(super) struct LayerCache {
+    slots: Vec<Slot>,
+    /// Rows of each expert in the bundle; of an expert whose rows are not consecutive, those of its first ones.
+    rows: Vec<Range<usize>>,
+    /// Experts that a slot may hold, most recently selected first.
+    recent: Vec<u16>,
+    /// A bit per neuron of the bundle, set if the device computes it.
+    on_device: Vec<u64>,
+    /// Experts that the latest pass missed and whose reuse distance makes a copy worthwhile.
+    missed: VecDeque<u16>,
+}
+
+/// Rows on the device that hold one expert at a time.
+#[derive(Debug, Clone)]
+struct Slot {
+    rows: Range<usize>,
+    /// The expert that the plan puts here.
+    first: u16,
+    expert: u16,
+    /// Whether the expert's copy has ended.
+    is_there: bool,
+}
+
+impl LayerCache {
+    /// Slots for the last `cached` experts of the first `hot` neurons; `blocks` has the block of each neuron, of which the first `experts`
+    /// are experts. `None` if there are no such experts, or if no expert could replace them.
+    pub(super) fn new(blocks: &[u16], experts: usize, hot: usize, cached: usize) -> Option<Self> {
+        let mut rows: Vec<Range<usize>> = vec![0..0; experts];
+        let mut is_whole = vec![true; experts];
+        let mut start = 0;
+        for run in blocks.chunk_by(|block, next| block == next) {
+            let (own, expert) = (start..start + run.len(), usize::from(run[0]));
+            start = own.end;
+            match rows.get_mut(expert) {
+                Some(rows) if rows.end == 0 => *rows = own,
+                Some(_) => is_whole[expert] = false,
+                None => {}
+            }
+        }
+        let rows_of = |expert: &u16| &rows[usize::from(*expert)];
+        let size = rows.iter().map(Range::len).max().unwrap_or(0);
+        let mut order: Vec<u16> = (0..experts as u16).collect();
+        // An expert of which a part is hot stays where it is.
+        order.retain(|expert| {
+            let own = rows_of(expert);
+            let is_divided = own.start < hot && own.end > hot;
+            is_whole[usize::from(*expert)] && own.len() == size && !is_divided
+        });
+        order.sort_by_key(|expert| rows_of(expert).start);
+        let here = order.partition_point(|expert| rows_of(expert).end <= hot);
+        order.drain(..here.saturating_sub(cached));
+        let slots = order.iter().take(here.min(cached)).map(|expert| Slot {
+            rows: rows_of(expert).clone(),
+            first: *expert,
+            expert: *expert,
+            is_there: true,
+        });
+        let slots: Vec<Slot> = slots.collect();
+        let mut on_device = vec![0; blocks.len().div_ceil(WORD)];
+        set(&mut on_device, 0..hot, true);
+        (!slots.is_empty() && slots.len() < order.len()).then_some(Self {
+            slots,
+            rows,
+            recent: order,
+            on_device,
+            missed: VecDeque::new(),
+        })
+    }
+
+    /// Neurons that the device computes, a bit each.
+    pub(super) fn on_device(&self) -> &[u64] {
+        &self.on_device
+    }
+
+    /// The neuron of the bundle that the device computes in `row`.
+    pub(super) fn neuron(&self, row: u32) -> u32 {
+        let is_here = |slot: &&Slot| slot.rows.contains(&(row as usize));
+        self.slots.iter().find(is_here).map_or(row, |slot| {
+            let first = self.rows[usize::from(slot.expert)].start;
+            row + first as u32 - slot.rows.start as u32
+        })
+    }
+
+    /// Notes the experts of a token, which have a routing weight other than 0 in `weights`. Returns how many of them were on the device, and
+    /// how many there are.
+    pub(super) fn select(&mut self, weights: &[f32]) -> [u64; 2] {
+        let mut counts = [0; 2];
+        for (expert, (rows, weight)) in self.rows.iter().zip(weights).enumerate() {
+            if *weight == 0.0 {
+                continue;
+            }
+            let is_here = self.on_device[rows.start / WORD] >> (rows.start % WORD) & 1;
+            counts[0] += is_here;
+            counts[1] += 1;
+            let expert = expert as u16;
+            let Some(distance) = self.recent.iter().position(|other| *other == expert) else {
+                continue;
+            };
+            self.recent[..=distance].rotate_right(1);
+            let is_worthwhile = distance < EXPERT_DISTANCES * self.slots.len();
+            if is_here == 0 && is_worthwhile && !self.missed.contains(&expert) {
+                self.missed.push_back(expert);
+            }
+        }
+        counts
+    }
+
+    /// Index of the slot that `expert` is copied to: that of the least recently selected expert. `None` if the expert has a slot already, or
+    /// if no expert was selected less recently.
+    fn replaced(&self, expert: u16) -> Option<usize> {
+        let age = |expert: u16| self.recent.iter().position(|other| *other == expert);
+        let slots = self.slots.iter().enumerate();
+        let (index, slot) = slots
+            .filter(|(_, slot)| slot.is_there)
+            .max_by_key(|(_, slot)| age(slot.expert))?;
+        let has_slot = self.slots.iter().any(|slot| slot.expert == expert);
+        (!has_slot && age(slot.expert) > age(expert)).then_some(index)
+    }
+
+    /// Takes the expert out of a slot, to which `expert` is copied.
+    fn replace(&mut self, slot: usize, expert: u16) {
+        let slot = &mut self.slots[slot];
+        let evicted = self.rows[usize::from(slot.expert)].clone();
+        set(&mut self.on_device, evicted, false);
+        (slot.expert, slot.is_there) = (expert, false);
+    }
+
+    /// Marks the expert of a slot as copied.
+    fn arrive(&mut self, slot: usize) {
+        let slot = &mut self.slots[slot];
+        slot.is_there = true;
+        let own = self.rows[usize::from(slot.expert)].clone();
+        set(&mut self.on_device, own, true);
+    }
+
+    /// Sets the order of experts back to that of the plan.
+    fn forget(&mut self) {
+        self.recent
+            .sort_by_key(|expert| self.rows[usize::from(*expert)].start);
+        self.missed.clear();
+    }
+}
+
+impl ExpertCache {
+    /// Caches as in the plan of `model`; allocates pinned memory. `None` if the plan has no slots, the policies have vectors of each neuron
+    /// on the device or predict neurons, or there is too little pinned memory.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the device fails.
+    pub(crate) fn new(
+        model: &Model,
+        device: &mut DeviceModel,
+    ) -> Result<Option<Self>, DeviceError> {
+        let Some(experts) = &model.config.experts else {
+            return Ok(None);
+        };
+        let plans = &model.bundle.plan().layers;
+        let layer = |(index, plan): (usize, &LayerPlan)| {
+            let ffn = device.layer(index).ffn.as_ref()?;
+            let has_no_vectors = match &ffn.selector {
+                DeviceSelector::Dense | DeviceSelector::Exact => true,
+                DeviceSelector::Gate { scale, .. } => scale.is_none(),
+                _ => false,
+            };
+            let blocks = model.experts[index].blocks();
+            let cache =
+                || LayerCache::new(blocks, experts.count, plan.hot_count, plan.cached_experts);
+            has_no_vectors.then(cache)?
+        };
+        let layers: Vec<_> = plans.iter().enumerate().map(layer).collect();
+        if layers.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let row_bytes = |layer: usize| {
+            let ffn = model.ffn_with(layer, model.selector(layer));
+            let linears = [Some(ffn.gate), ffn.up, Some(ffn.down)];
+            let bytes = linears.into_iter().flatten();
+            let bytes = bytes.map(|linear| linear.matrix.row_bytes() + size_of::<f32>());
+            bytes.sum::<usize>()
+        };
+        let row_bytes = (0..layers.len()).map(row_bytes).max().unwrap_or(0);
+        let expert_bytes = row_bytes * experts.size;
+        let slots = layers.iter().flatten().map(|cache| cache.slots.len());
+        let at_once = (EXPERT_COPY_BYTES / expert_bytes.max(1)).clamp(1, slots.sum());
+        match device.allocate_expert_copies(at_once, at_once * expert_bytes) {
+            Ok(()) => Ok(Some(Self {
+                layers,
+                at_once,
+                passes: 0,
+            })),
+            Err(DeviceError::OutOfMemory { .. }) => Ok(None),
+            Err(other) => Err(other),
+        }
+    }
+
+    /// The slots of `layer`, if it has any.
+    pub(super) fn layer(&mut self, layer: usize) -> Option<&mut LayerCache> {
+        self.layers[layer].as_mut()
+    }
+
+    /// Ends the copies that ran during a pass, and starts those of the experts that it missed. The layers take turns to be the first, as
+    /// not all copies may fit.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the device fails.
+    pub(super) fn after_pass(
+        &mut self,
+        device: &mut DeviceModel,
+        model: &Model,
+    ) -> Result<(), DeviceError> {
+        self.finish_copies(device)?;
+        let count = self.layers.len();
+        let mut copies = Vec::new();
+        for layer in (0..count).map(|layer| (self.passes + layer) % count) {
+            let Some(cache) = &mut self.layers[layer] else {
+                continue;
+            };
+            while let Some(expert) = cache.missed.pop_front() {
+                if copies.len() < self.at_once
+                    && let Some(slot) = cache.replaced(expert)
+                {
+                    cache.replace(slot, expert);
+                    copies.push((layer, slot));
+                }
+            }
+        }
+        self.passes += 1;
+        self.start_copies(&copies, device, model)
+    }
+
+    /// Puts the experts of the plan back into all slots, and waits for them.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the device fails.
+    pub(super) fn reset(
+        &mut self,
+        device: &mut DeviceModel,
+        model: &Model,
+    ) -> Result<(), DeviceError> {
+        self.finish_copies(device)?;
+        let mut copies = Vec::new();
+        for (layer, cache) in self.layers.iter_mut().enumerate() {
+            let Some(cache) = cache else { continue };
+            cache.forget();
+            for slot in 0..cache.slots.len() {
+                let first = cache.slots[slot].first;
+                if cache.slots[slot].expert != first {
+                    cache.replace(slot, first);
+                    copies.push((layer, slot));
+                }
+            }
+        }
+        for copies in copies.chunks(self.at_once) {
+            self.start_copies(copies, device, model)?;
+            device.finish_expert_copies()?;
+        }
+        self.finish_copies(device)
+    }
+
+    /// Starts to copy the experts of slots, by layer and slot, to them.
+    fn start_copies(
+        &mut self,
+        copies: &[(usize, usize)],
+        device: &mut DeviceModel,
+        model: &Model,
+    ) -> Result<(), DeviceError> {
+        if copies.is_empty() {
+            return Ok(());
+        }
+        device.begin_expert_copies()?;
+        for (layer, slot) in copies {
+            let cache = self.layers[*layer].as_ref().expect("slots of the layer");
+            let slot = &cache.slots[*slot];
+            let from = &cache.rows[usize::from(slot.expert)];
+            device.set_expert(*layer, &slot.rows, None)?;
+            let (layer, first) = (*layer, slot.rows.start);
+            with_cold_neurons(model, layer, |neurons| {
+                device.copy_expert(layer, first, neurons, from)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the copies that run, and assigns their slots to the experts.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the device fails.
+    pub(super) fn finish_copies(&mut self, device: &mut DeviceModel) -> Result<(), DeviceError> {
+        let caches = self.layers.iter_mut().enumerate();
+        let mut is_finished = false;
+        for (layer, cache) in caches.filter_map(|(layer, cache)| Some((layer, cache.as_mut()?))) {
+            for slot in 0..cache.slots.len() {
+                if cache.slots[slot].is_there {
+                    continue;
+                }
+                if !std::mem::replace(&mut is_finished, true) {
+                    device.finish_expert_copies()?;
+                }
+                cache.arrive(slot);
+                let Slot { rows, expert, .. } = &cache.slots[slot];
+                device.set_expert(layer, rows, Some(*expert))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sets or clears the bits of `neurons`.
+fn set(words: &mut [u64], neurons: Range<usize>, is_set: bool) {
+    for neuron in neurons {
+        let bit = 1 << (neuron % WORD);
+        match is_set {
+            true => words[neuron / WORD] |= bit,
+            false => words[neuron / WORD] &= !bit,
+        }
+    }
+}
