@@ -29,11 +29,15 @@ TOKENS = 64
 PROMPT = 512
 CONTEXT = PROMPT + TOKENS
 SPARSITY = 0.9
+PROFILED = 128
 SPARSE_QUANT = "q4_0"
 # Predictors of this rank are at most 3% of the model's bytes where both are in 4 bits.
 RANKS = {"llama-1b": 96, "llama-7b": 288, "llama-13b": 320, "llama-30b": 448, "llama-70b": 544}
 # Shapes too large for a comparison with llama.cpp: they are measured in the sparse format only.
 ONLY_SPARSE = {"llama-70b"}
+# Mixtures of experts, without predictors, and the share of a layer's experts with 80% of the selections.
+MIXTURES = {"mixtral-8x7b", "qwen3-30b-a3b", "olmoe-1b-7b"}
+EXPERT_SKEW = 0.3
 BYTES_PER_WEIGHT = {"f16": 2, "bf16": 2, "q8_0": 34 / 32, "q4_0": 18 / 32}
 # Stages whose GEMMs cover every prompt token; the head computes the last token only.
 PRODUCTS = {"query-key-value", "attention-output", "gate-up", "down"}
@@ -218,8 +222,11 @@ class Model:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self.checkpoint = self.folder / "model"
-        synth = ["synth", "--like", self.shape, "--sparsity", SPARSITY, "--out", self.checkpoint, "--quiet"]
-        synth += ["--predictor-rank", RANKS.get(self.shape, 256)]
+        synth = ["synth", "--like", self.shape, "--out", self.checkpoint, "--quiet"]
+        if self.shape in MIXTURES:
+            synth += ["--skew", EXPERT_SKEW]
+        else:
+            synth += ["--sparsity", SPARSITY, "--predictor-rank", RANKS.get(self.shape, 256)]
         if self.layers:
             synth += ["--layers", self.layers]
         say(f"making {name_of(self.shape, self.layers)}")
@@ -230,17 +237,18 @@ class Model:
         # The profile only sorts neurons within layers, so few tokens are enough.
         self.profile = self.folder / "profile"
         run(
-            POWERINFER, "profile", self.checkpoint, "--data", self.text, "--tokens", 64, "--out", self.profile,
+            POWERINFER, "profile", self.checkpoint, "--data", self.text, "--tokens", PROFILED, "--out", self.profile,
             "--quiet", limit=None,
         )
 
     def bundle(self, quant):
         out = self.folder / f"bundle-{quant}"
+        policy = ["--policy", "dense"]
+        if self.shape not in MIXTURES:
+            policy = ["--policy", "predicted", "--predictors", self.checkpoint / "predictors"]
         run(
-            POWERINFER, "place", self.checkpoint, "--profile", self.profile, "--predictors",
-            self.checkpoint / "predictors", "--vram", "0G", "--context", CONTEXT, "--quant", quant,
-            "--policy", "predicted", "--certify", "none", "--hardware", "cpu-only", "--out", out, "--quiet",
-            limit=None,
+            POWERINFER, "place", self.checkpoint, "--profile", self.profile, *policy, "--vram", "0G", "--context", CONTEXT,
+            "--quant", quant, "--certify", "none", "--hardware", "cpu-only", "--out", out, "--quiet", limit=None,
         )
         return out
 
@@ -558,7 +566,8 @@ Written by `scripts/bench-cpu.sh`. Machine: {machine['cores']} cores of {machine
 {platform.system()}, instruction set {machine['instruction_set']}. {versions}; llama.cpp {theirs} of llama-cpp-python \
 {os.environ['LLAMA_CPP_VERSION']}, compiled for this CPU.
 
-The models are synthetic: random weights, {100 * SPARSITY:.0f}% of the FFN activations are zero. Both programs run the same shape in the same \
+The models are synthetic: random weights, {100 * SPARSITY:.0f}% of the FFN activations are zero; in mixtures, {100 * EXPERT_SKEW:.0f}% of \
+a layer's experts get 80% of the selections. Both programs run the same shape in the same \
 format; llama.cpp computes SiLU, which is as fast. Runs alternate, {REPEATS} each; tables show median (minimum–maximum). The read bandwidth is \
 measured with plain vector loads over 1 GiB, on the same number of threads, just before and after each powerinfer run. “Memory allows” is that \
 bandwidth, or for selected rows the bandwidth of rows of their length at their distances. The bandwidth share of \

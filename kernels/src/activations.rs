@@ -51,6 +51,19 @@ impl QuantisedActivations {
         }
     }
 
+    /// Replaces these vectors by those of `tokens` in `from`.
+    ///
+    /// # Panics
+    ///
+    /// A token does not exist.
+    pub fn gather(&mut self, from: &Self, tokens: &[u32]) {
+        (self.tokens, self.columns) = (tokens.len(), from.columns);
+        self.spans.clear();
+        for token in tokens {
+            self.spans.extend_from_slice(from.token(*token as usize));
+        }
+    }
+
     /// The spans of vector `token`.
     pub(crate) fn token(&self, token: usize) -> &[ActivationSpan] {
         let spans = self.columns.div_ceil(SPAN_COLUMNS);

@@ -166,3 +166,112 @@ fn cached(
         copied,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use powerinfer_artifact::{hardware, plan::Budget};
+    use powerinfer_synth::Shape;
+    use powerinfer_tensor::CacheFormat;
+
+    use super::*;
+    use crate::simulate::subject::Subject;
+
+    const GIB: u64 = 1 << 30;
+
+    /// A plan for 48 layers of 128 equally frequent experts with `share[n]` of the selections at a distance below `n`, and the time of a
+    /// decoded token in microseconds before and after the choice.
+    fn plan(share: impl Fn(f64) -> f64, ram_bytes: u64) -> (Plan, [f64; 2], Vec<Vec<f64>>) {
+        let config = Shape::find("qwen3-30b-a3b").unwrap().describe().unwrap();
+        let experts = config.experts.clone().unwrap();
+        let frequencies = vec![experts.selected_share(); config.ffn_size];
+        let subject = Subject {
+            config: &config,
+            quant: Format::Q4_0,
+            frequencies: &vec![frequencies.clone(); config.layer_count],
+            selected: Some(&frequencies),
+            rank: 0,
+            budget: &Budget {
+                vram_bytes: 8 * GIB,
+                vram_split: Vec::new(),
+                ram_bytes,
+                context_tokens: 4096,
+                kv_cache: CacheFormat::F16,
+            },
+            hardware: &hardware::named("rtx4090").unwrap(),
+        };
+        let solved = subject.solve(Some(Policy::Dense)).unwrap();
+        let chosen = solved.candidates.iter().zip(&solved.decision.chosen);
+        let chosen: Vec<&Candidate> = chosen.map(|(modes, index)| &modes[*index]).collect();
+        let hits: Vec<f32> = (0..=experts.count)
+            .map(|count| share(count as f64 / experts.count as f64) as f32)
+            .collect();
+        let mut plan = solved.decision.plan;
+        let before = plan.totals.microseconds_per_token;
+        let hits = vec![&hits[..]; config.layer_count];
+        let (found, _) = choose(
+            &mut plan,
+            &solved.problem,
+            &config,
+            Format::Q4_0,
+            &chosen,
+            &hits,
+        );
+        plan.validate().unwrap();
+        let after = plan.totals.microseconds_per_token;
+        let frequencies = found.into_iter().map(|candidate| candidate.frequencies);
+        (plan, [before, after], frequencies.collect())
+    }
+
+    fn cached_layers(plan: &Plan) -> usize {
+        let layers = plan.layers.iter();
+        layers.filter(|layer| layer.cached_experts > 0).count()
+    }
+
+    #[test]
+    fn experts_that_are_soon_selected_again_are_cached() {
+        // Nearly all selections are of recent experts.
+        let (plan, [before, after], frequencies) = plan(|share| share.powf(0.02), 64 * GIB);
+        assert!(cached_layers(&plan) > 24, "{}", cached_layers(&plan));
+        assert!(after < 0.8 * before, "{after} of {before}");
+        let forecast = plan.forecast.as_ref().unwrap();
+        let other = forecast.baselines.last().unwrap();
+        assert_eq!(other.name, "the same experts, never replaced");
+        assert_eq!(other.microseconds_per_token, before);
+        let mut carried = 0.0;
+        for (layer, frequencies) in plan.layers.iter().zip(&frequencies) {
+            let sum: f64 = frequencies.iter().sum();
+            assert!(
+                (sum - 8.0 * 768.0).abs() < 1e-6,
+                "a token selects 8 experts"
+            );
+            carried += frequencies[..layer.hot_count].iter().sum::<f64>() / sum;
+        }
+        assert!(carried > 0.8 * 48.0, "{carried}");
+    }
+
+    #[test]
+    fn a_cache_that_does_not_pay_is_only_a_baseline() {
+        // No expert is selected again earlier than by chance.
+        let (plan, [before, after], _) = plan(|share| share, 64 * GIB);
+        assert_eq!((cached_layers(&plan), after), (0, before));
+        let forecast = plan.forecast.as_ref().unwrap();
+        let has = |name: &str| {
+            let baselines = forecast.baselines.iter();
+            baselines.filter(|other| other.name == name).count()
+        };
+        assert_eq!(has("the same experts, never replaced"), 0);
+    }
+
+    #[test]
+    fn replaced_experts_stay_in_the_budget_of_ram() {
+        let (all, ..) = plan(|share| share.powf(0.02), 64 * GIB);
+        let room = all.totals.cpu_bytes + 2 * GIB;
+        let (plan, ..) = plan(|share| share.powf(0.02), room);
+        let bytes = plan
+            .layers
+            .iter()
+            .map(|layer| layer.cached_experts as u64 * 768 * layer.neuron_bytes);
+        let bytes: u64 = bytes.sum();
+        assert!(bytes > GIB && bytes <= 2 * GIB, "{bytes}");
+    }
+}

@@ -1,11 +1,19 @@
 //! The right-hand sides of matrix products.
 
+use std::cell::Cell;
+
 use powerinfer_kernels::{
     Arithmetic, Isa, PackedActivations, QuantisedActivations, QuantisedVector, relative_gemm_cost,
 };
 use powerinfer_tensor::Matrix;
 
 use crate::Threads;
+
+thread_local! {
+    /// Vectors of some tokens, rounded or in float32.
+    static GATHERED: Cell<QuantisedActivations> = Cell::default();
+    static GATHERED_EXACT: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
 
 /// Number format of the vectors that matrices are multiplied with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -129,13 +137,35 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Time of [`Self::gemm`] relative to one GEMV after the other.
-    pub(crate) fn relative_gemm_cost(&self, matrix: &Matrix<'_>) -> f64 {
+    /// `out[i, r] = matrix[r] · x[tokens[i]]`, on the calling thread.
+    pub(crate) fn gemm_of(&self, isa: Isa, matrix: &Matrix<'_>, tokens: &[u32], out: &mut [f32]) {
+        if tokens.len() == self.tokens() {
+            return self.gemm(isa, matrix, out);
+        }
+        if let Some(x) = self.rounded(matrix) {
+            let mut gathered = GATHERED.take();
+            gathered.gather(x, tokens);
+            isa.gemm_integer(matrix, &gathered, out);
+            GATHERED.set(gathered);
+        } else {
+            let mut gathered = GATHERED_EXACT.take();
+            gathered.clear();
+            for token in tokens {
+                let first = *token as usize * self.columns;
+                gathered.extend_from_slice(&self.exact[first..][..self.columns]);
+            }
+            isa.gemm(matrix, &gathered, tokens.len(), out);
+            GATHERED_EXACT.set(gathered);
+        }
+    }
+
+    /// Time of [`Self::gemm_of`] for `tokens` tokens relative to one GEMV after the other.
+    pub(crate) fn relative_gemm_cost(&self, matrix: &Matrix<'_>, tokens: usize) -> f64 {
         let product = match self.rounded(matrix) {
             Some(_) => Arithmetic::Integer,
             None => Arithmetic::Float,
         };
-        relative_gemm_cost(matrix.format(), self.tokens(), product)
+        relative_gemm_cost(matrix.format(), tokens, product)
     }
 
     /// Number of vectors.

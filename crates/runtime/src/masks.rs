@@ -112,6 +112,13 @@ impl Masks {
         words.sum()
     }
 
+    /// Set bits of `token` in `range`.
+    pub(crate) fn count_of(&self, token: usize, range: Range<usize>) -> usize {
+        let words = self.words_of(range);
+        let counts = words.map(|(_, own, words)| (words[token] & own).count_ones() as usize);
+        counts.sum()
+    }
+
     /// Appends the neurons in `range` whose bit is set for `token` to `rows`, in ascending order.
     pub(crate) fn list(&self, token: usize, range: Range<usize>, rows: &mut Vec<u32>) {
         self.list_some(token, range, 0..usize::MAX, rows);

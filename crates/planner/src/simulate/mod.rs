@@ -8,7 +8,7 @@ mod answer;
 pub(crate) mod engine;
 mod published;
 pub(crate) mod step;
-mod subject;
+pub(crate) mod subject;
 
 pub use answer::{Answer, Decode, EngineAnswer, Model, Request, RequestTime, Solver, Speed};
 pub use published::{Activity, ActivityOverrides, SourcedValue};

@@ -51,14 +51,11 @@ impl Batch<'_> {
         passed: &mut [usize],
     ) -> u64 {
         let (gate, width) = (&self.ffn.gate, group.len());
-        let wanted = match self.masks {
-            Some(masks) => masks.count(group.clone()),
-            None => slots.len(),
+        let wanted = |token: usize| match self.masks {
+            Some(masks) => masks.count_of(token, group.clone()),
+            None => width,
         };
-        let gemm = self.gemm_pays(gate, wanted, slots.len());
-        if gemm {
-            self.gemm(gate, group, products);
-        }
+        let gemm = self.gemm(gate, group, wanted, products);
         let mut read = 0;
         ThreadBuffer(&ROWS).empty(|rows| {
             for (token, slots) in slots.chunks_exact_mut(width).enumerate() {
@@ -68,19 +65,14 @@ impl Batch<'_> {
                     None => rows.extend(group.start as u32..group.end as u32),
                 }
                 let products = products.as_slice();
-                let known = self.known(
-                    gate,
-                    gemm.then_some(products),
-                    self.gate_products,
-                    group,
-                    token,
-                );
+                let of_group = gemm.as_ref().map(|gemm| (gemm, products));
+                let known = self.known(gate, of_group, self.gate_products, group, token);
                 let x = self.x.vector(token);
                 passed[token] = self.ffn.gate_stage(self.isa, x, rows, known, slots);
                 read |= bits(group, rows.iter().copied());
             }
         });
-        if gemm { every(width) } else { read }
+        if gemm.is_some() { every(width) } else { read }
     }
 
     /// Runs the up stage of all tokens for the neurons that passed the gate; returns a bit for each neuron whose row
@@ -97,15 +89,11 @@ impl Batch<'_> {
         let read = tokens().fold(0, |read, (slots, passed)| {
             read | bits(group, slots[..*passed].iter().map(|slot| slot.0))
         });
-        let wanted = tokens().map(|(_, passed)| passed).sum();
         let up = self.ffn.up.as_ref();
-        let gemm = up.filter(|up| self.gemm_pays(up, wanted, slots.len()));
-        if let Some(up) = gemm {
-            self.gemm(up, group, products);
-        }
-        let products = gemm.map(|_| products.as_slice());
+        let gemm = up.and_then(|up| self.gemm(up, group, |token| passed[token], products));
+        let of_group = gemm.as_ref().map(|gemm| (gemm, products.as_slice()));
         for (token, slots) in slots.chunks_exact_mut(width).enumerate() {
-            let known = up.and_then(|up| self.known(up, products, self.up_products, group, token));
+            let known = up.and_then(|up| self.known(up, of_group, self.up_products, group, token));
             let x = self.x.vector(token);
             let router = self.ffn.router.as_ref();
             let weights = router.map(|router| router.weights(self.routes, token));
@@ -115,37 +103,83 @@ impl Batch<'_> {
         if gemm.is_some() { every(width) } else { read }
     }
 
-    /// Whether a GEMM over all rows of a group takes less time than GEMVs over the `wanted` ones of `all`.
-    fn gemm_pays(&self, linear: &Linear<'_>, wanted: usize, all: usize) -> bool {
-        linear.layout == Layout::ByOutput
-            && wanted as f64 >= self.x.relative_gemm_cost(&linear.matrix) * all as f64
-    }
-
-    /// Sets `products [tokens, group]` to those of all rows of `group`.
-    fn gemm(&self, linear: &Linear<'_>, group: &Range<usize>, products: &mut Vec<f32>) {
-        products.resize(self.x.tokens() * group.len(), 0.0);
+    /// Sets `products` to those of all rows of `group` with the tokens for which any of them is wanted, if that takes less time than the
+    /// products of the `wanted` rows of each token alone. Returns these tokens.
+    fn gemm(
+        &self,
+        linear: &Linear<'_>,
+        group: &Range<usize>,
+        wanted: impl Fn(usize) -> usize,
+        products: &mut Vec<f32>,
+    ) -> Option<GroupTokens> {
+        if linear.layout != Layout::ByOutput {
+            return None;
+        }
+        let mut tokens = GroupTokens::default();
+        let mut alone = 0;
+        for token in 0..self.x.tokens() {
+            let rows = wanted(token);
+            alone += rows;
+            if rows > 0 {
+                tokens.places[token] = tokens.count as u32;
+                tokens.listed[tokens.count] = token as u32;
+                tokens.count += 1;
+            }
+        }
+        let all = (tokens.count * group.len()) as f64;
+        let cost = self.x.relative_gemm_cost(&linear.matrix, tokens.count);
+        if tokens.count < LEAST_TOKENS || (alone as f64) < cost * all {
+            return None;
+        }
+        products.resize(tokens.count * group.len(), 0.0);
         let matrix = linear.matrix.rows_range(group.clone());
-        self.x.gemm(self.isa, &matrix, products);
+        let listed = &tokens.listed[..tokens.count];
+        self.x.gemm_of(self.isa, &matrix, listed, products);
+        Some(tokens)
     }
 
     /// Products of `token` that are known: those of the group's GEMM, or of a matrix stored by input.
     fn known<'a>(
         &self,
         linear: &Linear<'_>,
-        of_group: Option<&'a [f32]>,
+        of_group: Option<(&GroupTokens, &'a [f32])>,
         of_all: &'a [f32],
         group: &Range<usize>,
         token: usize,
     ) -> Option<Known<'a>> {
         match of_group {
-            Some(products) => Some(Known {
-                first: group.start,
-                products: &products[token * group.len()..][..group.len()],
-            }),
+            Some((tokens, products)) => {
+                let place = tokens.places[token] as usize * group.len();
+                Some(Known {
+                    first: group.start,
+                    products: &products[place..][..group.len()],
+                })
+            }
             None => {
                 let products = of_all.get(token * linear.outputs()..)?;
                 known(linear, products)
             }
+        }
+    }
+}
+
+/// Minimum number of tokens of a GEMM.
+const LEAST_TOKENS: usize = 2;
+
+/// The tokens of a pass whose products with a group of neurons are computed together.
+struct GroupTokens {
+    count: usize,
+    listed: [u32; PREFILL_BATCH],
+    /// Index in `listed` of each listed token; 0 for others, for which no row is wanted.
+    places: [u32; PREFILL_BATCH],
+}
+
+impl Default for GroupTokens {
+    fn default() -> Self {
+        Self {
+            count: 0,
+            listed: [0; PREFILL_BATCH],
+            places: [0; PREFILL_BATCH],
         }
     }
 }

@@ -361,3 +361,104 @@ fn set(words: &mut [u64], neurons: Range<usize>, is_set: bool) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use powerinfer_artifact::random::Random;
+
+    use super::*;
+
+    /// Experts 0 to 5 of four neurons each in this order, of which the first three are hot, and a shared one before them.
+    fn cache(cached: usize) -> Option<LayerCache> {
+        let blocks = [6, 0, 1, 2, 3, 4, 5].map(|block| [block; 4]).concat();
+        LayerCache::new(&blocks, 6, 16, cached)
+    }
+
+    /// The routing weights of a token that selects `expert`.
+    fn weights(expert: usize) -> [f32; 7] {
+        let mut weights = [0.0; 7];
+        (weights[expert], weights[6]) = (0.5, 1.0);
+        weights
+    }
+
+    /// Copies what the latest token missed, at once.
+    fn copy(cache: &mut LayerCache) {
+        while let Some(expert) = cache.missed.pop_front() {
+            if let Some(slot) = cache.replaced(expert) {
+                cache.replace(slot, expert);
+                cache.arrive(slot);
+            }
+        }
+    }
+
+    #[test]
+    fn the_least_recently_selected_expert_is_replaced() {
+        let mut cache = cache(3).unwrap();
+        let mut recent = vec![0, 1, 2, 3, 4, 5];
+        let mut random = Random::new(7);
+        for _ in 0..500 {
+            let expert = random.below(6);
+            let distance = recent.iter().position(|other| *other == expert).unwrap();
+            let counts = cache.select(&weights(expert));
+            // Every distance is below twice the number of slots, so all misses are copied.
+            assert_eq!(counts, [u64::from(distance < 3), 1]);
+            copy(&mut cache);
+            recent[..=distance].rotate_right(1);
+            let mut held: Vec<usize> = cache.slots.iter().map(|slot| slot.expert.into()).collect();
+            let mut expected = recent[..3].to_vec();
+            held.sort_unstable();
+            expected.sort_unstable();
+            assert_eq!(held, expected);
+            let bits = held
+                .iter()
+                .fold(0b1111, |bits, expert| bits | 0b1111 << (4 * expert + 4));
+            assert_eq!(cache.on_device(), [bits]);
+            for slot in &cache.slots {
+                let neuron = cache.neuron(slot.rows.start as u32 + 1);
+                assert_eq!(neuron, 4 * u32::from(slot.expert) + 5);
+            }
+        }
+        assert_eq!(cache.neuron(2), 2, "shared neurons stay");
+    }
+
+    #[test]
+    fn a_miss_at_a_long_distance_is_not_copied() {
+        let mut cache = cache(1).unwrap();
+        // Experts 0 and 1 are always on the device, and 2 is in the only slot.
+        assert_eq!(cache.select(&weights(1)), [1, 1]);
+        assert_eq!(cache.select(&weights(5)), [0, 1]);
+        assert!(cache.missed.is_empty());
+        assert_eq!(cache.select(&weights(5)), [0, 1]);
+        assert_eq!(cache.missed, [5]);
+        assert_eq!(cache.replaced(5), Some(0));
+        cache.replace(0, 5);
+        assert_eq!(
+            cache.on_device(),
+            [0xfff],
+            "expert 2 is computed on the host"
+        );
+        cache.arrive(0);
+        assert_eq!(cache.on_device(), [0xf00_0fff]);
+        cache.forget();
+        assert_eq!(cache.recent, [2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn divided_experts_have_no_slots() {
+        assert!(cache(0).is_none());
+        let ordered = [0, 0, 1, 1, 2, 2];
+        let slots = |blocks: &[u16], hot| {
+            let cache = LayerCache::new(blocks, 3, hot, usize::MAX);
+            cache.map_or(0, |cache| cache.slots.len())
+        };
+        assert_eq!(slots(&ordered, 2), 1);
+        assert_eq!(slots(&ordered, 3), 1, "half of expert 1 is hot");
+        assert_eq!(slots(&ordered, 6), 0, "nothing could replace them");
+        assert_eq!(
+            slots(&[0, 1, 0, 1, 2, 2], 4),
+            0,
+            "no expert is in one piece"
+        );
+        assert_eq!(slots(&[], 0), 0);
+    }
+}
