@@ -51,16 +51,13 @@ impl QuantisedActivations {
         }
     }
 
-    /// Replaces these vectors by those of `tokens` in `from`.
-    ///
-    /// # Panics
-    ///
-    /// A token does not exist.
-    pub fn gather(&mut self, from: &Self, tokens: &[u32]) {
-        (self.tokens, self.columns) = (tokens.len(), from.columns);
-        self.spans.clear();
-        for token in tokens {
-            self.spans.extend_from_slice(from.token(*token as usize));
+    /// The vectors `tokens`, or all of them without a list.
+    pub(crate) fn vectors<'a>(&'a self, tokens: Option<&'a [u32]>) -> Vectors<'a> {
+        Vectors {
+            spans: &self.spans,
+            length: self.columns.div_ceil(SPAN_COLUMNS),
+            count: tokens.map_or(self.tokens, <[u32]>::len),
+            tokens,
         }
     }
 
@@ -68,6 +65,39 @@ impl QuantisedActivations {
     pub(crate) fn token(&self, token: usize) -> &[ActivationSpan] {
         let spans = self.columns.div_ceil(SPAN_COLUMNS);
         &self.spans[token * spans..][..spans]
+    }
+}
+
+/// Some vectors of [`QuantisedActivations`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Vectors<'a> {
+    /// `[all vectors, length]`.
+    pub(crate) spans: &'a [ActivationSpan],
+    /// Spans of a vector.
+    pub(crate) length: usize,
+    /// Number of vectors.
+    pub(crate) count: usize,
+    /// Indices of the vectors; all without a list.
+    pub(crate) tokens: Option<&'a [u32]>,
+}
+
+impl<'a> From<QuantisedVector<'a>> for Vectors<'a> {
+    fn from(vector: QuantisedVector<'a>) -> Self {
+        Self {
+            spans: vector.spans,
+            length: vector.spans.len(),
+            count: 1,
+            tokens: None,
+        }
+    }
+}
+
+impl<'a> Vectors<'a> {
+    /// Vector `index`.
+    #[inline(always)]
+    pub(crate) fn get(&self, index: usize) -> &'a [ActivationSpan] {
+        let token = self.tokens.map_or(index, |tokens| tokens[index] as usize);
+        &self.spans[token * self.length..][..self.length]
     }
 }
 

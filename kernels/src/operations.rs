@@ -98,8 +98,7 @@ impl Isa {
         self.run(IntegerGemv {
             matrix,
             rows: None,
-            x: x.spans,
-            tokens: 1,
+            x: x.into(),
             out,
         });
     }
@@ -122,8 +121,7 @@ impl Isa {
         self.run(IntegerGemv {
             matrix,
             rows: Some(rows),
-            x: x.spans,
-            tokens: 1,
+            x: x.into(),
             out,
         });
     }
@@ -360,9 +358,37 @@ impl Isa {
     ///
     /// A shape does not match, or the matrix is not quantised.
     pub fn gemm_integer(&self, matrix: &Matrix<'_>, x: &QuantisedActivations, out: &mut [f32]) {
-        let expected = x.tokens().checked_mul(matrix.rows());
-        assert_eq!(Some(out.len()), expected, "tokens times rows of output");
+        self.multiply_integer(matrix, x, None, out);
+    }
+
+    /// [`Isa::gemm_integer`] of the vectors `tokens` of `x`, in this order.
+    ///
+    /// # Panics
+    ///
+    /// A shape does not match, a token does not exist, or the matrix is not quantised.
+    pub fn gemm_integer_of(
+        &self,
+        matrix: &Matrix<'_>,
+        x: &QuantisedActivations,
+        tokens: &[u32],
+        out: &mut [f32],
+    ) {
+        let exist = tokens.iter().all(|token| (*token as usize) < x.tokens());
+        assert!(exist, "tokens of the vectors");
+        self.multiply_integer(matrix, x, Some(tokens), out);
+    }
+
+    fn multiply_integer(
+        &self,
+        matrix: &Matrix<'_>,
+        x: &QuantisedActivations,
+        tokens: Option<&[u32]>,
+        out: &mut [f32],
+    ) {
         check_integer(matrix, x.columns());
+        let x = x.vectors(tokens);
+        let expected = x.count.checked_mul(matrix.rows());
+        assert_eq!(Some(out.len()), expected, "tokens times rows of output");
         if !out.is_empty() {
             self.run(IntegerGemm { matrix, x, out });
         }

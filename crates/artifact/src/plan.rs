@@ -17,7 +17,7 @@ pub use error::PlanError;
 pub use forecast::{Baseline, BatchSpeed, Forecast, PROMPT_TOKENS};
 pub use layer::{LayerPlan, Limit};
 pub use memory_use::{
-    ATTENTION, BudgetLine, COLD_NEURONS, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
+    ATTENTION, BudgetLine, CACHED_EXPERTS, COLD_NEURONS, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
     PINNED_EMBEDDINGS, PREDICTORS, RESERVE, SCRATCH, Totals,
 };
 pub use policy::Policy;

@@ -12,7 +12,8 @@ const STAGING: usize = 3;
 const PLANES: usize = 11;
 
 /// Replacing experts. The rows of an expert are first [cleared](Self::set_expert), then [copied to](Self::copy_expert), and assigned to
-/// another expert after [`finish_expert_copies`](Self::finish_expert_copies).
+/// another expert after [`finish_expert_copies`](Self::finish_expert_copies). Passes that multiply expert by expert, or that copy cold
+/// neurons, need the experts of the plan.
 ///
 /// # Errors
 ///
@@ -49,10 +50,6 @@ impl DeviceModel {
         let ffn = ffn.expect("experts are on the device");
         let router: &mut Router = ffn.router.as_mut().expect("a router");
         let block = expert.unwrap_or(router.block_count as u16);
-        let is_here = |run: &&mut crate::ExpertRows| run.rows == *rows;
-        if let Some(run) = ffn.experts.iter_mut().find(is_here) {
-            run.block = block.into();
-        }
         router.blocks.write_at(rows.start, &vec![block; rows.len()])
     }
 

@@ -9,6 +9,7 @@
 //! :--|:--
 //! kernels, grids, shared memory | follow from the model's shape, its number formats and the device; attention splits positions for the longest context of the plan
 //! addresses of weights and buffers | belong to this executor, which allocates them when it is loaded
+//! experts in rows that may be replaced | read from the router's table, which is written between passes; no kernel reads rows to which an expert is being copied
 //! addresses and contexts of KV caches, position, rotations, step | read from buffers, which are written before the launch
 //! policies, thresholds, filters | fixed when the layers are uploaded
 //! number of tokens | always one: batches and prompts are not captured

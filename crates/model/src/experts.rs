@@ -69,6 +69,12 @@ impl Experts {
         (neuron / self.size).min(self.count)
     }
 
+    /// Returns whether the neurons of every block are consecutive in `order`, a permutation of the neurons.
+    pub fn are_whole_in(&self, order: &[u32]) -> bool {
+        let block = |neuron: &u32| self.block_of(*neuron as usize);
+        order.chunk_by(|a, b| block(a) == block(b)).count() <= self.blocks()
+    }
+
     /// Returns the number of neurons that a token computes if no policy skips any.
     pub fn neurons_per_token(&self) -> usize {
         self.per_token * self.size + self.shared_size

@@ -10,10 +10,10 @@
 //!
 //! A copy takes the host the time of three times the bytes of an expert: it reads and writes them, and the GPU reads them again.
 
-use powerinfer_artifact::plan::{Baseline, Plan, Policy};
+use powerinfer_artifact::plan::{Baseline, BudgetLine, CACHED_EXPERTS, Device, Plan, Policy};
 use powerinfer_model::{Experts, ModelConfig};
-use powerinfer_runtime::{EXPERT_COPY_BYTES, EXPERT_DISTANCES};
-use powerinfer_solver::{Candidate, Problem};
+use powerinfer_runtime::{EXPERT_COPY_BYTES, EXPERT_DISTANCES, memory::cached_expert_bytes};
+use powerinfer_solver::{Candidate, Problem, cost::Cost};
 use powerinfer_tensor::Format;
 
 use crate::simulate::{
@@ -31,12 +31,19 @@ struct Cached {
     experts: usize,
     /// Activation frequencies with the cache's hit rate.
     frequencies: Vec<f64>,
-    /// Seconds per token saved, copies included; negative if the cache makes the layer slower.
-    saved: f64,
+    /// Seconds per token saved, on both devices together and on each; without copies.
+    saved: Cost,
     /// Seconds per token of copies.
     copying: f64,
     /// Bytes copied per token.
     copied: f64,
+}
+
+impl Cached {
+    /// Seconds per token that the cache saves; negative if the layer becomes slower.
+    fn gain(&self) -> f64 {
+        self.saved.total - self.copying
+    }
 }
 
 /// Lets `plan` replace the hot experts of the layers that become faster. `hits` has, per layer, the share of the selections of experts at a
@@ -60,39 +67,59 @@ pub(crate) fn choose(
         .filter_map(|(index, (layer, hits))| cached(plan, &placed, (index, layer), experts, hits))
         .collect();
     let before = plan.totals.microseconds_per_token;
-    let total: f64 = found.iter().map(|cached| cached.saved).sum();
+    let (count, all) = (found.len(), found.iter().map(Cached::gain).sum::<f64>());
     // Few copies fit between two tokens.
-    found.sort_by(|a, b| (b.saved * a.copied).total_cmp(&(a.saved * b.copied)));
-    let mut free_ram = plan.budget.ram_bytes.saturating_sub(plan.totals.cpu_bytes);
-    let (mut copied, mut saved, mut copying) = (0.0, 0.0, 0.0);
+    found.sort_by(|a, b| (b.gain() * a.copied).total_cmp(&(a.gain() * b.copied)));
+    let free = plan.budget.ram_bytes.saturating_sub(plan.totals.cpu_bytes);
+    let (mut copied, mut gained, mut copying) = (0.0, 0.0, 0.0);
+    let mut is_cached = false;
     for cached in found {
-        let layer = &mut plan.layers[cached.layer];
-        // The host computes experts that have been replaced, so their weights stay in its memory.
-        let bytes = cached.experts as u64 * experts.size as u64 * layer.neuron_bytes;
-        let is_faster = cached.saved > 0.0;
-        if !is_faster || copied + cached.copied > EXPERT_COPY_BYTES as f64 || bytes > free_ram {
+        let (index, gain) = (cached.layer, cached.gain());
+        if gain <= 0.0 || copied + cached.copied > EXPERT_COPY_BYTES as f64 {
             continue;
         }
-        free_ram -= bytes;
+        plan.layers[index].cached_experts = cached.experts;
+        if cached_expert_bytes(experts, &plan.layers) > free {
+            plan.layers[index].cached_experts = 0;
+            continue;
+        }
+        let layer = &mut plan.layers[index];
+        let lower = |time: &mut f64, saved: f64| *time = (*time - 1e6 * saved).max(0.0);
+        lower(&mut layer.gpu_microseconds, cached.saved.gpu);
+        lower(
+            &mut layer.cpu_microseconds,
+            cached.saved.cpu - cached.copying,
+        );
+        lower(&mut layer.microseconds, gain);
         copied += cached.copied;
         copying += cached.copying;
-        saved += cached.saved;
-        layer.cached_experts = cached.experts;
-        layer.microseconds = (layer.microseconds - 1e6 * cached.saved).max(0.0);
-        candidates[cached.layer].frequencies = cached.frequencies;
+        gained += gain;
+        is_cached = true;
+        candidates[index].frequencies = cached.frequencies;
     }
-    plan.totals.microseconds_per_token = (before - 1e6 * saved).max(0.0);
-    let other = if copied > 0.0 {
-        Some(("the same experts, never replaced", before))
+    plan.totals.microseconds_per_token = (before - 1e6 * gained).max(0.0);
+    let bytes = cached_expert_bytes(experts, &plan.layers);
+    if bytes > 0 {
+        plan.totals.cpu_bytes += bytes;
+        plan.lines.push(BudgetLine {
+            name: CACHED_EXPERTS.to_owned(),
+            device: Device::Cpu,
+            gpu: 0,
+            bytes,
+        });
+    }
+    let (name, microseconds) = if is_cached {
+        ("the same experts, never replaced", before)
     } else {
-        let name = "the same plan with a cache of experts";
-        (total != 0.0).then_some((name, before - 1e6 * total))
+        let with = (before - 1e6 * all).max(0.0);
+        ("the same plan with a cache of experts", with)
     };
-    if let (Some(forecast), Some((name, microseconds))) = (&mut plan.forecast, other) {
+    if let Some(forecast) = plan.forecast.as_mut().filter(|_| count > 0) {
         forecast.baselines.push(Baseline {
             name: name.to_owned(),
             microseconds_per_token: microseconds,
-            fits_ram: true,
+            // A faster cache was not chosen for lack of memory or of time for copies.
+            fits_ram: is_cached || microseconds >= before,
         });
     }
     (candidates, copying)
@@ -113,9 +140,8 @@ fn cached(
     }
     let below = |distance: usize| {
         let share = hits.get(distance.min(experts.count)).copied();
-        share
-            .map(f64::from)
-            .filter(|share| (0.0..=1.0).contains(share))
+        let share = share.map(f64::from);
+        share.filter(|share| (0.0..=1.0).contains(share))
     };
     let (kept, worthwhile) = (below(hot_experts)?, below(EXPERT_DISTANCES * hot_experts)?);
     let sum = |frequencies: &[f64]| frequencies.iter().sum::<f64>();
@@ -129,8 +155,8 @@ fn cached(
     let (more, fewer) = (rate * all / fixed, (1.0 - rate) * all / (all - fixed));
     let scaled = |frequency: (usize, &f64)| match frequency {
         (neuron, shared) if neuron < experts.shared_size => *shared,
-        (neuron, hot) if neuron < layer.hot_count => hot * more,
-        (_, cold) => cold * fewer,
+        (neuron, hot) if neuron < layer.hot_count => (hot * more).min(1.0),
+        (_, cold) => (cold * fewer).min(1.0),
     };
     let frequencies: Vec<f64> = layer.frequencies.iter().enumerate().map(scaled).collect();
     let engine = Engine::of_plan(plan);
@@ -143,7 +169,7 @@ fn cached(
         context: plan.budget.context_tokens as f64,
         kind: Kind::Decode,
     };
-    let seconds = |frequencies: &[f64]| {
+    let cost = |frequencies: &[f64]| {
         let alone = Placed {
             layers: vec![PlacedLayer {
                 frequencies,
@@ -151,18 +177,22 @@ fn cached(
             }],
             ..*placed
         };
-        estimator.pass(&alone, pass).total
+        estimator.pass(&alone, pass)
     };
+    let (before, after) = (cost(layer.frequencies), cost(&frequencies));
     let copies = experts.per_token as f64 * worthwhile * (1.0 - kept);
     let copied = copies * (experts.size as u64 * layer.neuron_bytes) as f64;
-    let copying = ACCESSES * copied / plan.hardware.cpu.read_bandwidth_bytes_per_second;
-    let saved = seconds(layer.frequencies) - seconds(&frequencies) - copying;
     Some(Cached {
         layer: index,
         experts: hot_experts,
         frequencies,
-        saved,
-        copying,
+        saved: Cost {
+            gpu: before.gpu - after.gpu,
+            cpu: before.cpu - after.cpu,
+            sync: 0.0,
+            total: before.total - after.total,
+        },
+        copying: ACCESSES * copied / plan.hardware.cpu.read_bandwidth_bytes_per_second,
         copied,
     })
 }
@@ -260,18 +290,18 @@ mod tests {
             baselines.filter(|other| other.name == name).count()
         };
         assert_eq!(has("the same experts, never replaced"), 0);
+        assert_eq!(has("the same plan with a cache of experts"), 1);
     }
 
     #[test]
     fn replaced_experts_stay_in_the_budget_of_ram() {
         let (all, ..) = plan(|share| share.powf(0.02), 64 * GIB);
-        let room = all.totals.cpu_bytes + 2 * GIB;
-        let (plan, ..) = plan(|share| share.powf(0.02), room);
-        let bytes = plan
-            .layers
-            .iter()
-            .map(|layer| layer.cached_experts as u64 * 768 * layer.neuron_bytes);
-        let bytes: u64 = bytes.sum();
-        assert!(bytes > GIB && bytes <= 2 * GIB, "{bytes}");
+        let held = all.line(CACHED_EXPERTS);
+        assert!(held > 2 * GIB, "{held}");
+        let room = all.totals.cpu_bytes - held + 2 * GIB;
+        let (fewer, ..) = plan(|share| share.powf(0.02), room);
+        let held = fewer.line(CACHED_EXPERTS);
+        assert!(held > GIB && held <= 2 * GIB, "{held}");
+        assert!((1..cached_layers(&all)).contains(&cached_layers(&fewer)));
     }
 }

@@ -26,9 +26,10 @@ pub(crate) fn predict(
     chosen: &[&Candidate],
     hits: &[&[f32]],
 ) {
-    let (chosen, copying) = expert_cache::choose(plan, problem, config, quant, chosen, hits);
-    let chosen: Vec<&Candidate> = chosen.iter().collect();
-    let placed = Placed::new(plan, problem, config, quant, &chosen);
+    let (cached, copying) = expert_cache::choose(plan, problem, config, quant, chosen, hits);
+    let cached: Vec<&Candidate> = cached.iter().collect();
+    let decoding = Placed::new(plan, problem, config, quant, &cached);
+    let placed = Placed::new(plan, problem, config, quant, chosen);
     let engine = Engine::of_plan(plan);
     let estimator = Estimator {
         engine: &engine,
@@ -44,7 +45,7 @@ pub(crate) fn predict(
         };
         BatchSpeed {
             batch,
-            tokens_per_second: tokens / (estimator.pass(&placed, pass).total + copying),
+            tokens_per_second: tokens / (estimator.pass(&decoding, pass).total + tokens * copying),
         }
     });
     let prompt = PROMPT_TOKENS.min(plan.budget.context_tokens as usize);

@@ -250,8 +250,14 @@ impl Solver<'_> {
         let chosen = candidates.iter().zip(&decision.chosen);
         let chosen: Vec<_> = chosen.map(|(modes, chosen)| &modes[*chosen]).collect();
         let (config, quant) = (self.subject.config, self.subject.quant);
-        let activities = self.subject.profile.activities();
-        let hits: Vec<Vec<f32>> = activities.iter().map(candidates::expert_hits).collect();
+        let activities = self.subject.profile.activities().iter().zip(&modes);
+        let hits = activities.map(|(activity, modes)| {
+            // An expert can be replaced only if its rows are consecutive.
+            let experts = config.experts.as_ref();
+            let experts = experts.filter(|experts| experts.are_whole_in(&modes.order));
+            experts.map_or_else(Vec::new, |_| candidates::expert_hits(activity))
+        });
+        let hits: Vec<Vec<f32>> = hits.collect();
         let of_layers: Vec<&[f32]> = hits.iter().map(Vec::as_slice).collect();
         forecast::predict(&mut plan, &self.problem, config, quant, &chosen, &of_layers);
         let (mut savings, mut placing) = (Vec::new(), Vec::new());

@@ -163,6 +163,7 @@ impl Engine {
         let mut held = memory_use::held(&self.model, session.iter().sum());
         if let Some(device) = self.executor.device() {
             held.extend(memory_use::held_on(device, session[1]));
+            held.extend(memory_use::cached_experts(&self.model));
         }
         held
     }

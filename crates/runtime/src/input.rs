@@ -1,19 +1,11 @@
 //! The right-hand sides of matrix products.
 
-use std::cell::Cell;
-
 use powerinfer_kernels::{
     Arithmetic, Isa, PackedActivations, QuantisedActivations, QuantisedVector, relative_gemm_cost,
 };
 use powerinfer_tensor::Matrix;
 
 use crate::Threads;
-
-thread_local! {
-    /// Vectors of some tokens, rounded or in float32.
-    static GATHERED: Cell<QuantisedActivations> = Cell::default();
-    static GATHERED_EXACT: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
-}
 
 /// Number format of the vectors that matrices are multiplied with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -137,26 +129,19 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// `out[i, r] = matrix[r] · x[tokens[i]]`, on the calling thread.
+    /// `out[i, r] = matrix[r] · x[tokens[i]]`, on the calling thread, for all vectors or, if they are rounded, some of them.
     pub(crate) fn gemm_of(&self, isa: Isa, matrix: &Matrix<'_>, tokens: &[u32], out: &mut [f32]) {
-        if tokens.len() == self.tokens() {
-            return self.gemm(isa, matrix, out);
-        }
-        if let Some(x) = self.rounded(matrix) {
-            let mut gathered = GATHERED.take();
-            gathered.gather(x, tokens);
-            isa.gemm_integer(matrix, &gathered, out);
-            GATHERED.set(gathered);
-        } else {
-            let mut gathered = GATHERED_EXACT.take();
-            gathered.clear();
-            for token in tokens {
-                let first = *token as usize * self.columns;
-                gathered.extend_from_slice(&self.exact[first..][..self.columns]);
+        match self.rounded(matrix) {
+            Some(x) if tokens.len() < self.tokens() => {
+                isa.gemm_integer_of(matrix, x, tokens, out);
             }
-            isa.gemm(matrix, &gathered, tokens.len(), out);
-            GATHERED_EXACT.set(gathered);
+            _ => self.gemm(isa, matrix, out),
         }
+    }
+
+    /// Whether [`Self::gemm_of`] can multiply `matrix` with some of the vectors.
+    pub(crate) fn can_choose(&self, matrix: &Matrix<'_>) -> bool {
+        self.rounded(matrix).is_some()
     }
 
     /// Time of [`Self::gemm_of`] for `tokens` tokens relative to one GEMV after the other.

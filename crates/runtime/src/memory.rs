@@ -4,14 +4,20 @@
 //! With tied embeddings the weights between the last layer and the head count with the embeddings, and a
 //! head on the GPU is a copy of the embeddings.
 
-use powerinfer_artifact::{hardware::Hardware, plan::Budget, predictor_file::PredictorSummary};
+use powerinfer_artifact::{
+    hardware::Hardware,
+    plan::{Budget, LayerPlan},
+    predictor_file::PredictorSummary,
+};
 use powerinfer_bundle::{neuron_bytes, weight_bytes, weight_bytes_by_input};
 use powerinfer_gpu::DeviceScratch;
 use powerinfer_kernels::{PackedActivations, QuantisedActivations, kernel_scratch_bytes};
-use powerinfer_model::{LayerWeight, ModelConfig, Weight};
+use powerinfer_model::{Experts, LayerWeight, ModelConfig, Weight};
 use powerinfer_tensor::{BLOCK, CacheFormat, Format, SignMatrix};
 
 pub use powerinfer_artifact::plan::PREFILL_BATCH;
+
+use crate::EXPERT_COPY_BYTES;
 
 /// Maximum number of threads in a GEMM; each needs memory to unpack rows of weights.
 pub const BATCH_THREADS: usize = 64;
@@ -244,6 +250,20 @@ pub fn device_scratch_bytes(
 /// Upper bound of the temporary memory on the CPU: [`scratch_bytes`] and the buffers of each thread.
 pub fn cpu_scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     scratch_bytes(config, context, rank) + (BATCH_THREADS * thread_bytes(config)) as u64
+}
+
+/// Upper bound of the host memory, in bytes, for the experts that `layers` may replace on the GPU: their weights, which the host reads while
+/// they are not there, and pinned memory for copies. 0 if there are none.
+pub fn cached_expert_bytes(experts: &Experts, layers: &[LayerPlan]) -> u64 {
+    let expert = |layer: &LayerPlan| experts.size as u64 * layer.neuron_bytes;
+    let cached = layers.iter().filter(|layer| layer.cached_experts > 0);
+    let largest = cached.clone().map(expert).max();
+    let pinned = largest.map_or(0, |largest| largest.max(EXPERT_COPY_BYTES as u64));
+    let weights = cached.map(|layer| {
+        let most = (layer.hot_count / experts.size.max(1)) as u64;
+        expert(layer) * most.min(layer.cached_experts as u64)
+    });
+    weights.fold(pinned, u64::saturating_add)
 }
 
 /// Whether, for more than [`PREFILL_BATCH`] tokens, copying weights in `quant` to the GPU is faster than multiplying them on the CPU.

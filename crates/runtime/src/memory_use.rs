@@ -1,9 +1,14 @@
 //! Memory in use by the lines of a plan, and the check that the plan accounts for it.
 
-use crate::{RuntimeError, memory::cpu_scratch_bytes, model::Model, selector::LayerSelectors};
+use crate::{
+    RuntimeError,
+    memory::{cached_expert_bytes, cpu_scratch_bytes},
+    model::Model,
+    selector::LayerSelectors,
+};
 use powerinfer_artifact::plan::{
-    ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, GPU_PREFILL_BATCHES, HEAD,
-    HOT_NEURONS, KV_CACHE, PINNED_EMBEDDINGS, PREDICTORS, Plan, SCRATCH,
+    ATTENTION, BudgetLine, CACHED_EXPERTS, COLD_NEURONS, Device, EMBEDDINGS, GPU_PREFILL_BATCHES,
+    HEAD, HOT_NEURONS, KV_CACHE, PINNED_EMBEDDINGS, PREDICTORS, Plan, SCRATCH,
 };
 use powerinfer_bundle::{Bundle, StoredLinear, StoredNorm};
 use powerinfer_gpu::DeviceModel;
@@ -88,6 +93,18 @@ pub(crate) fn held(model: &Model, session_bytes: u64) -> Vec<MemoryUse> {
         bytes,
     })
     .to_vec()
+}
+
+/// Host memory for experts that are replaced on a device; `None` if there are none.
+pub(crate) fn cached_experts(model: &Model) -> Option<MemoryUse> {
+    let experts = model.config.experts.as_ref()?;
+    let bytes = cached_expert_bytes(experts, &model.bundle.plan().layers);
+    let held = MemoryUse {
+        line: CACHED_EXPERTS,
+        device: Device::Cpu,
+        bytes,
+    };
+    (bytes > 0).then_some(held)
 }
 
 /// Memory in use on `device` and host memory pinned for it, line by line, with KV caches of `session_bytes` bytes.

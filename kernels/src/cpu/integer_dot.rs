@@ -2,10 +2,10 @@
 
 use half::f16;
 
-use super::dot::{row_of, store, vectors};
+use super::dot::{row_of, store};
 use super::rows::{KRow, KWeights, Row};
 use super::{Operation, PREFETCH_ROWS, SPAN, Simd, scalar};
-use crate::activations::ActivationSpan;
+use crate::activations::{ActivationSpan, Vectors};
 use powerinfer_tensor::BLOCK;
 use powerinfer_tensor::{Matrix, MatrixData};
 
@@ -16,9 +16,7 @@ const NEAR_ROWS: usize = 16;
 pub(crate) struct IntegerGemv<'a> {
     pub(crate) matrix: &'a Matrix<'a>,
     pub(crate) rows: Option<&'a [u32]>,
-    /// `[tokens, spans]`.
-    pub(crate) x: &'a [ActivationSpan],
-    pub(crate) tokens: usize,
+    pub(crate) x: Vectors<'a>,
     pub(crate) out: &'a mut [f32],
 }
 
@@ -26,11 +24,11 @@ impl Operation for IntegerGemv<'_> {
     type Output = ();
 
     fn run_scalar(self) {
-        let (spans, outputs) = (self.x.len() / self.tokens, self.out.len() / self.tokens);
+        let outputs = self.out.len() / self.x.count;
         for (index, out) in self.out.iter_mut().enumerate() {
             let (token, index) = (index / outputs, index % outputs);
-            let x = &self.x[token * spans..][..spans];
-            *out = scalar::integer_dot_row(self.matrix, row_of(self.rows, index), x);
+            let row = row_of(self.rows, index);
+            *out = scalar::integer_dot_row(self.matrix, row, self.x.get(token));
         }
     }
 
@@ -80,8 +78,9 @@ impl IntegerGemv<'_> {
     /// prefetcher has to detect.
     #[inline(always)]
     fn multiply<S: Simd, R: IntegerRows>(self, simd: S, rows: R) {
-        let Self { x, tokens, out, .. } = self;
-        let (spans, outputs) = (x.len() / tokens, out.len() / tokens);
+        let Self { x, out, .. } = self;
+        let tokens = x.count;
+        let outputs = out.len() / tokens;
         let row = |index| row_of(self.rows, index);
         let last = outputs.saturating_sub(1);
         for index in 0..PREFETCH_ROWS.min(last) {
@@ -96,7 +95,7 @@ impl IntegerGemv<'_> {
             // Apart, since short rows take less time than the choice of a tile.
             for (index, out) in out.iter_mut().enumerate() {
                 let (own, next) = own_and_next(index);
-                [*out] = rows.dot(simd, own, next, [x]);
+                [*out] = rows.dot(simd, own, next, [x.get(0)]);
             }
             return;
         }
@@ -106,22 +105,22 @@ impl IntegerGemv<'_> {
                 for index in start..outputs.min(start + NEAR_ROWS) {
                     let (own, next) = own_and_next(index);
                     let next = next.filter(|_| first == 0);
-                    let (x, out) = (&x[first * spans..], &mut out[first * outputs + index..]);
+                    let out = &mut out[first * outputs + index..];
                     match tile.min(tokens - first) {
                         1 => {
-                            let products = rows.dot(simd, own, next, vectors::<_, 1>(x, spans));
+                            let products = rows.dot(simd, own, next, tile_of::<1>(x, first));
                             store(products, out, outputs);
                         }
                         2 => {
-                            let products = rows.dot(simd, own, next, vectors::<_, 2>(x, spans));
+                            let products = rows.dot(simd, own, next, tile_of::<2>(x, first));
                             store(products, out, outputs);
                         }
                         3 => {
-                            let products = rows.dot(simd, own, next, vectors::<_, 3>(x, spans));
+                            let products = rows.dot(simd, own, next, tile_of::<3>(x, first));
                             store(products, out, outputs);
                         }
                         _ => {
-                            let products = rows.dot(simd, own, next, vectors::<_, 4>(x, spans));
+                            let products = rows.dot(simd, own, next, tile_of::<4>(x, first));
                             store(products, out, outputs);
                         }
                     }
@@ -129,6 +128,12 @@ impl IntegerGemv<'_> {
             }
         }
     }
+}
+
+/// `T` vectors from `first` on.
+#[inline(always)]
+fn tile_of<const T: usize>(x: Vectors<'_>, first: usize) -> [&[ActivationSpan]; T] {
+    std::array::from_fn(|token| x.get(first + token))
 }
 
 /// Rows of quants with scales.

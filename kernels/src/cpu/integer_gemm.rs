@@ -17,8 +17,7 @@ use half::f16;
 
 use super::rows::KWeights;
 use super::{IntegerGemv, KScales, Operation, SPAN, Simd};
-use crate::QuantisedActivations;
-use crate::activations::ActivationSpan;
+use crate::activations::{ActivationSpan, Vectors};
 use powerinfer_tensor::BLOCK;
 use powerinfer_tensor::{Matrix, MatrixData};
 
@@ -35,7 +34,7 @@ const NEAR_BYTES: usize = 40 << 10;
 /// `out[t, r] = matrix[r] · x[t]`, with `out` `[tokens, rows]`.
 pub(crate) struct IntegerGemm<'a> {
     pub(crate) matrix: &'a Matrix<'a>,
-    pub(crate) x: &'a QuantisedActivations,
+    pub(crate) x: Vectors<'a>,
     pub(crate) out: &'a mut [f32],
 }
 
@@ -143,7 +142,7 @@ impl Operation for IntegerGemm<'_> {
 
     #[inline(always)]
     fn run_simd<S: Simd>(self, simd: S) {
-        if self.x.tokens() < panel_tokens::<S>(self.matrix) {
+        if self.x.count < panel_tokens::<S>(self.matrix) {
             return self.by_rows().run_simd(simd);
         }
         let (rows, blocks) = (self.matrix.rows(), self.matrix.blocks());
@@ -199,8 +198,7 @@ impl<'a> IntegerGemm<'a> {
         IntegerGemv {
             matrix: self.matrix,
             rows: None,
-            x: &self.x.spans,
-            tokens: self.x.tokens(),
+            x: self.x,
             out: self.out,
         }
     }
@@ -219,11 +217,11 @@ impl<'a> IntegerGemm<'a> {
         for first_row in (0..rows).step_by(ROWS) {
             let part = first_row..rows.min(first_row + ROWS);
             fill(&mut panel, part.clone());
-            for first_token in (0..x.tokens()).step_by(TOKENS) {
-                let tokens = first_token..x.tokens().min(first_token + TOKENS);
-                let mut tile = [x.token(first_token); TOKENS];
+            for first_token in (0..x.count).step_by(TOKENS) {
+                let tokens = first_token..x.count.min(first_token + TOKENS);
+                let mut tile = [x.get(first_token); TOKENS];
                 for (token, tile) in tokens.clone().zip(&mut tile) {
-                    *tile = x.token(token);
+                    *tile = x.get(token);
                 }
                 multiply_tile::<S, N>(simd, &panel, &tile[..tokens.len()], &mut sums);
                 for token in tokens.clone() {

@@ -19,6 +19,8 @@ pub struct BudgetLine {
     pub bytes: u64,
 }
 
+/// Line of memory on the CPU for experts that may be replaced on the GPU while the model runs, and for their copies.
+pub const CACHED_EXPERTS: &str = "cached experts";
 /// Line of attention weights, norms, and FFN weights outside neurons.
 pub const ATTENTION: &str = "attention";
 /// Line of predictors, gate signs and score vectors.

@@ -164,6 +164,12 @@ impl LayerPlan {
                 neuron_count: self.neuron_count,
             });
         }
+        if self.cached_experts > self.hot_count {
+            return Err(PlanError::InvalidValue {
+                field: format!("layers[{layer}].cached_experts"),
+                value: self.cached_experts as f64,
+            });
+        }
         check_share(&format!("layers[{layer}].hot_share"), self.hot_share)?;
         if let Some(threshold) = self.threshold {
             let value = f64::from(threshold.value);

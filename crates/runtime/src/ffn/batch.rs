@@ -116,11 +116,11 @@ impl Batch<'_> {
             return None;
         }
         let mut tokens = GroupTokens::default();
-        let mut alone = 0;
+        let (mut alone, chooses) = (0, self.x.can_choose(&linear.matrix));
         for token in 0..self.x.tokens() {
             let rows = wanted(token);
             alone += rows;
-            if rows > 0 {
+            if rows > 0 || !chooses {
                 tokens.places[token] = tokens.count as u32;
                 tokens.listed[tokens.count] = token as u32;
                 tokens.count += 1;

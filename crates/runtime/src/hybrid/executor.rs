@@ -86,14 +86,10 @@ impl LayerExecutor for HybridExecutor {
             let tokens = pass.tokens_of(index);
             caches.extend(std::iter::repeat_n(&session.on_device[..], tokens));
         }
+        let is_prompt = pass.tokens.len() > device.batch_tokens();
         device.begin(&caches, pass.observers.activity.is_some())?;
         if let Some(experts) = &mut self.experts {
-            // Copies of cold neurons go by the plan, and products of matrices read all neurons.
-            if (0..device.layer_count()).any(|layer| device.streams(layer)) {
-                experts.reset(device, pass.model)?;
-            } else if pass.tokens.len() > device.batch_tokens() {
-                experts.finish_copies(device)?;
-            }
+            experts.begin(device, pass.model, is_prompt, DeviceModel::streams)?;
         }
         // Timed passes end a segment in every layer.
         device.launch_ahead(self.times.is_none())?;
@@ -227,9 +223,6 @@ impl LayerExecutor for HybridExecutor {
         device.end_segment()?;
         let counts = device.take_counts()?;
         device.check_syncs()?;
-        if let Some(experts) = &mut self.experts {
-            experts.after_pass(device, pass.model)?;
-        }
         if search.is_some() {
             self.add_waiting(watch);
             pass.search = None;
@@ -246,6 +239,14 @@ impl LayerExecutor for HybridExecutor {
         let read = device.bytes_read(&pass.buffers.positions, counts);
         statistics.device_bytes_read += read;
         pass.observers.end_stage(Stage::Waiting);
+        if let Some(experts) = &mut self.experts {
+            let watch = Stopwatch::start(self.times.is_some(), 0);
+            experts.after_pass(&mut self.device, pass.model)?;
+            if let Some(times) = &mut self.times {
+                times.layers[self.layer].host += watch.elapsed();
+            }
+            pass.observers.end_stage(Stage::Launching);
+        }
         self.add_times(pass, counts, on_host, read)?;
         self.device.end();
         Ok(())
@@ -430,28 +431,26 @@ impl HybridExecutor {
         let watch = self.watch(pass);
         self.device.wait_for_input(layer)?;
         self.add_waiting(watch);
-        let watch = self.watch(pass);
         let device = &self.device;
         let mut input = vec![0.0; pass.tokens.len() * model.config.hidden_size];
         device.read_input(&mut input);
         pass.observers.end_stage(Stage::Waiting);
+        let mut mask = (device.layer(layer).is_masked()).then(|| device.mask_words());
         let weights = (model.config.experts.as_ref()).map(|_| device.routing_weights());
-        let cache = self
-            .experts
-            .as_mut()
-            .and_then(|experts| experts.layer(layer));
-        let mask = match &cache {
-            None => (device.layer(layer).is_masked()).then(|| device.mask_words()),
-            Some(_) => None,
-        };
+        let watch = self.watch(pass);
+        let cache = self.experts.as_mut();
+        let cache = cache.and_then(|experts| experts.layer(layer));
         let on_device = match (cache, &weights, &model.config.experts) {
             (Some(cache), Some(weights), Some(experts)) => {
                 let statistics = &mut pass.observers.statistics;
-                for weights in weights.chunks_exact(experts.blocks()) {
-                    let [hits, selected] = cache.select(weights);
+                let tokens = weights.chunks_exact(experts.blocks());
+                for (token, weights) in tokens.enumerate() {
+                    let [hits, selected] = cache.select(token, weights);
                     statistics.experts_on_device += hits;
                     statistics.experts_selected += selected;
                 }
+                // The device's mask is in the order of its rows.
+                mask = None;
                 Some(cache.on_device())
             }
             _ => None,
@@ -465,7 +464,7 @@ impl HybridExecutor {
             &input,
             mask.as_deref(),
             weights,
-            on_device.as_deref(),
+            on_device,
             &mut self.cold,
             statistics,
         );

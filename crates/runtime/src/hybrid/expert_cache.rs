@@ -10,7 +10,7 @@
 //!
 //! Which device computes an expert follows from the selections of all passes so far, never from the time that a copy takes.
 
-use std::{collections::VecDeque, ops::Range};
+use std::ops::Range;
 
 use powerinfer_artifact::plan::LayerPlan;
 use powerinfer_gpu::{DeviceModel, DeviceSelector};
@@ -36,6 +36,8 @@ pub(crate) struct ExpertCache {
     at_once: usize,
     /// Passes so far.
     passes: usize,
+    /// The first error of a copy, after which the device's experts are unknown.
+    failure: Option<DeviceError>,
 }
 
 /// A layer's slots for experts, and its experts by their last selection.
@@ -48,8 +50,10 @@ pub(super) struct LayerCache {
     recent: Vec<u16>,
     /// A bit per neuron of the bundle, set if the device computes it.
     on_device: Vec<u64>,
-    /// Experts that the latest pass missed and whose reuse distance makes a copy worthwhile.
-    missed: VecDeque<u16>,
+    /// Whether an expert was selected before.
+    is_known: Vec<bool>,
+    /// Selections of the pass that runs: the token's index in the pass and the expert.
+    selected: Vec<(u32, u16)>,
 }
 
 /// Rows on the device that hold one expert at a time.
@@ -105,7 +109,8 @@ impl LayerCache {
             rows,
             recent: order,
             on_device,
-            missed: VecDeque::new(),
+            is_known: vec![false; experts],
+            selected: Vec::new(),
         })
     }
 
@@ -123,44 +128,65 @@ impl LayerCache {
         })
     }
 
-    /// Notes the experts of a token, which have a routing weight other than 0 in `weights`. Returns how many of them were on the device, and
-    /// how many there are.
-    pub(super) fn select(&mut self, weights: &[f32]) -> [u64; 2] {
+    /// Notes the experts of token `index` of a pass, which have a routing weight other than 0 in `weights`. Returns how many of them were
+    /// on the device, and how many there are.
+    pub(super) fn select(&mut self, index: usize, weights: &[f32]) -> [u64; 2] {
         let mut counts = [0; 2];
         for (expert, (rows, weight)) in self.rows.iter().zip(weights).enumerate() {
-            if *weight == 0.0 {
-                continue;
-            }
-            let is_here = self.on_device[rows.start / WORD] >> (rows.start % WORD) & 1;
-            counts[0] += is_here;
-            counts[1] += 1;
-            let expert = expert as u16;
-            let Some(distance) = self.recent.iter().position(|other| *other == expert) else {
-                continue;
-            };
-            self.recent[..=distance].rotate_right(1);
-            let is_worthwhile = distance < EXPERT_DISTANCES * self.slots.len();
-            if is_here == 0 && is_worthwhile && !self.missed.contains(&expert) {
-                self.missed.push_back(expert);
+            if *weight != 0.0 {
+                counts[0] += self.on_device[rows.start / WORD] >> (rows.start % WORD) & 1;
+                counts[1] += 1;
+                self.selected.push((index as u32, expert as u16));
             }
         }
         counts
     }
 
-    /// Index of the slot that `expert` is copied to: that of the least recently selected expert. `None` if the expert has a slot already, or
-    /// if no expert was selected less recently.
-    fn replaced(&self, expert: u16) -> Option<usize> {
+    /// Moves the experts that the pass selected to the front. Returns those that it missed and whose reuse distance makes a copy
+    /// worthwhile. As in a profile, distances are those before the token; its expert with the highest index becomes the most recent one.
+    fn missed(&mut self) -> Vec<u16> {
+        let mut missed = Vec::new();
+        let selected = std::mem::take(&mut self.selected);
+        for token in selected.chunk_by(|a, b| a.0 == b.0) {
+            let distance = |expert: u16| self.recent.iter().position(|other| *other == expert);
+            for (_, expert) in token {
+                let Some(distance) = distance(*expert) else {
+                    continue;
+                };
+                let has_slot = self.slots.iter().any(|slot| slot.expert == *expert);
+                let is_worthwhile = self.is_known[usize::from(*expert)]
+                    && distance < EXPERT_DISTANCES * self.slots.len();
+                if is_worthwhile && !has_slot && !missed.contains(expert) {
+                    missed.push(*expert);
+                }
+            }
+            for (_, expert) in token {
+                self.is_known[usize::from(*expert)] = true;
+                if let Some(place) = self.recent.iter().position(|other| other == expert) {
+                    self.recent[..=place].rotate_right(1);
+                }
+            }
+        }
+        missed
+    }
+
+    /// Takes the least recently selected expert out of its slot, to which `expert` is copied; returns the slot. `None` if no expert in a
+    /// slot was selected less recently than `expert`.
+    fn replace(&mut self, expert: u16) -> Option<usize> {
         let age = |expert: u16| self.recent.iter().position(|other| *other == expert);
         let slots = self.slots.iter().enumerate();
         let (index, slot) = slots
             .filter(|(_, slot)| slot.is_there)
             .max_by_key(|(_, slot)| age(slot.expert))?;
-        let has_slot = self.slots.iter().any(|slot| slot.expert == expert);
-        (!has_slot && age(slot.expert) > age(expert)).then_some(index)
+        if age(slot.expert) < age(expert) {
+            return None;
+        }
+        self.put(index, expert);
+        Some(index)
     }
 
-    /// Takes the expert out of a slot, to which `expert` is copied.
-    fn replace(&mut self, slot: usize, expert: u16) {
+    /// Assigns a slot to `expert`, which is then copied to it.
+    fn put(&mut self, slot: usize, expert: u16) {
         let slot = &mut self.slots[slot];
         let evicted = self.rows[usize::from(slot.expert)].clone();
         set(&mut self.on_device, evicted, false);
@@ -179,7 +205,7 @@ impl LayerCache {
     fn forget(&mut self) {
         self.recent
             .sort_by_key(|expert| self.rows[usize::from(*expert)].start);
-        self.missed.clear();
+        self.is_known.fill(false);
     }
 }
 
@@ -230,6 +256,7 @@ impl ExpertCache {
                 layers,
                 at_once,
                 passes: 0,
+                failure: None,
             })),
             Err(DeviceError::OutOfMemory { .. }) => Ok(None),
             Err(other) => Err(other),
@@ -239,6 +266,51 @@ impl ExpertCache {
     /// The slots of `layer`, if it has any.
     pub(super) fn layer(&mut self, layer: usize) -> Option<&mut LayerCache> {
         self.layers[layer].as_mut()
+    }
+
+    /// Prepares for a pass, which needs the plan's experts in the layers for which `is_planned` is true. Before a prompt, all copies end.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the device fails, or if an earlier copy failed.
+    pub(super) fn begin(
+        &mut self,
+        device: &mut DeviceModel,
+        model: &Model,
+        is_prompt: bool,
+        is_planned: impl Fn(&DeviceModel, usize) -> bool,
+    ) -> Result<(), DeviceError> {
+        for cache in self.layers.iter_mut().flatten() {
+            // Left by a pass that failed.
+            cache.selected.clear();
+        }
+        self.noted(|cache| {
+            if is_prompt {
+                cache.finish_copies(device)?;
+            }
+            let mut copies = Vec::new();
+            for (layer, slots) in cache.layers.iter_mut().enumerate() {
+                let Some(slots) = slots.as_mut().filter(|_| is_planned(device, layer)) else {
+                    continue;
+                };
+                slots.forget();
+                for slot in 0..slots.slots.len() {
+                    let first = slots.slots[slot].first;
+                    if slots.slots[slot].expert != first {
+                        slots.put(slot, first);
+                        copies.push((layer, slot));
+                    }
+                }
+            }
+            for copies in copies.chunks(cache.at_once) {
+                cache.start_copies(copies, device, model)?;
+                device.finish_expert_copies()?;
+            }
+            match copies.is_empty() {
+                true => Ok(()),
+                false => cache.finish_copies(device),
+            }
+        })
     }
 
     /// Ends the copies that ran during a pass, and starts those of the experts that it missed. The layers take turns to be the first, as
@@ -252,54 +324,38 @@ impl ExpertCache {
         device: &mut DeviceModel,
         model: &Model,
     ) -> Result<(), DeviceError> {
-        self.finish_copies(device)?;
-        let count = self.layers.len();
-        let mut copies = Vec::new();
-        for layer in (0..count).map(|layer| (self.passes + layer) % count) {
-            let Some(cache) = &mut self.layers[layer] else {
-                continue;
-            };
-            while let Some(expert) = cache.missed.pop_front() {
-                if copies.len() < self.at_once
-                    && let Some(slot) = cache.replaced(expert)
-                {
-                    cache.replace(slot, expert);
-                    copies.push((layer, slot));
+        self.noted(|cache| {
+            cache.finish_copies(device)?;
+            let count = cache.layers.len();
+            let mut copies = Vec::new();
+            for layer in (0..count).map(|layer| (cache.passes + layer) % count) {
+                let Some(slots) = &mut cache.layers[layer] else {
+                    continue;
+                };
+                for expert in slots.missed() {
+                    if copies.len() < cache.at_once
+                        && let Some(slot) = slots.replace(expert)
+                    {
+                        copies.push((layer, slot));
+                    }
                 }
             }
-        }
-        self.passes += 1;
-        self.start_copies(&copies, device, model)
+            cache.passes += 1;
+            cache.start_copies(&copies, device, model)
+        })
     }
 
-    /// Puts the experts of the plan back into all slots, and waits for them.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the device fails.
-    pub(super) fn reset(
+    /// Calls `act`, unless it has failed before.
+    fn noted(
         &mut self,
-        device: &mut DeviceModel,
-        model: &Model,
+        act: impl FnOnce(&mut Self) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        self.finish_copies(device)?;
-        let mut copies = Vec::new();
-        for (layer, cache) in self.layers.iter_mut().enumerate() {
-            let Some(cache) = cache else { continue };
-            cache.forget();
-            for slot in 0..cache.slots.len() {
-                let first = cache.slots[slot].first;
-                if cache.slots[slot].expert != first {
-                    cache.replace(slot, first);
-                    copies.push((layer, slot));
-                }
-            }
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
         }
-        for copies in copies.chunks(self.at_once) {
-            self.start_copies(copies, device, model)?;
-            device.finish_expert_copies()?;
-        }
-        self.finish_copies(device)
+        let result = act(self);
+        self.failure = result.clone().err();
+        result
     }
 
     /// Starts to copy the experts of slots, by layer and slot, to them.
@@ -327,11 +383,7 @@ impl ExpertCache {
     }
 
     /// Waits for the copies that run, and assigns their slots to the experts.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the device fails.
-    pub(super) fn finish_copies(&mut self, device: &mut DeviceModel) -> Result<(), DeviceError> {
+    fn finish_copies(&mut self, device: &mut DeviceModel) -> Result<(), DeviceError> {
         let caches = self.layers.iter_mut().enumerate();
         let mut is_finished = false;
         for (layer, cache) in caches.filter_map(|(layer, cache)| Some((layer, cache.as_mut()?))) {
@@ -383,9 +435,8 @@ mod tests {
 
     /// Copies what the latest token missed, at once.
     fn copy(cache: &mut LayerCache) {
-        while let Some(expert) = cache.missed.pop_front() {
-            if let Some(slot) = cache.replaced(expert) {
-                cache.replace(slot, expert);
+        for expert in cache.missed() {
+            if let Some(slot) = cache.replace(expert) {
                 cache.arrive(slot);
             }
         }
@@ -394,12 +445,13 @@ mod tests {
     #[test]
     fn the_least_recently_selected_expert_is_replaced() {
         let mut cache = cache(3).unwrap();
-        let mut recent = vec![0, 1, 2, 3, 4, 5];
+        let mut recent = [0, 1, 2, 3, 4, 5];
+        cache.is_known.fill(true);
         let mut random = Random::new(7);
         for _ in 0..500 {
             let expert = random.below(6);
             let distance = recent.iter().position(|other| *other == expert).unwrap();
-            let counts = cache.select(&weights(expert));
+            let counts = cache.select(0, &weights(expert));
             // Every distance is below twice the number of slots, so all misses are copied.
             assert_eq!(counts, [u64::from(distance < 3), 1]);
             copy(&mut cache);
@@ -422,25 +474,46 @@ mod tests {
     }
 
     #[test]
-    fn a_miss_at_a_long_distance_is_not_copied() {
+    fn a_miss_is_copied_if_the_expert_was_selected_not_long_ago() {
         let mut cache = cache(1).unwrap();
+        let mut selects = |expert: usize, is_here: u64, missed: &[u16]| {
+            assert_eq!(cache.select(0, &weights(expert)), [is_here, 1]);
+            assert_eq!(cache.missed(), missed);
+        };
         // Experts 0 and 1 are always on the device, and 2 is in the only slot.
-        assert_eq!(cache.select(&weights(1)), [1, 1]);
-        assert_eq!(cache.select(&weights(5)), [0, 1]);
-        assert!(cache.missed.is_empty());
-        assert_eq!(cache.select(&weights(5)), [0, 1]);
-        assert_eq!(cache.missed, [5]);
-        assert_eq!(cache.replaced(5), Some(0));
-        cache.replace(0, 5);
+        selects(1, 1, &[]);
+        selects(5, 0, &[]);
+        selects(5, 0, &[5]);
+        selects(3, 0, &[]);
+        selects(4, 0, &[]);
+        selects(5, 0, &[]);
+        selects(4, 0, &[4]);
+        assert_eq!(cache.replace(4), Some(0));
         assert_eq!(
             cache.on_device(),
             [0xfff],
             "expert 2 is computed on the host"
         );
         cache.arrive(0);
-        assert_eq!(cache.on_device(), [0xf00_0fff]);
+        assert_eq!(cache.on_device(), [0xf0_0fff]);
         cache.forget();
         assert_eq!(cache.recent, [2, 3, 4, 5]);
+        assert_eq!(cache.replace(2), None);
+    }
+
+    #[test]
+    fn distances_are_those_before_the_token() {
+        let mut cache = cache(1).unwrap();
+        cache.is_known.fill(true);
+        // The order is 2, 3, 4, 5; distances below 2 are worthwhile.
+        let both: Vec<f32> = [0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0].into();
+        assert_eq!(cache.select(0, &both), [0, 2]);
+        assert_eq!(cache.missed(), [3]);
+        assert_eq!(cache.recent, [4, 3, 2, 5]);
+        // Two tokens of a pass.
+        cache.select(0, &weights(5));
+        cache.select(1, &weights(5));
+        assert_eq!(cache.missed(), [5]);
     }
 
     #[test]

@@ -224,6 +224,9 @@ impl Threads {
         let tokens = out.len() / columns.max(1);
         let dense = groups.iter().filter(|group| group.is_dense);
         let dense: usize = dense.map(|group| group.listed).sum();
+        if dense == 0 {
+            return self.sum_by_tokens(matrix, active, groups, listed, out);
+        }
         let most = if 2 * dense > listed {
             // The sums of a stripe stay in the cache: the fewer tokens, the longer the stripe.
             STRIPE_COLUMNS * (PREFILL_BATCH / tokens).max(1)
@@ -250,7 +253,8 @@ impl Threads {
                     let columns = start..start + width;
                     for groups in groups.chunk_by(|a, b| !a.is_dense && !b.is_dense) {
                         for groups in groups.chunks(GROUPS_AT_ONCE) {
-                            self.add_groups(matrix, active, groups, columns.clone(), sums, stripe);
+                            let columns = columns.clone();
+                            self.add_groups(matrix, active, groups, columns, sums, stripe);
                         }
                     }
                 });
@@ -262,6 +266,49 @@ impl Threads {
                 let width = stripe_columns.min(columns - start);
                 let stripe = &stripes[start * tokens + token * width..][..width];
                 add(&mut out[start..start + width], stripe);
+            }
+        });
+    }
+
+    /// As [`Self::sum_groups`], if no group is dense: threads divide the tokens and read whole rows.
+    fn sum_by_tokens(
+        &self,
+        matrix: &Matrix<'_>,
+        active: &[Active],
+        groups: &[Group],
+        listed: usize,
+        out: &mut [f32],
+    ) {
+        let columns = matrix.columns();
+        let work = Work {
+            out,
+            bytes: listed * matrix.row_bytes(),
+            step: columns,
+            most_parts: self.most_parts(),
+        };
+        self.share_values(work, |values, out| {
+            let tokens = values.start / columns..values.end / columns;
+            for start in (0..columns).step_by(LONG_STRIPE_COLUMNS) {
+                let stripe = start..columns.min(start + LONG_STRIPE_COLUMNS);
+                let length = tokens.len() * stripe.len();
+                ThreadBuffer(&PARTIAL_SUMS).zeroed(2 * length, |sums| {
+                    let (sums, all) = sums.split_at_mut(length);
+                    for groups in groups.chunks(GROUPS_AT_ONCE) {
+                        let tokens = tokens.clone();
+                        self.add_tokens(
+                            matrix,
+                            (active, tokens),
+                            groups,
+                            stripe.clone(),
+                            sums,
+                            all,
+                        );
+                    }
+                    let all = all.chunks_exact(stripe.len());
+                    for (out, all) in out.chunks_exact_mut(columns).zip(all) {
+                        add(&mut out[stripe.clone()], all);
+                    }
+                });
             }
         });
     }
@@ -294,10 +341,26 @@ impl Threads {
                 }
             }
         }
-        // Otherwise tokens share few rows, which stay in the cache until every token has added its own.
-        let tokens = sums.chunks_exact_mut(columns.len());
-        let tokens = tokens.zip(out.chunks_exact_mut(columns.len())).zip(active);
-        for (token, ((sum, out), active)) in tokens.enumerate() {
+        let tokens = 0..active.len();
+        self.add_tokens(matrix, (active, tokens), groups, columns, sums, out);
+    }
+
+    /// Adds the rows of `groups` token by token, if they are not dense, to the `sums [tokens, columns]` of parts of the lists
+    /// `active[tokens]`. When a part ends, adds its sum to `out`. The rows stay in the cache until every token has added its own.
+    fn add_tokens(
+        &self,
+        matrix: &Matrix<'_>,
+        (active, tokens): (&[Active], Range<usize>),
+        groups: &[Group],
+        columns: Range<usize>,
+        sums: &mut [f32],
+        out: &mut [f32],
+    ) {
+        let is_dense = groups[0].is_dense;
+        let sums = sums.chunks_exact_mut(columns.len());
+        let sums = sums.zip(out.chunks_exact_mut(columns.len()));
+        for (token, (sum, out)) in tokens.zip(sums) {
+            let active = &active[token];
             let mut start = groups[0].tokens[token].range.start;
             for (index, group) in groups.iter().enumerate() {
                 let listed = &group.tokens[token];

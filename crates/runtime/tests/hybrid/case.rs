@@ -74,7 +74,7 @@ impl Case {
         for (layer, placement) in plan.layers.iter_mut().zip(placements.iter().cycle()) {
             // Need not be a multiple of the bits of a mask's word.
             layer.hot_count = neurons * placement.quarters / 4;
-            layer.cached_experts = self.cached_experts;
+            layer.cached_experts = self.cached_experts.min(layer.hot_count);
             layer.attention = placement.attention;
             layer.kv = placement.kv;
             layer.threshold = self.threshold;
