@@ -11,10 +11,10 @@
 #   REPORT  [default: docs/reports/cpu-results.md]
 # SHAPES="llama-1b llama-7b:16 llama-70b:4" (":N" limits a shape to N layers, "/q4_0,q8_0" to these formats),
 # QUANTS="f16 q8_0 q4_0", THREADS="1 2" and REPEATS=3 select what is measured. PROMPT_SHAPES=llama-1b lists the shapes
-# with a prefill of 512 tokens; SPARSE="" skips the sparse policies. HUMAN_EVAL=HumanEval.jsonl.gz,
-# PLAIN_TEXT=wikitext-2-test.txt and TOKENIZER=folder (of a model with the vocabulary of the shapes) add speculative
-# decoding of COMPLETIONS=4 texts of each. LLAMA_CPP_BIN=folder uses an existing llama-bench,
-# POWERINFER=path an existing binary.
+# with a prefill of 512 tokens; SPARSE="" skips the sparse policies. Mixtures of experts, such as qwen3-30b-a3b:8, are
+# measured without predictors. HUMAN_EVAL=HumanEval.jsonl.gz, PLAIN_TEXT=wikitext-2-test.txt and TOKENIZER=folder (of a
+# model with the vocabulary of the shapes) add speculative decoding of COMPLETIONS=4 texts of each. LLAMA_CPP_BIN=folder
+# uses an existing llama-bench, POWERINFER=path an existing binary.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 report=$(realpath -m "${2:-$root/docs/reports/cpu-results.md}")

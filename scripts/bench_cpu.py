@@ -566,8 +566,8 @@ Written by `scripts/bench-cpu.sh`. Machine: {machine['cores']} cores of {machine
 {platform.system()}, instruction set {machine['instruction_set']}. {versions}; llama.cpp {theirs} of llama-cpp-python \
 {os.environ['LLAMA_CPP_VERSION']}, compiled for this CPU.
 
-The models are synthetic: random weights, {100 * SPARSITY:.0f}% of the FFN activations are zero; in mixtures, {100 * EXPERT_SKEW:.0f}% of \
-a layer's experts get 80% of the selections. Both programs run the same shape in the same \
+The models are synthetic and have random weights. {100 * SPARSITY:.0f}% of the FFN activations are zero; in mixtures of experts, instead, \
+{100 * EXPERT_SKEW:.0f}% of a layer's experts get 80% of the selections. Both programs run the same shape in the same \
 format; llama.cpp computes SiLU, which is as fast. Runs alternate, {REPEATS} each; tables show median (minimum–maximum). The read bandwidth is \
 measured with plain vector loads over 1 GiB, on the same number of threads, just before and after each powerinfer run. “Memory allows” is that \
 bandwidth, or for selected rows the bandwidth of rows of their length at their distances. The bandwidth share of \
@@ -669,7 +669,7 @@ def main(folder, path):
                         report.add_speculation(model, what, files)
                 report.write()
             report.add_start(model, {"shape": shape, "quant": quant, "threads": THREADS[-1]}, files)
-            if with_prompt and quant == SPARSE_QUANT:
+            if with_prompt and quant == SPARSE_QUANT and model.shape not in MIXTURES:
                 what = {"shape": shape, "quant": quant, "threads": THREADS[0]}
                 report.add_batches(model, what, files)
                 report.add_busy(model, what, files)

@@ -43,7 +43,7 @@ pub struct LayerInputs {
     pub costs: LayerCosts,
     /// Activation frequency of each neuron, in descending order.
     pub frequencies: Vec<f32>,
-    /// In a mixture of experts, the share of the selections at a reuse distance below 0, 1, … all experts; empty if it is unknown.
+    /// In a mixture of experts, entry `n` is the share of selections with a reuse distance below `n` (`[experts + 1]`); empty if unknown.
     pub expert_hits: Vec<f32>,
 }
 

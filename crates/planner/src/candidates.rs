@@ -258,7 +258,7 @@ pub(crate) fn stored(
     }
 }
 
-/// Share of the selections of a layer's experts at a reuse distance below 0, 1, … all experts; empty in a dense model.
+/// Expert selections by reuse distance: entry `n` is the share with a distance below `n` (`[experts + 1]`); empty in a dense model.
 pub(crate) fn expert_hits(activity: &LayerActivity) -> Vec<f32> {
     let held = activity.experts.iter().flat_map(ExpertActivity::held);
     held.map(|held| held.cached as f32).collect()

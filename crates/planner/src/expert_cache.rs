@@ -1,14 +1,14 @@
 //! Chooses the layers of a mixture of experts whose hot experts may be replaced while the model runs.
 //!
-//! A cache of `n` experts evicts the least recently selected one, and copies a missed expert if its reuse distance is below `2n`. If the
-//! profile has the share `F(n)` of the selections at a distance below `n`, and successive distances of an expert are independent,
+//! A cache of `n` experts evicts the least recently selected one, and copies a missed expert if its reuse distance is below `2n`. Let
+//! `F(n)` be the share of the profile's selections at a distance below `n`. If successive distances of an expert are independent, then
 //!
 //! ```text
 //! hit rate               F(n) · F(2n)
 //! copies per selection   F(2n) · (1 − F(n))
 //! ```
 //!
-//! A copy takes the host the time of three times the bytes of an expert: it reads and writes them, and the GPU reads them again.
+//! A copy costs as much host time as reading three times the bytes of an expert: the host reads and writes them, and the GPU reads them.
 
 use powerinfer_artifact::plan::{Baseline, BudgetLine, CACHED_EXPERTS, Device, Plan, Policy};
 use powerinfer_model::{Experts, ModelConfig};
@@ -46,8 +46,8 @@ impl Cached {
     }
 }
 
-/// Lets `plan` replace the hot experts of the layers that become faster. `hits` has, per layer, the share of the selections of experts at a
-/// reuse distance below 0, 1, … all experts; nothing if it is unknown. Adds the other choice to the plan's baselines.
+/// Sets `cached_experts` in the layers of `plan` that a cache makes faster. `hits` has the [`expert_hits`](crate::candidates::expert_hits)
+/// of each layer; an entry is empty if they are unknown. Adds the alternative, with or without caches, to the plan's baselines.
 ///
 /// Returns the candidates `chosen` with the activation frequencies that result, and the seconds per token that copies take.
 pub(crate) fn choose(

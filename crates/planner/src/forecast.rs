@@ -16,8 +16,8 @@ use crate::{
 /// Batch sizes of the forecast.
 const BATCHES: [usize; 2] = [1, 8];
 
-/// Adds the forecast to `plan`, whose layers have the candidates `chosen`, and first [chooses](expert_cache::choose) the layers whose experts
-/// are replaced while the model runs; `hits` has their reuse. The KV cache counts as full, all sequences together.
+/// Adds the forecast to `plan`, whose layers have the candidates `chosen`. First [chooses](expert_cache::choose) the layers whose experts
+/// are replaced while the model runs, from the reuse of experts in `hits`. The KV cache counts as full, all sequences together.
 pub(crate) fn predict(
     plan: &mut Plan,
     problem: &Problem,

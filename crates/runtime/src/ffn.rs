@@ -244,11 +244,11 @@ impl Ffn<'_> {
     }
 
     /// Sum of the cold neurons for `x [tokens, hidden]`. `mask`, 32 neurons per word, has the neurons that a predictor and a router
-    /// leave for each token; `weights`, `[tokens, blocks]`, are routing weights in a mixture of experts. With `on_device`, a bit per neuron,
-    /// the cold neurons are instead those of the selected experts whose bit is not set.
+    /// leave for each token; `weights`, `[tokens, blocks]`, are routing weights in a mixture of experts. If `on_device` is given, a bit per
+    /// neuron, the cold neurons are instead the neurons of selected experts that have no bit set in it.
     #[expect(
         clippy::too_many_arguments,
-        reason = "what both devices know of a layer"
+        reason = "results of the device and state of the host"
     )]
     pub(crate) fn cold_sum(
         &self,

@@ -252,8 +252,8 @@ pub fn cpu_scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64
     scratch_bytes(config, context, rank) + (BATCH_THREADS * thread_bytes(config)) as u64
 }
 
-/// Upper bound of the host memory, in bytes, for the experts that `layers` may replace on the GPU: their weights, which the host reads while
-/// they are not there, and pinned memory for copies. 0 if there are none.
+/// Upper bound of the host memory, in bytes, for the experts that `layers` may replace on the GPU: their weights, which the host reads
+/// while the experts are not on the GPU, and pinned memory for copies. 0 if there are no such experts.
 pub fn cached_expert_bytes(experts: &Experts, layers: &[LayerPlan]) -> u64 {
     let expert = |layer: &LayerPlan| experts.size as u64 * layer.neuron_bytes;
     let cached = layers.iter().filter(|layer| layer.cached_experts > 0);

@@ -22,9 +22,9 @@ pub struct Statistics {
     pub bytes_read: u64,
     /// Bytes of the same kind that a device read from its memory.
     pub device_bytes_read: u64,
-    /// Experts that tokens selected in layers with a cache of experts, and how many of them a device held.
+    /// Experts selected in layers with a cache of experts, summed over layers and tokens.
     pub experts_selected: u64,
-    /// See [`experts_selected`](Self::experts_selected).
+    /// Selected experts, of those in [`experts_selected`](Self::experts_selected), that a device held.
     pub experts_on_device: u64,
     /// Time and bytes of every stage, if the clock runs.
     pub stages: Option<StageTimes>,

@@ -26,7 +26,7 @@ pub struct LayerPlan {
     pub neuron_count: usize,
     /// Number of neurons on the GPU.
     pub hot_count: usize,
-    /// In a mixture of experts, how many experts of the hot neurons, the least frequent ones, may be replaced while the model runs.
+    /// Number of hot experts that may be replaced while the model runs, the least frequent ones; 0 without experts.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub cached_experts: usize,
     /// Share of the layer's activations that belong to hot neurons.

@@ -267,7 +267,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     output.say(timing.describe());
     if let (true, Some(share)) = (output.verbose, timing.decoded.experts_on_device_share()) {
         output.say(format!(
-            "experts: {} of the selected ones were on the GPU, in layers that replace them while the model runs",
+            "experts: {} of the selected experts were on the GPU, in layers whose experts are replaced while the model runs",
             percent(share)
         ));
     }

@@ -103,8 +103,8 @@ impl Batch<'_> {
         if gemm.is_some() { every(width) } else { read }
     }
 
-    /// Sets `products` to those of all rows of `group` with the tokens for which any of them is wanted, if that takes less time than the
-    /// products of the `wanted` rows of each token alone. Returns these tokens.
+    /// Multiplies all rows of `group` with the tokens that need at least one of them, if that is faster than multiplying only the `wanted`
+    /// rows of each token. Sets `products` to the results and returns these tokens; otherwise returns `None`.
     fn gemm(
         &self,
         linear: &Linear<'_>,

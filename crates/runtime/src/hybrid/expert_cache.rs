@@ -1,14 +1,14 @@
-//! A cache of experts in device memory. The last experts of a layer's hot prefix are only the first content of its slots: an expert that a
-//! token selects again soon after it was computed on the host replaces the least recently selected one.
+//! A cache of experts in device memory. A layer's slots first hold the last experts of its hot prefix. If an expert without a slot is
+//! selected again soon, it replaces the least recently selected one.
 //!
 //! ```text
-//! pass t      the host computes an expert that it misses, as any cold neuron
+//! pass t      the host computes the missed expert, like any cold neuron
 //! after t     the slot is cleared, and the copy starts
-//! pass t + 1  runs while the copy does; the host computes both experts
+//! pass t + 1  runs during the copy; the host computes both experts
 //! after t + 1 the slot has its new expert
 //! ```
 //!
-//! Which device computes an expert follows from the selections of all passes so far, never from the time that a copy takes.
+//! Whether device or host computes an expert depends only on the selections of all passes so far, never on how long a copy takes.
 
 use std::ops::Range;
 
@@ -19,12 +19,12 @@ use powerinfer_kernels::cuda::DeviceError;
 use super::executor::with_cold_neurons;
 use crate::{masks::WORD, model::Model};
 
-/// Maximum bytes that are copied after a pass, unless an expert is larger. More would delay the next token: the host writes them to pinned
-/// memory.
+/// Maximum bytes copied after a pass; a larger expert is copied alone. More bytes would delay the next token, because the host writes them
+/// to pinned memory.
 pub const EXPERT_COPY_BYTES: usize = 16 << 20;
 
-/// An expert is copied if its reuse distance is below this multiple of the number of slots. Rarer ones would be evicted before they are
-/// selected again.
+/// Reuse distance, as a multiple of the number of slots, below which an expert is copied. Experts with longer distances would be evicted
+/// before they are selected again.
 pub const EXPERT_DISTANCES: usize = 2;
 
 /// The caches of all layers.
@@ -128,8 +128,8 @@ impl LayerCache {
         })
     }
 
-    /// Notes the experts of token `index` of a pass, which have a routing weight other than 0 in `weights`. Returns how many of them were
-    /// on the device, and how many there are.
+    /// Records the experts that token `index` of a pass selected: those with a non-zero routing weight in `weights`. Returns the number of
+    /// them on the device, and the number of all of them.
     pub(super) fn select(&mut self, index: usize, weights: &[f32]) -> [u64; 2] {
         let mut counts = [0; 2];
         for (expert, (rows, weight)) in self.rows.iter().zip(weights).enumerate() {
@@ -142,8 +142,9 @@ impl LayerCache {
         counts
     }
 
-    /// Moves the experts that the pass selected to the front. Returns those that it missed and whose reuse distance makes a copy
-    /// worthwhile. As in a profile, distances are those before the token; its expert with the highest index becomes the most recent one.
+    /// Moves the experts that the pass selected to the front of `recent`. Returns the missed ones whose reuse distance makes a copy
+    /// worthwhile. As in a profile, a token's own selections do not affect its distances; if it selects several experts, the one with
+    /// the highest index becomes the most recent.
     fn missed(&mut self) -> Vec<u16> {
         let mut missed = Vec::new();
         let selected = std::mem::take(&mut self.selected);
@@ -170,8 +171,8 @@ impl LayerCache {
         missed
     }
 
-    /// Takes the least recently selected expert out of its slot, to which `expert` is copied; returns the slot. `None` if no expert in a
-    /// slot was selected less recently than `expert`.
+    /// Evicts the least recently selected expert and assigns its slot to `expert`, which the caller then copies there. Returns the slot;
+    /// `None` if no expert in a slot was selected less recently than `expert`.
     fn replace(&mut self, expert: u16) -> Option<usize> {
         let age = |expert: u16| self.recent.iter().position(|other| *other == expert);
         let slots = self.slots.iter().enumerate();
@@ -210,8 +211,8 @@ impl LayerCache {
 }
 
 impl ExpertCache {
-    /// Caches as in the plan of `model`; allocates pinned memory. `None` if the plan has no slots, the policies have vectors of each neuron
-    /// on the device or predict neurons, or there is too little pinned memory.
+    /// Creates the caches of the plan of `model`, and allocates pinned memory for copies. A layer has no slots if its policy predicts
+    /// neurons or keeps per-neuron vectors on the device. `None` if no layer has slots, or if there is too little pinned memory.
     ///
     /// # Errors
     ///
@@ -268,7 +269,8 @@ impl ExpertCache {
         self.layers[layer].as_mut()
     }
 
-    /// Prepares for a pass, which needs the plan's experts in the layers for which `is_planned` is true. Before a prompt, all copies end.
+    /// Prepares for a pass: puts the plan's experts back into the layers for which `is_planned` is true. Before a prompt, waits for all
+    /// copies.
     ///
     /// # Errors
     ///
@@ -498,7 +500,11 @@ mod tests {
         assert_eq!(cache.on_device(), [0xf0_0fff]);
         cache.forget();
         assert_eq!(cache.recent, [2, 3, 4, 5]);
-        assert_eq!(cache.replace(2), None);
+        assert_eq!(
+            cache.replace(5),
+            None,
+            "the slot has an expert that was selected later"
+        );
     }
 
     #[test]

@@ -270,7 +270,7 @@ impl Threads {
         });
     }
 
-    /// As [`Self::sum_groups`], if no group is dense: threads divide the tokens and read whole rows.
+    /// Variant of [`Self::sum_groups`] for groups none of which is dense: threads divide the tokens and read whole rows.
     fn sum_by_tokens(
         &self,
         matrix: &Matrix<'_>,
@@ -345,8 +345,9 @@ impl Threads {
         self.add_tokens(matrix, (active, tokens), groups, columns, sums, out);
     }
 
-    /// Adds the rows of `groups` token by token, if they are not dense, to the `sums [tokens, columns]` of parts of the lists
-    /// `active[tokens]`. When a part ends, adds its sum to `out`. The rows stay in the cache until every token has added its own.
+    /// Adds the rows of `groups`, unless they are dense, to `sums [tokens, columns]`, token by token. `sums` has the sum of the current
+    /// part of each list in `active[tokens]`; when a part ends, its sum is added to `out`. The rows stay in the cache until every token
+    /// has added its own.
     fn add_tokens(
         &self,
         matrix: &Matrix<'_>,
