@@ -68,6 +68,9 @@ const LISTED_ROWS: usize = 8;
 /// from memory once.
 const GROUP: usize = 64;
 
+/// Neurons that have slots at a time, a multiple of [`GROUP`]: for several tokens, slots of all neurons of a mixture would exceed the caches.
+const SLOTTED_NEURONS: usize = 8192;
+
 /// A neuron and a value of it: its activation, then its `h_i`.
 type NeuronValue = (u32, f32);
 
@@ -407,27 +410,31 @@ impl Ffn<'_> {
             gate_products,
             up_products,
         };
-        let count = neurons.len() * tokens;
-        let slots = first(slots, count, count);
         let read = RowsRead::default();
         let bytes = self.row_bytes() * tokens;
-        threads.by_row_groups(slots, tokens, GROUP, bytes, |part, slots| {
-            for (start, slots) in part.step_by(GROUP).zip(slots.chunks_mut(GROUP * tokens)) {
-                let first = neurons.start + start;
-                batch.gate_up(first..first + slots.len() / tokens, slots, &read);
-            }
-        });
         active.resize_with(tokens, Active::default);
-        let bytes = size_of_val(slots);
-        threads.by_chunks(active, 1, bytes, |token, active| {
-            let computed = slots.chunks(GROUP * tokens).filter_map(|slots| {
-                let width = slots.len() / tokens;
-                let slots = &slots[token * width..][..width];
-                slots.split(|slot| slot.0 == NONE.0).next()
+        for active in active.iter_mut() {
+            active.clear(neurons.len());
+        }
+        for first_neuron in neurons.clone().step_by(SLOTTED_NEURONS) {
+            let count = SLOTTED_NEURONS.min(neurons.end - first_neuron) * tokens;
+            let slots = first(slots, count, count);
+            threads.by_row_groups(slots, tokens, GROUP, bytes, |part, slots| {
+                for (start, slots) in part.step_by(GROUP).zip(slots.chunks_mut(GROUP * tokens)) {
+                    let first = first_neuron + start;
+                    batch.gate_up(first..first + slots.len() / tokens, slots, &read);
+                }
             });
-            active[0].clear(neurons.len());
-            computed.for_each(|computed| active[0].extend(computed));
-        });
+            let bytes = size_of_val(slots);
+            threads.by_chunks(active, 1, bytes, |token, active| {
+                let computed = slots.chunks(GROUP * tokens).filter_map(|slots| {
+                    let width = slots.len() / tokens;
+                    let slots = &slots[token * width..][..width];
+                    slots.split(|slot| slot.0 == NONE.0).next()
+                });
+                computed.for_each(|computed| active[0].extend(computed));
+            });
+        }
         self.bytes_of(&read)
     }
 

@@ -5,7 +5,7 @@ use std::{cell::Cell, ops::Range};
 use powerinfer_kernels::{AXPY_GROUP_ROWS, Arithmetic, relative_axpy_cost};
 use powerinfer_tensor::{BLOCK, Matrix};
 
-use super::{PARTS_PER_THREAD, Threads, WORTH_SPLITTING, Work, add};
+use super::{PARTS_PER_THREAD, SUMS_PER_THREAD, Threads, WORTH_SPLITTING, Work, add};
 use crate::{ActivationFormat, ffn::Active, memory::PREFILL_BATCH, scratch::ThreadBuffer};
 
 /// Maximum number of parts of a list of rows; each part is summed separately.
@@ -280,11 +280,12 @@ impl Threads {
         out: &mut [f32],
     ) {
         let columns = matrix.columns();
+        // Every part reads all rows.
         let work = Work {
             out,
             bytes: listed * matrix.row_bytes(),
             step: columns,
-            most_parts: self.most_parts(),
+            most_parts: SUMS_PER_THREAD * self.count(),
         };
         self.share_values(work, |values, out| {
             let tokens = values.start / columns..values.end / columns;
