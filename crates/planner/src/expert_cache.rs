@@ -108,18 +108,18 @@ pub(crate) fn choose(
             bytes,
         });
     }
-    let (name, microseconds) = if is_cached {
-        ("the same experts, never replaced", before)
+    // A faster cache that was not chosen is no alternative: it lacks memory, or too much would be copied after a token.
+    let other = if is_cached {
+        Some(("the same experts, never replaced", before))
     } else {
-        let with = (before - 1e6 * all).max(0.0);
-        ("the same plan with a cache of experts", with)
+        let with = before - 1e6 * all;
+        (count > 0 && with >= before).then_some(("the same plan with a cache of experts", with))
     };
-    if let Some(forecast) = plan.forecast.as_mut().filter(|_| count > 0) {
+    if let (Some(forecast), Some((name, microseconds_per_token))) = (&mut plan.forecast, other) {
         forecast.baselines.push(Baseline {
             name: name.to_owned(),
-            microseconds_per_token: microseconds,
-            // A faster cache was not chosen for lack of memory or of time for copies.
-            fits_ram: is_cached || microseconds >= before,
+            microseconds_per_token,
+            fits_ram: true,
         });
     }
     (candidates, copying)
