@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 step() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
 
-echo "All checks of CI: about half an hour on two cores the first time, 9 GB in the target folder."
+echo "All checks of CI: over an hour on two cores the first time, 9 GB in the target folder."
 echo "Installed if missing: crates, the PTX tools, jinja2 and clients of the server (pip, in folders of their own), Chromium, QEMU, a linker for ARM and Slurm (apt)."
 step "format"
 cargo fmt --all --check

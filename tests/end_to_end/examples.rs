@@ -9,7 +9,7 @@ use std::{
 };
 
 use flate2::{Compression, write::GzEncoder};
-use powerinfer_artifact::Digest;
+use powerinfer_model::Checkpoint;
 use serde_json::json;
 
 use crate::{
@@ -64,14 +64,14 @@ const NOT_RUN: [(&str, &str); 18] = [
     ("powerinfer sweep", "a test runs the README's"),
 ];
 
-/// Settings under which all stages take seconds, as if an earlier run had been given them.
-fn quick(certify: &str) -> String {
+/// Settings under which all stages take seconds, as if an earlier run on `model` had been given them.
+fn quick(model: &Path, certify: &str) -> String {
     let options = json!({
         "certify": [certify], "steps": ["10"], "tokens": ["4000"], "trace-tokens": ["900"],
     });
-    let model = json!({ "name": "any", "fingerprint": Digest::from_content(b"") });
+    let checkpoint = Checkpoint::open(model).unwrap();
     let header = json!({
-        "format": "powerinfer-settings", "version": 1, "tool": "a test", "model": model,
+        "format": "powerinfer-settings", "version": 1, "tool": "a test", "model": checkpoint.identity(),
         "inputs": {}, "seed": 0, "settings": {},
     });
     json!({ "header": header, "options": options }).to_string()
@@ -101,10 +101,20 @@ fn folder() -> Sandbox {
         write(name, &text.as_bytes()[..size]);
     }
     write("article.txt", b"def f(x):\n    return x\n");
-    for model in ["demo", "my-model", "other-model", "prosparse-llama-2-7b"] {
+    let original = golden_model("..").join("gguf/tiny.powerinfer.f16.gguf");
+    fs::copy(original, sandbox.path("model.powerinfer.gguf")).unwrap();
+    let other = golden_model("..").join("gguf/llama-sp.q4_0.gguf");
+    fs::copy(&other, sandbox.path("other-model.gguf")).unwrap();
+    copy_folder(&golden_model("llama-silu"), &sandbox.path("other-model"));
+    for (name, model) in [
+        ("demo", sandbox.path("my-model")),
+        ("my-model", sandbox.path("my-model")),
+        ("other-model", other),
+        ("prosparse-llama-2-7b", golden_model("llama-relu-gqa")),
+    ] {
         write(
-            &format!("{model}.powerinfer/settings.json"),
-            quick("none").as_bytes(),
+            &format!("{name}.powerinfer/settings.json"),
+            quick(&model, "none").as_bytes(),
         );
     }
     let problem = |number: usize| {
@@ -128,11 +138,6 @@ fn folder() -> Sandbox {
     write("questions.jsonl", format!("{question}\n").as_bytes());
     let sum = json!({ "question": "1 + 1?", "answer": "It is 2.\n#### 2" });
     write("test.jsonl", format!("{sum}\n").repeat(7).as_bytes());
-    let original = golden_model("..").join("gguf/tiny.powerinfer.f16.gguf");
-    fs::copy(original, sandbox.path("model.powerinfer.gguf")).unwrap();
-    let other = golden_model("..").join("gguf/llama-sp.q4_0.gguf");
-    fs::copy(other, sandbox.path("other-model.gguf")).unwrap();
-    copy_folder(&golden_model("llama-silu"), &sandbox.path("other-model"));
     sandbox
 }
 
@@ -245,7 +250,7 @@ fn examples_of_the_pages_run_in_order() {
         }
         if name.contains("large-models") {
             let settings = sandbox.path("my-model.powerinfer/settings.json");
-            fs::write(settings, quick("quick")).unwrap();
+            fs::write(settings, quick(&sandbox.path("my-model"), "quick")).unwrap();
         }
         run_all(&sandbox.path(""), &lines, &server.endpoint);
     }

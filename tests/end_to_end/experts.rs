@@ -99,6 +99,21 @@ fn mixtures_are_made_prepared_and_run() {
             let scales: Vec<f32> = scales.filter(|scale| *scale > 0.0).collect();
             let least = scales.iter().copied().fold(f32::MAX, f32::min);
             assert!(least > 0.5 * largest(&scales), "{scales:?}");
+            // There is only one default budget if the model is so small that the GPU gets nothing.
+            let sweep = "sweep qwen2moe --data text.txt --tokens 300 --audit-tokens 100 -n 4 --repeats 1 --probe 4MiB \
+                         --context 16 --policy dense,error:10% --hardware rtx4090 --json";
+            let found = sandbox.run(&words(sweep)).good().json();
+            let rows = found["rows"].as_array().unwrap();
+            let computed = |row: &Value| row["sparsity"]["computed_share"].as_f64().unwrap();
+            let (dense, skipping) = (&rows[0], &rows[rows.len() - 1]);
+            assert!((computed(dense) - share).abs() < 1e-3, "{found}");
+            assert!(computed(skipping) < share, "{found}");
+            for row in rows {
+                assert!(row["speed"]["planned"]["tokens_per_second"].as_f64() > Some(0.0));
+                assert!(
+                    row["speed"]["measured"]["tokens_per_second"]["median"].as_f64() > Some(0.0)
+                );
+            }
         } else {
             assert_ne!(dense.stderr, exact.stderr);
             assert!(!exact.stderr.contains(&percent), "{}", exact.stderr);

@@ -320,15 +320,15 @@ pub fn default_budgets(
     shape: BatchShape,
 ) -> Result<Vec<PlacementTarget>, SolveError> {
     const STEP: u64 = 64 << 10;
-    let mut budgets = vec![PlacementTarget::Within(0)];
+    let mut sizes = vec![0];
     if hardware.gpu.is_some() {
         let audit = vec![LayerAudit::default(); layers.len()];
         let dense = audited(bundle, layers, Policy::Dense, None, &audit);
         let (fixed, layers) = whole(bundle, &dense, hardware, shape)?;
         let quarter = |count: u64| (fixed + layers * count / 4).div_ceil(STEP) * STEP;
-        let mut sizes: Vec<u64> = (1..=4).map(quarter).collect();
+        sizes.extend((1..=4).map(quarter));
+        // All are 0 if the model is so small that the GPU gets nothing.
         sizes.dedup();
-        budgets.extend(sizes.into_iter().map(PlacementTarget::Within));
     }
-    Ok(budgets)
+    Ok(sizes.into_iter().map(PlacementTarget::Within).collect())
 }
