@@ -9,7 +9,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use powerinfer_kernels::{Isa, QuantisedActivations};
+use powerinfer_kernels::{AXPY_GROUP_ROWS, Isa, QuantisedActivations};
 use powerinfer_tensor::{
     BLOCK, Format, Matrix, MatrixData, OwnedMatrix, SUPER_BLOCK, bf16, f16, pack,
 };
@@ -137,12 +137,15 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
     let rows = &all[..part.rows()];
     let ones = vec![1.0; tokens * rows.len()];
     let mut sums = vec![0.0; tokens * columns()];
+    let mut out = sums.clone();
+    let ends = vec![false; rows.len().div_ceil(AXPY_GROUP_ROWS) * tokens];
     let many = best(operations, || {
         isa.axpy_rows_batch(&part, rows, &ones, 0..columns(), &mut sums);
     });
     let many_rounded = if format.has_nibbles() {
         best(operations, || {
-            isa.axpy_rows_batch_integer(&part, rows, &ones, 0..columns(), &mut sums);
+            let (sums, out) = (&mut sums, &mut out);
+            isa.axpy_rows_batch_integer(&part, rows, &ones, 0..columns(), &ends, sums, out);
         })
     } else {
         f64::NAN
@@ -219,7 +222,17 @@ fn check(isa: Isa, format: Format) {
             let mut sums = vec![0.0; columns()];
             let (weights, x) = (matrix.as_view(), &values[..8]);
             isa.axpy_rows_integer(&weights, &rows, x, &[], 0..columns(), &mut sums);
-            isa.axpy_rows_batch_integer(&weights, &rows, x, 0..columns(), &mut sums);
+            let ends = [false];
+            let mut totals = vec![0.0; columns()];
+            isa.axpy_rows_batch_integer(
+                &weights,
+                &rows,
+                x,
+                0..columns(),
+                &ends,
+                &mut sums,
+                &mut totals,
+            );
             out.extend(sums);
         }
         out

@@ -264,26 +264,47 @@ impl Isa {
         });
     }
 
-    /// [`Isa::axpy_rows_integer`] for several tokens, with the same bits per token; shapes as [`Isa::axpy_rows_batch`].
+    /// [`Isa::axpy_rows_integer`] for several tokens, with the same bits per token, into `sums`; shapes as [`Isa::axpy_rows_batch`].
+    ///
+    /// If an entry of `ends [groups, tokens]` is true, the token's sum is added to its row of `out [tokens, columns]` after that group and
+    /// starts again from 0. A group consists of the consecutive entries of `rows` that are in the same [`AXPY_GROUP_ROWS`] rows of
+    /// the matrix.
     ///
     /// # Panics
     ///
-    /// As [`Isa::axpy_rows_integer`].
+    /// As [`Isa::axpy_rows_integer`], and if a group has more than [`AXPY_GROUP_ROWS`] entries.
+    #[expect(clippy::too_many_arguments, reason = "two levels of sums")]
     pub fn axpy_rows_batch_integer(
         &self,
         matrix: &Matrix<'_>,
         rows: &[u32],
         coefficients: &[f32],
         columns: Range<usize>,
+        ends: &[bool],
+        sums: &mut [f32],
         out: &mut [f32],
     ) {
-        check_axpy_batch(matrix, rows, coefficients, &columns, out);
+        check_axpy_batch(matrix, rows, coefficients, &columns, sums);
         check_nibbles(matrix);
+        assert_eq!(out.len(), sums.len(), "as many tokens in both sums");
+        let group = |row: &u32| *row as usize / AXPY_GROUP_ROWS;
+        let mut groups = 0;
+        for group in rows.chunk_by(|a, b| group(a) == group(b)) {
+            assert!(
+                group.len() <= AXPY_GROUP_ROWS,
+                "rows of a group are distinct"
+            );
+            groups += 1;
+        }
+        let tokens = sums.len() / columns.len().max(1);
+        assert_eq!(ends.len(), groups * tokens, "one end per group and token");
         self.run(IntegerAxpyBatch {
             matrix,
             rows,
             coefficients,
             columns,
+            ends,
+            sums,
             out,
         });
     }

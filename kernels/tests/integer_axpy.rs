@@ -102,33 +102,44 @@ fn batches_have_the_bits_of_single_tokens() {
                     let part = start..columns;
                     let coefficients = noise(33, listed.len() * tokens);
                     for isa in Isa::available() {
-                        let mut found = noise(34, part.len() * tokens);
-                        let mut expected = found.clone();
+                        let context =
+                            format!("{isa}, {format}, {rows} x {columns} from {start}, {tokens}");
+                        let mut sums = noise(34, part.len() * tokens);
+                        let mut out = noise(35, part.len() * tokens);
+                        let (mut expected, mut expected_out) = (sums.clone(), out.clone());
                         let view = matrix.as_view();
+                        let groups = || listed.chunk_by(|a, b| a / 128 == b / 128);
+                        let count = groups().count() * part.len().min(1) * tokens;
+                        let ends: Vec<bool> = (0..count).map(|index| index % 3 == 1).collect();
                         isa.axpy_rows_batch_integer(
                             &view,
                             &listed,
                             &coefficients,
                             part.clone(),
-                            &mut found,
+                            &ends,
+                            &mut sums,
+                            &mut out,
                         );
-                        let outputs = expected
-                            .chunks_exact_mut(part.len().max(1))
-                            .zip(coefficients.chunks_exact(listed.len().max(1)));
-                        for (out, coefficients) in outputs {
-                            let part = part.clone();
-                            Isa::SCALAR.axpy_rows_integer(
-                                &view,
-                                &listed,
-                                coefficients,
-                                &[],
-                                part,
-                                out,
-                            );
+                        let width = part.len().max(1);
+                        let outputs = expected.chunks_exact_mut(width);
+                        let outputs = outputs.zip(expected_out.chunks_exact_mut(width));
+                        let lists = coefficients.chunks_exact(listed.len().max(1));
+                        for (token, ((sum, out), coefficients)) in outputs.zip(lists).enumerate() {
+                            let mut first = 0;
+                            for (index, rows) in groups().enumerate() {
+                                let own = &coefficients[first..first + rows.len()];
+                                let part = part.clone();
+                                Isa::SCALAR.axpy_rows_integer(&view, rows, own, &[], part, sum);
+                                first += rows.len();
+                                if ends[index * tokens + token] {
+                                    for (out, sum) in out.iter_mut().zip(sum.iter_mut()) {
+                                        *out += std::mem::take(sum);
+                                    }
+                                }
+                            }
                         }
-                        let context =
-                            format!("{isa}, {format}, {rows} x {columns} from {start}, {tokens}");
-                        assert_same(&found, &expected, &context);
+                        assert_same(&sums, &expected, &context);
+                        assert_same(&out, &expected_out, &context);
                     }
                 }
             }

@@ -11,7 +11,7 @@ use crate::{
     ffn::FfnBuffers,
     forward::{HeadBuffers, cap_logits, forward, head},
     hybrid::{HybridExecutor, PassTimes},
-    memory::kv_bytes,
+    memory::{PREFILL_BATCH, kv_bytes},
     memory_use::{self, MemoryUse},
     model::Model,
     pass::{Pass, PassBuffers},
@@ -123,8 +123,12 @@ impl Engine {
     /// Maximum number of prompt tokens in a pass that also decodes one token for each of `decoded` other sessions. A device runs
     /// prompt tokens in separate passes. Its results depend on the number of tokens in a pass, so other sessions must not affect it.
     pub fn prompt_room(&self, decoded: usize) -> usize {
-        let decoded = if self.uses_device() { 0 } else { decoded };
-        self.prompt_batch().saturating_sub(decoded).max(1)
+        let all = self.prompt_batch();
+        if decoded == 0 || self.uses_device() {
+            return all;
+        }
+        // Other sessions wait until the pass ends, so it is kept short.
+        all.min(PREFILL_BATCH).saturating_sub(decoded).max(1)
     }
 
     /// Tokens that fit the context of the plan.
@@ -373,27 +377,25 @@ impl Engine {
         let pieces = tokens.chunks(self.prompt_batch());
         let last = pieces.len() - 1;
         for (index, piece) in pieces.enumerate() {
-            if wanted == Wanted::All {
-                earlier.append(&mut self.logits);
-            }
             let search = match wanted {
                 Wanted::Largest(vocabulary) if index == last => Some(vocabulary),
                 _ => None,
             };
             is_found = self.pass(session, piece, search)?;
             if wanted == Wanted::All {
-                self.head(0..self.buffers.hidden.len())?;
+                let all = self.buffers.hidden.len();
+                let size = PREFILL_BATCH * (all / piece.len());
+                for start in (0..all).step_by(size) {
+                    self.head(start..all.min(start + size))?;
+                    earlier.append(&mut self.logits);
+                }
             }
         }
         match wanted {
             Wanted::None => self.logits.clear(),
             Wanted::Last => self.head(self.last_hidden())?,
             Wanted::Largest(vocabulary) => self.head_for_largest(vocabulary, is_found)?,
-            Wanted::All if earlier.is_empty() => {}
-            Wanted::All => {
-                earlier.append(&mut self.logits);
-                self.logits = earlier;
-            }
+            Wanted::All => self.logits = earlier,
         }
         Ok(())
     }

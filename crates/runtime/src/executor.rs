@@ -54,6 +54,8 @@ pub(crate) trait LayerExecutor: std::fmt::Debug + Send {
 /// Computes layers on the CPU.
 #[derive(Debug, Default)]
 pub(crate) struct CpuExecutor {
+    /// Number of prompt tokens that run together; 0 stands for [`PREFILL_BATCH`].
+    prompt_tokens: usize,
     /// Hidden states before attention, `[tokens, hidden]`, if the FFN or its predictor reads them.
     pub(crate) residual: Vec<f32>,
     /// Hidden states before attention, `[tokens, hidden]`, if routers read them.
@@ -78,9 +80,19 @@ struct AttentionBuffers {
     heads: Vec<HeadTiles<'static>>,
 }
 
+impl CpuExecutor {
+    /// An executor that runs up to `prompt_tokens` tokens of a prompt together.
+    pub(crate) fn new(prompt_tokens: usize) -> Self {
+        Self {
+            prompt_tokens,
+            ..Self::default()
+        }
+    }
+}
+
 impl LayerExecutor for CpuExecutor {
     fn max_batch_tokens(&self) -> usize {
-        PREFILL_BATCH
+        self.prompt_tokens.max(PREFILL_BATCH)
     }
 
     fn max_exact_tokens(&self) -> usize {

@@ -69,12 +69,12 @@ const LISTED_ROWS: usize = 8;
 const GROUP: usize = 64;
 
 /// Neurons that have slots at a time, a multiple of [`GROUP`]: for several tokens, slots of all neurons of a mixture would exceed the caches.
-const SLOTTED_NEURONS: usize = 8192;
+pub(crate) const SLOTTED_NEURONS: usize = 8192;
 
 /// A neuron and a value of it: its activation, then its `h_i`.
 type NeuronValue = (u32, f32);
 
-/// Marks the end of a group's neurons of a token.
+/// Marks the end of a token's neurons in its slots for a group.
 const NONE: NeuronValue = (u32::MAX, 0.0);
 
 /// Buffers of an FFN that are reused from layer to layer.
@@ -413,8 +413,12 @@ impl Ffn<'_> {
         let read = RowsRead::default();
         let bytes = self.row_bytes() * tokens;
         active.resize_with(tokens, Active::default);
+        let most = match &self.router {
+            Some(router) => neurons.len().min(router.experts.neurons_per_token()),
+            None => neurons.len(),
+        };
         for active in active.iter_mut() {
-            active.clear(neurons.len());
+            active.clear(most);
         }
         for first_neuron in neurons.clone().step_by(SLOTTED_NEURONS) {
             let count = SLOTTED_NEURONS.min(neurons.end - first_neuron) * tokens;
@@ -463,7 +467,7 @@ impl Ffn<'_> {
     }
 
     /// Replaces the first `passed` of `slots`, neurons of one token that passed the gate, by the selected ones and their
-    /// `h_i`, multiplied by `weights`; the slots after them become [`NONE`]. Returns the number of selected ones.
+    /// `h_i`, multiplied by `weights`; the slot after them, if any, becomes [`NONE`]. Returns the number of selected ones.
     fn up_stage(
         &self,
         isa: Isa,
@@ -495,7 +499,9 @@ impl Ffn<'_> {
                 computed += 1;
             }
         }
-        slots[computed..].fill(NONE);
+        if let Some(end) = slots.get_mut(computed) {
+            *end = NONE;
+        }
         computed
     }
 
@@ -539,6 +545,8 @@ impl Ffn<'_> {
 /// The first `count` of `slots`, with undefined values; there is memory for `most`.
 fn first(slots: &mut Vec<NeuronValue>, count: usize, most: usize) -> &mut [NeuronValue] {
     if slots.len() < most {
+        slots.clear();
+        slots.reserve_exact(most);
         slots.resize(most, NONE);
     }
     &mut slots[..count]

@@ -4,13 +4,15 @@
 use std::sync::Arc;
 
 use powerinfer_artifact::{Hint, plan::Policy};
-use powerinfer_bundle::{Bundle, StoredWeights};
+use powerinfer_bundle::{Bundle, Layout, StoredLayer, StoredWeights};
 use powerinfer_kernels::cuda::{Device, GpuCache};
 
 use crate::{
     Engine, RuntimeError, Session, Threads,
     engine::Executor,
+    executor::CpuExecutor,
     hybrid::{self, HybridExecutor},
+    memory::{self, PREFILL_BATCH},
     memory_use,
     model::Model,
     router::ExpertPlaces,
@@ -118,8 +120,18 @@ fn load(
         &memory_use::held(&model, session.bytes() as u64),
     )?;
     let executor = match on_device {
-        None => Executor::Cpu(Box::default()),
+        None => Executor::Cpu(Box::new(CpuExecutor::new(prompt_tokens(&model)))),
         Some(device) => Executor::Hybrid(Box::new(HybridExecutor::new(device, experts))),
     };
     Ok(Engine::from_parts(model, executor, session))
+}
+
+/// Number of prompt tokens that run together on the CPU.
+fn prompt_tokens(model: &Model) -> usize {
+    // Products of a matrix stored by input are computed for all neurons, so more tokens would exceed the planned memory.
+    let by_output = |layer: &StoredLayer| layer.gate.layout == Layout::ByOutput;
+    match model.weights.layers.iter().all(by_output) {
+        true => memory::prompt_tokens(&model.config),
+        false => PREFILL_BATCH,
+    }
 }

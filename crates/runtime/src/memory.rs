@@ -11,13 +11,18 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::{neuron_bytes, weight_bytes, weight_bytes_by_input};
 use powerinfer_gpu::DeviceScratch;
-use powerinfer_kernels::{PackedActivations, QuantisedActivations, kernel_scratch_bytes};
+use powerinfer_kernels::{
+    AXPY_GROUP_ROWS, PackedActivations, QuantisedActivations, kernel_scratch_bytes,
+};
 use powerinfer_model::{Experts, LayerWeight, ModelConfig, Weight};
 use powerinfer_tensor::{BLOCK, CacheFormat, Format, SignMatrix};
 
 pub use powerinfer_artifact::plan::PREFILL_BATCH;
 
-use crate::EXPERT_COPY_BYTES;
+use crate::{EXPERT_COPY_BYTES, ffn::SLOTTED_NEURONS};
+
+/// Maximum number of prompt tokens that run together on the CPU.
+pub(crate) const MOST_PROMPT_TOKENS: usize = 512;
 
 /// Maximum number of threads in a GEMM; each needs memory to unpack rows of weights.
 pub const BATCH_THREADS: usize = 64;
@@ -199,27 +204,8 @@ pub fn kv_bytes(config: &ModelConfig, context: u64, format: CacheFormat) -> u64 
 pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     let (hidden, neurons) = (config.hidden_size, config.ffn_size);
     let queries = config.head_count * config.head_size;
-    let keys = config.kv_head_count * config.head_size;
-    // Per token of a batch: the hidden state, its norm, the attention output, and the state before the FFN;
-    // in addition the maximum of embedding, attention and FFN. A GEMM output exists twice for a moment, by
-    // row group and in its final order; its input also exists quantised or packed.
-    let embedding = config.embedding_size + 2 * hidden;
-    // Queries and attention outputs exist in a second order, padded to the block size.
     let width = config.head_size.next_multiple_of(BLOCK);
-    let ordered = config.head_count * width;
-    let widest = hidden.max(queries);
-    let prepared = QuantisedActivations::vector_bytes(widest)
-        .max(PackedActivations::vector_bytes(widest))
-        .div_ceil(size_of::<f32>());
-    let attention = queries + 2 * keys + 2 * hidden.max(queries).max(ordered) + hidden + prepared;
-    // GEMMs by input; neurons and their coefficients by group, by token, and spread over the rows of all
-    // tokens; the masks of predicted neurons.
-    let ffn = 7 * neurons + neurons.div_ceil(32) + 3 * hidden + prepared;
-    // Masks, logits, weights and inputs of routers.
-    let routing = config.experts.as_ref().map_or(0, |experts| {
-        neurons.div_ceil(32) + 2 * experts.blocks() + hidden + prepared
-    });
-    let per_token = 4 * hidden + embedding.max(attention).max(ffn + routing);
+    let per_token = floats_per_token(config, list_floats(neurons));
     let batch = PREFILL_BATCH.min(usize::try_from(context).unwrap_or(usize::MAX));
     // For one token at a time. Lists grow by doubling, so two copies exist for a moment.
     let lists = 3 * (4 * neurons + 2 * hidden.max(queries) + 2 * rank);
@@ -232,6 +218,56 @@ pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     let span = rows * (width + 2) + 16 * config.kv_head_count;
     let spans = context.div_ceil(ATTENTION_SPAN as u64) * span as u64;
     (tokens + spans + context) * FLOAT
+}
+
+/// Upper bound of the temporary memory for a token of a batch, in floats; `lists` of them are for lists of neurons.
+fn floats_per_token(config: &ModelConfig, lists: usize) -> usize {
+    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+    let queries = config.head_count * config.head_size;
+    let keys = config.kv_head_count * config.head_size;
+    // The hidden state, its norm, the attention output, and the state before the FFN; in addition the maximum of
+    // embedding, attention and FFN. A GEMM output exists twice for a moment, by row group and in its final order; its
+    // input also exists quantised or packed.
+    let embedding = config.embedding_size + 2 * hidden;
+    // Queries and attention outputs exist in a second order, padded to the block size.
+    let ordered = config.head_count * config.head_size.next_multiple_of(BLOCK);
+    let widest = hidden.max(queries);
+    let prepared = QuantisedActivations::vector_bytes(widest)
+        .max(PackedActivations::vector_bytes(widest))
+        .div_ceil(size_of::<f32>());
+    let attention = queries + 2 * keys + 2 * hidden.max(queries).max(ordered) + hidden + prepared;
+    // Lists, and the masks of predicted neurons.
+    let ffn = lists + neurons.div_ceil(32) + 3 * hidden + prepared;
+    // Masks, logits, weights and inputs of routers.
+    let routing = config.experts.as_ref().map_or(0, |experts| {
+        neurons.div_ceil(32) + 2 * experts.blocks() + hidden + prepared
+    });
+    4 * hidden + embedding.max(attention).max(ffn + routing)
+}
+
+/// Floats of a token's lists of neurons if the token can compute all neurons: products of GEMMs by input; neurons and their
+/// coefficients by group, by token, and spread over the rows of all tokens.
+fn list_floats(neurons: usize) -> usize {
+    7 * neurons
+}
+
+/// Number of prompt tokens that run together on the CPU: [`PREFILL_BATCH`], or more in a mixture of experts. A token of a mixture
+/// computes few of the neurons, so up to 512 tokens fit into the memory that [`PREFILL_BATCH`] tokens would need to compute all of
+/// them. The more tokens run together, the more of them share the weights of an expert.
+pub fn prompt_tokens(config: &ModelConfig) -> usize {
+    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+    let Some(experts) = &config.experts else {
+        return PREFILL_BATCH;
+    };
+    let computed = experts.neurons_per_token();
+    // Neurons and coefficients by token, and the token's entry in each group of neurons; lists of entries double as they grow.
+    let listed = 2 * computed + 8 * neurons.div_ceil(AXPY_GROUP_ROWS).min(computed);
+    let slots = 2 * SLOTTED_NEURONS.min(neurons);
+    // Sums and coefficients of the tokens that share an expert; every thread's products of a group of neurons.
+    let shared = 4 * hidden + BATCH_THREADS * 64;
+    let planned = PREFILL_BATCH * floats_per_token(config, list_floats(neurons));
+    let fit = planned / floats_per_token(config, listed + slots + shared);
+    (fit - fit % PREFILL_BATCH).clamp(PREFILL_BATCH, MOST_PROMPT_TOKENS)
 }
 
 /// Upper bound of the temporary memory on a device, with weights in `quant`, for predictors with at most `rank` hidden units and prompts

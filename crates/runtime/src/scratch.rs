@@ -14,6 +14,7 @@ impl<T: Copy + Default> ThreadBuffer<T> {
     /// Calls `act` with `length` default values.
     pub(crate) fn zeroed<R>(&self, length: usize, act: impl FnOnce(&mut [T]) -> R) -> R {
         self.empty(|buffer| {
+            buffer.reserve_exact(length);
             buffer.resize(length, T::default());
             act(buffer)
         })
@@ -23,6 +24,7 @@ impl<T: Copy + Default> ThreadBuffer<T> {
     pub(crate) fn stale<R>(&self, length: usize, act: impl FnOnce(&mut [T]) -> R) -> R {
         let mut buffer = self.0.take();
         if buffer.len() < length {
+            buffer.reserve_exact(length - buffer.len());
             buffer.resize(length, T::default());
         }
         let result = act(&mut buffer[..length]);

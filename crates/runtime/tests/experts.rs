@@ -38,6 +38,19 @@ fn runtime(
     policy: Policy,
     threads: usize,
 ) -> SingleSession {
+    let order = (0..checkpoint.config().ffn_size as u32).rev();
+    runtime_in_order(checkpoint, order, quant, hot, policy, threads)
+}
+
+/// [`runtime`] with the neurons in the given order.
+fn runtime_in_order(
+    checkpoint: &Checkpoint,
+    order: impl Iterator<Item = u32> + Clone,
+    quant: Format,
+    hot: usize,
+    policy: Policy,
+    threads: usize,
+) -> SingleSession {
     let config = checkpoint.config();
     let (layers, neurons) = (config.layer_count, config.ffn_size);
     let mut plan = Plan::unplaced(layers, neurons, Policy::Dense, config.context_length);
@@ -46,7 +59,6 @@ fn runtime(
     }
     plan.totals.hot_count = (layers * hot) as u64;
     let folder = tempfile::tempdir().unwrap();
-    let order = (0..neurons as u32).rev();
     let bundle = pack_bundle(
         checkpoint,
         order,
@@ -127,6 +139,45 @@ fn a_mixture_of_equal_experts_is_the_dense_model() {
             .forward(&golden.ids(&format!("{prompt}.input_ids")))
             .unwrap();
         golden.assert_logits(&logits, prompt, prompt);
+    }
+}
+
+/// In a mixture of many experts, more than 64 tokens run together.
+#[test]
+fn tokens_of_long_prompts_share_experts_and_keep_their_bits() {
+    let recipe = Recipe {
+        experts: 150,
+        size: 172,
+        ..RECIPES[0]
+    };
+    let golden = Golden::open(recipe.golden);
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = write_mixture(&recipe, true, folder.path());
+    let neurons = checkpoint.config().ffn_size as u32;
+    let ids = golden.ids("p70.input_ids");
+    let prompt: Vec<u32> = ids.iter().copied().cycle().take(200).collect();
+    // Experts follow one another or are interleaved; if interleaved, tokens share few rows of a group.
+    let interleaved = (0..neurons).map(|place| place % 150 * 172 + place / 150);
+    let orders: [Vec<u32>; 2] = [(0..neurons).collect(), interleaved.collect()];
+    for (order, quant, policy, hot) in [
+        (0, Format::F32, Policy::Dense, 0),
+        (0, Format::Q4_0, Policy::Dense, 1000),
+        (0, Format::Q8_0, Policy::Exact, 0),
+        (1, Format::Q4_0, Policy::Exact, 300),
+        (1, Format::F32, Policy::Dense, 0),
+    ] {
+        let what = format!("order {order}, {quant}, {policy}");
+        let order = || orders[order].iter().copied();
+        let mut model = runtime_in_order(&checkpoint, order(), quant, hot, policy, 2);
+        assert!(model.prompt_batch() > 128, "{what}");
+        let together = model.forward(&prompt).unwrap();
+        if quant == Format::F32 {
+            let vocabulary = checkpoint.config().vocabulary_size;
+            golden.assert_logits(&together[..ids.len() * vocabulary], "p70", &what);
+        }
+        let mut other = runtime_in_order(&checkpoint, order(), quant, hot, policy, 1);
+        let pieces = prompt.chunks(50).map(|piece| other.forward(piece).unwrap());
+        assert!(pieces.flatten().eq(together), "{what}");
     }
 }
 

@@ -5,6 +5,8 @@
 #[path = "../../../tests/support/golden.rs"]
 #[expect(dead_code, reason = "shared by several tests")]
 mod golden;
+#[path = "support/mixtures.rs"]
+mod mixtures;
 #[path = "support/packing.rs"]
 mod packing;
 #[path = "support/predictor_files.rs"]
@@ -15,6 +17,7 @@ use std::{alloc::System, collections::BTreeMap, io::Write};
 
 use cap::Cap;
 use golden::{Golden, MODELS};
+use mixtures::{RECIPES, Recipe, write_mixture};
 use packing::pack_bundle;
 use powerinfer_artifact::{
     TensorFile,
@@ -226,27 +229,7 @@ fn running_holds_what_the_plan_says_and_no_more() {
                 "no weight is forgotten"
             );
 
-            // Prompt and decoding, counted by the allocator, which gives no more than the line.
-            let settings = SamplingSettings {
-                temperature: 0.8,
-                top_k: 0,
-                repeat_penalty: 1.1,
-                ..SamplingSettings::default()
-            };
-            let before = MEMORY.allocated();
-            // Of threads that unpack weights there is one here.
-            let others = (memory::BATCH_THREADS - 1) * memory::thread_bytes(config);
-            let line = held[SCRATCH] as usize - others;
-            MEMORY.set_limit(before + line + SLACK).unwrap();
-            let mut sampler = Sampler::new(settings).unwrap();
-            let mut logits = model.forward_last(&prompt).unwrap();
-            for _ in 0..3 {
-                let token = sampler.sample(&logits);
-                logits = model.forward_last(&[token]).unwrap();
-            }
-            MEMORY.set_limit(usize::MAX).unwrap();
-            drop((logits, sampler));
-            let kept = MEMORY.allocated() - before.min(MEMORY.allocated());
+            let kept = run_within_scratch(&mut model, config, &prompt, held[SCRATCH]);
             largest_share = largest_share.max(kept as f64 / held[SCRATCH] as f64);
             // Nothing grows with the sequence.
             model.reset();
@@ -259,4 +242,70 @@ fn running_holds_what_the_plan_says_and_no_more() {
         }
     }
     assert!(largest_share > 0.0, "something was allocated");
+    long_prompts_of_mixtures_fit_the_scratch_of_all_neurons();
+}
+
+/// Runs a prompt and decodes while the allocator gives no more than the `scratch` of the plan. Returns the number of bytes that stay
+/// allocated.
+fn run_within_scratch(
+    model: &mut SingleSession,
+    config: &ModelConfig,
+    prompt: &[u32],
+    scratch: u64,
+) -> usize {
+    let settings = SamplingSettings {
+        temperature: 0.8,
+        top_k: 0,
+        repeat_penalty: 1.1,
+        ..SamplingSettings::default()
+    };
+    let before = MEMORY.allocated();
+    // Only one thread unpacks weights here.
+    let others = (memory::BATCH_THREADS - 1) * memory::thread_bytes(config);
+    let line = scratch as usize - others;
+    MEMORY.set_limit(before + line + SLACK).unwrap();
+    let mut sampler = Sampler::new(settings).unwrap();
+    let mut logits = model.forward_last(prompt).unwrap();
+    for _ in 0..3 {
+        let token = sampler.sample(&logits);
+        logits = model.forward_last(&[token]).unwrap();
+    }
+    MEMORY.set_limit(usize::MAX).unwrap();
+    drop((logits, sampler));
+    MEMORY.allocated() - before.min(MEMORY.allocated())
+}
+
+/// More than 64 tokens of a mixture run together in the memory that 64 would need to compute all neurons.
+fn long_prompts_of_mixtures_fit_the_scratch_of_all_neurons() {
+    let recipe = Recipe {
+        experts: 150,
+        size: 172,
+        ..RECIPES[0]
+    };
+    let golden = Golden::open(recipe.golden);
+    let ids = golden.ids("p70.input_ids");
+    let prompt: Vec<u32> = ids.iter().copied().cycle().take(240).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = write_mixture(&recipe, true, folder.path());
+    let config = checkpoint.config();
+    let neurons = config.ffn_size as u32;
+    let interleaved = |place| place % 150 * 172 + place / 150;
+    for quant in [Format::F32, Format::Q8_0, Format::Q4_0] {
+        for order in [
+            (0..neurons).collect(),
+            (0..neurons).map(interleaved).collect(),
+        ] {
+            let order: Vec<u32> = order;
+            let plan = plan(config, Case { quant, ..PLAIN }, None);
+            let out = tempfile::tempdir().unwrap();
+            let out = out.path().join("bundle");
+            let bundle = pack_bundle(&checkpoint, order.into_iter(), None, plan, quant, &out);
+            let mut model = runtime(bundle).unwrap();
+            assert!(model.prompt_batch() > 192, "{}", model.prompt_batch());
+            let scratch = memory::cpu_scratch_bytes(config, config.context_length as u64, 0);
+            // Each thread has products of a group of neurons for all tokens of a pass; only one thread runs here.
+            let others = (memory::BATCH_THREADS - 1) * 64 * size_of::<f32>() * model.prompt_batch();
+            run_within_scratch(&mut model, config, &prompt, scratch - others as u64);
+        }
+    }
 }

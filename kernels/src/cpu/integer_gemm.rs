@@ -62,8 +62,13 @@ trait PanelFormat {
     /// Loads the quants of a block, four columns per register.
     fn words<S: Simd>(simd: S, lines: &[Line]) -> [S::Integers; BLOCK / WORD];
 
-    /// `sums +=` dot product of four columns with those of `x`.
-    fn dot<S: Simd>(simd: S, sums: S::Integers, words: S::Integers, x: S::Integers) -> S::Integers;
+    /// `sums +=` dot product of the columns of a block with those of `x`.
+    fn dot<S: Simd>(
+        simd: S,
+        sums: S::Integers,
+        words: &[S::Integers; BLOCK / WORD],
+        x: [S::Integers; BLOCK / WORD],
+    ) -> S::Integers;
 }
 
 /// Signed bytes with the bias of the instruction set.
@@ -90,8 +95,16 @@ impl PanelFormat for Bytes {
     }
 
     #[inline(always)]
-    fn dot<S: Simd>(simd: S, sums: S::Integers, words: S::Integers, x: S::Integers) -> S::Integers {
-        simd.dot(sums, words, x)
+    fn dot<S: Simd>(
+        simd: S,
+        mut sums: S::Integers,
+        words: &[S::Integers; BLOCK / WORD],
+        x: [S::Integers; BLOCK / WORD],
+    ) -> S::Integers {
+        for (words, x) in words.iter().zip(x) {
+            sums = simd.dot(sums, *words, x);
+        }
+        sums
     }
 }
 
@@ -115,8 +128,13 @@ impl<const BIAS: i32, const MINIMA: bool> PanelFormat for Nibbles<BIAS, MINIMA> 
     }
 
     #[inline(always)]
-    fn dot<S: Simd>(simd: S, sums: S::Integers, words: S::Integers, x: S::Integers) -> S::Integers {
-        simd.dot_unsigned(sums, words, x)
+    fn dot<S: Simd>(
+        simd: S,
+        sums: S::Integers,
+        words: &[S::Integers; BLOCK / WORD],
+        x: [S::Integers; BLOCK / WORD],
+    ) -> S::Integers {
+        simd.dot_nibbles(sums, *words, x)
     }
 }
 
@@ -223,7 +241,13 @@ impl<'a> IntegerGemm<'a> {
                 for (token, tile) in tokens.clone().zip(&mut tile) {
                     *tile = x.get(token);
                 }
-                multiply_tile::<S, N>(simd, &panel, &tile[..tokens.len()], &mut sums);
+                // The vectors of the next tile or, after the last tile, the first vectors, which the next panel needs.
+                let mut next = [x.get(0); TOKENS];
+                for (place, next) in next.iter_mut().enumerate() {
+                    *next = x.get((tokens.end + place) % x.count);
+                }
+                let next = if x.count > TOKENS { &next[..] } else { &[] };
+                multiply_tile::<S, N>(simd, &panel, &tile[..tokens.len()], next, &mut sums);
                 for token in tokens.clone() {
                     let products = tree_sum(simd, &sums, token - first_token);
                     let out = &mut out[token * rows..][part.clone()];
@@ -307,19 +331,24 @@ impl Panel {
     }
 }
 
-/// Computes the partial sums of a tile.
+/// Computes the partial sums of a tile and prefetches the vectors of the `next` tile.
 #[inline(always)]
 fn multiply_tile<S: Simd, N: PanelFormat>(
     simd: S,
     panel: &Panel,
     tile: &[&[ActivationSpan]],
+    next: &[&[ActivationSpan]],
     sums: &mut Sums,
 ) {
     if let Ok(whole) = <&[&[ActivationSpan]; TOKENS]>::try_from(tile) {
-        return multiply::<S, N, TOKENS>(simd, panel, whole, 0, sums);
+        return multiply::<S, N, TOKENS>(simd, panel, whole, next, 0, sums);
     }
-    for (token, x) in tile.iter().enumerate() {
-        multiply::<S, N, 1>(simd, panel, &[*x], token, sums);
+    let (fours, rest) = tile.as_chunks::<4>();
+    for (index, four) in fours.iter().enumerate() {
+        multiply::<S, N, 4>(simd, panel, four, &[], 4 * index, sums);
+    }
+    for (token, x) in rest.iter().enumerate() {
+        multiply::<S, N, 1>(simd, panel, &[*x], &[], 4 * fours.len() + token, sums);
     }
 }
 
@@ -329,6 +358,7 @@ fn multiply<S: Simd, N: PanelFormat, const T: usize>(
     simd: S,
     panel: &Panel,
     x: &[&[ActivationSpan]; T],
+    next: &[&[ActivationSpan]],
     first: usize,
     sums: &mut Sums,
 ) {
@@ -336,6 +366,12 @@ fn multiply<S: Simd, N: PanelFormat, const T: usize>(
         sums[first..first + T].fill([0.0; ROWS]);
     }
     for (span, blocks) in panel.lines.chunks(SPAN * N::LINES).enumerate() {
+        for next in next {
+            let next = &next[span];
+            simd.prefetch(&next.quants);
+            simd.prefetch(&next.scales);
+            simd.prefetch(&next.sums);
+        }
         let mut of_span = [&x[0][span]; T];
         let mut biases = [[0; SPAN]; T];
         for token in 0..T {
@@ -371,11 +407,11 @@ fn add_block<S: Simd, N: PanelFormat>(
     sum: S::Lanes,
 ) -> S::Lanes {
     let words = &x.quants.as_chunks::<WORD>().0[block * (BLOCK / WORD)..][..BLOCK / WORD];
-    let mut products = simd.splat_i32(bias);
-    for (panel, word) in panel.iter().zip(words) {
-        let word = i32::from_le_bytes(word.map(|quant| quant as u8));
-        products = N::dot(simd, products, *panel, simd.splat_i32(word));
+    let mut columns = [simd.splat_i32(0); BLOCK / WORD];
+    for (columns, word) in columns.iter_mut().zip(words) {
+        *columns = simd.splat_i32(i32::from_le_bytes(word.map(|quant| quant as u8)));
     }
+    let products = N::dot(simd, simd.splat_i32(bias), panel, columns);
     let products = simd.to_f32_lanes(products);
     let x_scale = simd.splat_lanes(x.scales[block]);
     if N::HAS_MINIMA {

@@ -171,6 +171,21 @@ pub(crate) trait IntegerOps: SpanOps {
         unsigned: Self::Integers,
         x: Self::Integers,
     ) -> Self::Integers;
+    /// Whether [`Self::dot_nibbles`] of several registers takes fewer instructions than a [`Self::dot_unsigned`] for each.
+    const SUMS_PAIRS: bool = false;
+    /// Adds [`Self::dot_unsigned`] of each of up to 8 registers to `sums`; `nibbles` are at most 15.
+    #[inline(always)]
+    fn dot_nibbles<const N: usize>(
+        self,
+        sums: Self::Integers,
+        nibbles: [Self::Integers; N],
+        x: [Self::Integers; N],
+    ) -> Self::Integers {
+        let both = nibbles.into_iter().zip(x);
+        both.fold(sums, |sums, (nibbles, x)| {
+            self.dot_unsigned(sums, nibbles, x)
+        })
+    }
     /// Transposes a 4 × 4 matrix of quarters: quarter `q` of result `r` is quarter `r` of operand `q`.
     fn transpose_quarters(self, four: [Self::Integers; 4]) -> [Self::Integers; 4];
     /// Bits of `|lanes|`, which sort like the magnitudes, NaN last.

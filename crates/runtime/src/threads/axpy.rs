@@ -17,8 +17,12 @@ const COUNTED_AT_ONCE: usize = 16;
 /// Number of groups whose rows each token adds in one call if tokens share few rows; a stripe of these rows stays in
 /// the second-level cache.
 const GROUPS_AT_ONCE: usize = 2;
+/// Maximum number of dense groups that a call adds in integers.
+const DENSE_GROUPS_AT_ONCE: usize = 8;
 /// Columns that a thread takes of a sum over many tokens, or a multiple.
 const STRIPE_COLUMNS: usize = 512;
+/// Columns that a thread takes of a sum over many tokens, or a multiple, if stripes of [`STRIPE_COLUMNS`] are fewer than threads.
+const LEAST_BATCH_COLUMNS: usize = 128;
 /// Columns that a thread takes at most if tokens are processed one by one: rows are read a quarter faster in long
 /// pieces.
 const LONG_STRIPE_COLUMNS: usize = 2048;
@@ -36,6 +40,8 @@ const MAX_UNITS: usize = SUM_PARTS * MAX_PIECES;
 thread_local! {
     /// Partial sums, `[parts, columns]`.
     static PARTIAL_SUMS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+    /// Sums of all tokens, stripe by stripe.
+    static STRIPES: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
 impl Threads {
@@ -197,12 +203,7 @@ impl Threads {
             .iter()
             .map(|one| (one, Parts::new(&one.rows, &one.coefficients)))
             .collect();
-        let starts = (0..matrix.rows()).step_by(AXPY_GROUP_ROWS);
-        let groups = starts.map(|start| {
-            let end = matrix.rows().min(start + AXPY_GROUP_ROWS);
-            Group::new(&tokens, start..end)
-        });
-        let mut groups: Vec<Group> = groups.filter(|group| group.listed > 0).collect();
+        let mut groups = Group::all(matrix.rows(), &tokens);
         let listed: usize = groups.iter().map(|group| group.listed).sum();
         self.by_chunks(&mut groups, 1, listed * size_of::<f32>(), |_, groups| {
             groups[0].prepare(matrix, active, product);
@@ -223,50 +224,63 @@ impl Threads {
         let columns = matrix.columns();
         let tokens = out.len() / columns.max(1);
         let dense = groups.iter().filter(|group| group.is_dense);
-        let dense: usize = dense.map(|group| group.listed).sum();
+        let [dense, sums] = dense.fold([0, 0], |[listed, sums], group| {
+            [listed + group.listed, sums.max(group.tokens.len())]
+        });
         if dense == 0 {
             return self.sum_by_tokens(matrix, active, groups, listed, out);
         }
         let most = if 2 * dense > listed {
-            // The sums of a stripe stay in the cache: the fewer tokens, the longer the stripe.
-            STRIPE_COLUMNS * (PREFILL_BATCH / tokens).max(1)
+            // The sums of a stripe stay in the cache: the fewer tokens share rows, the longer the stripe.
+            STRIPE_COLUMNS * (PREFILL_BATCH / sums).max(1)
         } else {
             LONG_STRIPE_COLUMNS
         };
+        // Stripes are short if there would otherwise be fewer stripes than threads.
+        let unit = match columns / STRIPE_COLUMNS < self.count() {
+            true => LEAST_BATCH_COLUMNS,
+            false => STRIPE_COLUMNS,
+        };
         let stripe_columns = columns
             .div_ceil(self.count())
-            .next_multiple_of(STRIPE_COLUMNS)
+            .next_multiple_of(unit)
             .min(most);
         // Stripes of columns, each `[tokens, columns of the stripe]`.
-        let mut stripes = vec![0.0; out.len()];
-        let work = Work {
-            out: &mut stripes,
-            bytes: listed * matrix.row_bytes(),
-            step: stripe_columns * tokens,
-            most_parts: self.most_parts(),
-        };
-        self.share_values(work, |values, stripes| {
-            let starts = (values.start / tokens..).step_by(stripe_columns);
-            for (start, stripe) in starts.zip(stripes.chunks_mut(stripe_columns * tokens)) {
-                let width = stripe.len() / tokens;
-                ThreadBuffer(&PARTIAL_SUMS).zeroed(stripe.len(), |sums| {
+        ThreadBuffer(&STRIPES).zeroed(out.len(), |stripes| {
+            let work = Work {
+                out: &mut *stripes,
+                bytes: listed * matrix.row_bytes(),
+                step: stripe_columns * tokens,
+                most_parts: self.most_parts(),
+            };
+            self.share_values(work, |values, stripes| {
+                let starts = (values.start / tokens..).step_by(stripe_columns);
+                for (start, stripe) in starts.zip(stripes.chunks_mut(stripe_columns * tokens)) {
+                    let width = stripe.len() / tokens;
+                    // Freed after each stripe, because kept buffers of many threads would exceed the planned memory.
+                    let sums = &mut *vec![0.0; stripe.len()];
                     let columns = start..start + width;
-                    for groups in groups.chunk_by(|a, b| !a.is_dense && !b.is_dense) {
+                    for groups in groups.chunk_by(Group::is_added_with) {
+                        let columns = columns.clone();
+                        if groups[0].is_dense {
+                            self.add_dense(matrix, active, groups, columns, sums, stripe);
+                            continue;
+                        }
                         for groups in groups.chunks(GROUPS_AT_ONCE) {
-                            let columns = columns.clone();
-                            self.add_groups(matrix, active, groups, columns, sums, stripe);
+                            let active = (active, 0..tokens);
+                            self.add_tokens(matrix, active, groups, columns.clone(), sums, stripe);
                         }
                     }
-                });
-            }
-        });
-        let bytes = size_of_val(out);
-        self.by_chunks(out, columns, bytes, |token, out| {
-            for start in (0..columns).step_by(stripe_columns) {
-                let width = stripe_columns.min(columns - start);
-                let stripe = &stripes[start * tokens + token * width..][..width];
-                add(&mut out[start..start + width], stripe);
-            }
+                }
+            });
+            let bytes = size_of_val(out);
+            self.by_chunks(out, columns, bytes, |token, out| {
+                for start in (0..columns).step_by(stripe_columns) {
+                    let width = stripe_columns.min(columns - start);
+                    let stripe = &stripes[start * tokens + token * width..][..width];
+                    add(&mut out[start..start + width], stripe);
+                }
+            });
         });
     }
 
@@ -292,31 +306,23 @@ impl Threads {
             for start in (0..columns).step_by(LONG_STRIPE_COLUMNS) {
                 let stripe = start..columns.min(start + LONG_STRIPE_COLUMNS);
                 let length = tokens.len() * stripe.len();
-                ThreadBuffer(&PARTIAL_SUMS).zeroed(2 * length, |sums| {
-                    let (sums, all) = sums.split_at_mut(length);
-                    for groups in groups.chunks(GROUPS_AT_ONCE) {
-                        let tokens = tokens.clone();
-                        self.add_tokens(
-                            matrix,
-                            (active, tokens),
-                            groups,
-                            stripe.clone(),
-                            sums,
-                            all,
-                        );
-                    }
-                    let all = all.chunks_exact(stripe.len());
-                    for (out, all) in out.chunks_exact_mut(columns).zip(all) {
-                        add(&mut out[stripe.clone()], all);
-                    }
-                });
+                let sums = &mut *vec![0.0; 2 * length];
+                let (sums, all) = sums.split_at_mut(length);
+                for groups in groups.chunks(GROUPS_AT_ONCE) {
+                    let tokens = tokens.clone();
+                    self.add_tokens(matrix, (active, tokens), groups, stripe.clone(), sums, all);
+                }
+                let all = all.chunks_exact(stripe.len());
+                for (out, all) in out.chunks_exact_mut(columns).zip(all) {
+                    add(&mut out[stripe.clone()], all);
+                }
             }
         });
     }
 
-    /// Adds the rows of `groups`, which are one dense group or several others, to the `sums [tokens, columns]` of parts. When a part ends,
-    /// adds its sum to `out`. Runs on the calling thread.
-    fn add_groups(
+    /// Adds the rows of dense `groups` with the same tokens to the `sums [tokens, columns]` of parts. When a part ends, adds its sum to
+    /// `out`. Runs on the calling thread.
+    fn add_dense(
         &self,
         matrix: &Matrix<'_>,
         active: &[Active],
@@ -325,28 +331,81 @@ impl Threads {
         sums: &mut [f32],
         out: &mut [f32],
     ) {
-        let is_dense = groups[0].is_dense;
-        if is_dense {
-            let Group {
-                union,
-                coefficients,
-                ..
-            } = &groups[0];
-            let (isa, columns) = (self.isa, columns.clone());
-            match self.sum_product(matrix) {
-                Arithmetic::Integer => {
-                    isa.axpy_rows_batch_integer(matrix, union, coefficients, columns, sums);
-                }
+        let (width, tokens) = (columns.len(), &groups[0].tokens);
+        if tokens.len() * width == sums.len() {
+            return self.add_dense_groups(matrix, active, groups, columns, sums, out);
+        }
+        let of =
+            |listed: &Listed| listed.token as usize * width..(listed.token as usize + 1) * width;
+        let gather = |all: &[f32]| -> Vec<f32> {
+            let own = tokens.iter().flat_map(|listed| &all[of(listed)]);
+            own.copied().collect()
+        };
+        let [mut own_sums, mut own_out] = [gather(sums), gather(out)];
+        self.add_dense_groups(matrix, active, groups, columns, &mut own_sums, &mut own_out);
+        let own = own_sums
+            .chunks_exact(width)
+            .zip(own_out.chunks_exact(width));
+        for (listed, (own_sum, own_out)) in tokens.iter().zip(own) {
+            sums[of(listed)].copy_from_slice(own_sum);
+            out[of(listed)].copy_from_slice(own_out);
+        }
+    }
+
+    /// Variant of [`Self::add_dense`] whose `sums` and `out` contain only the groups' tokens.
+    fn add_dense_groups(
+        &self,
+        matrix: &Matrix<'_>,
+        active: &[Active],
+        groups: &[Group],
+        columns: Range<usize>,
+        sums: &mut [f32],
+        out: &mut [f32],
+    ) {
+        let (isa, product) = (self.isa, self.sum_product(matrix));
+        let at_once = match product {
+            Arithmetic::Integer => DENSE_GROUPS_AT_ONCE,
+            Arithmetic::Float => 1,
+        };
+        for groups in groups.chunks(at_once) {
+            let tokens = groups.iter().flat_map(|group| &group.tokens);
+            let ends: Vec<bool> = tokens.map(|listed| listed.ends_part).collect();
+            let rows = groups.iter().flat_map(|group| &group.union);
+            let rows: Vec<u32> = rows.copied().collect();
+            let mut coefficients = vec![0.0; groups[0].tokens.len() * rows.len()];
+            let mut start = 0;
+            for group in groups {
+                let end = start + group.union.len();
+                let of_tokens = coefficients.chunks_exact_mut(rows.len());
+                group.spread(active, of_tokens.map(|own| &mut own[start..end]));
+                start = end;
+            }
+            let (coefficients, columns) = (coefficients.as_slice(), columns.clone());
+            match product {
+                Arithmetic::Integer => isa.axpy_rows_batch_integer(
+                    matrix,
+                    &rows,
+                    coefficients,
+                    columns,
+                    &ends,
+                    sums,
+                    out,
+                ),
                 Arithmetic::Float => {
-                    isa.axpy_rows_batch(matrix, union, coefficients, columns, sums);
+                    let width = columns.len();
+                    isa.axpy_rows_batch(matrix, &rows, coefficients, columns, sums);
+                    let out = out.chunks_exact_mut(width);
+                    let both = sums.chunks_exact_mut(width).zip(out).zip(&ends);
+                    for ((sum, out), _) in both.filter(|(_, ends)| **ends) {
+                        add(out, sum);
+                        sum.fill(0.0);
+                    }
                 }
             }
         }
-        let tokens = 0..active.len();
-        self.add_tokens(matrix, (active, tokens), groups, columns, sums, out);
     }
 
-    /// Adds the rows of `groups`, unless they are dense, to `sums [tokens, columns]`, token by token. `sums` has the sum of the current
+    /// Adds the rows of up to [`GROUPS_AT_ONCE`] groups to `sums [tokens, columns]`, token by token. `sums` has the sum of the current
     /// part of each list in `active[tokens]`; when a part ends, its sum is added to `out`. The rows stay in the cache until every token
     /// has added its own.
     fn add_tokens(
@@ -358,27 +417,43 @@ impl Threads {
         sums: &mut [f32],
         out: &mut [f32],
     ) {
-        let is_dense = groups[0].is_dense;
-        let sums = sums.chunks_exact_mut(columns.len());
-        let sums = sums.zip(out.chunks_exact_mut(columns.len()));
-        for (token, (sum, out)) in tokens.zip(sums) {
-            let active = &active[token];
-            let mut start = groups[0].tokens[token].range.start;
-            for (index, group) in groups.iter().enumerate() {
-                let listed = &group.tokens[token];
-                let is_last = index + 1 == groups.len();
-                if !is_dense && (listed.ends_part || is_last) && start < listed.range.end {
-                    let own = start..listed.range.end;
-                    let (rows, coefficients) =
-                        (&active.rows[own.clone()], &active.coefficients[own]);
+        let mut left = [[].as_slice(); GROUPS_AT_ONCE];
+        for (left, group) in left.iter_mut().zip(groups) {
+            *left = group.tokens_in(&tokens);
+        }
+        while let Some(token) = left
+            .iter()
+            .filter_map(|left| left.first())
+            .map(|it| it.token)
+            .min()
+        {
+            let Active { rows, coefficients } = &active[token as usize];
+            let place = (token as usize - tokens.start) * columns.len();
+            let sum = &mut sums[place..place + columns.len()];
+            let add_listed = |listed: Range<usize>, sum: &mut [f32]| {
+                if !listed.is_empty() {
+                    let (rows, coefficients) = (&rows[listed.clone()], &coefficients[listed]);
                     self.add_rows(matrix, rows, coefficients, &[], columns.clone(), sum);
-                    start = listed.range.end;
                 }
-                if listed.ends_part {
-                    add(out, sum);
+            };
+            let mut listed = 0..0;
+            for left in &mut left {
+                let Some((own, rest)) = left.split_first().filter(|(own, _)| own.token == token)
+                else {
+                    continue;
+                };
+                *left = rest;
+                if listed.is_empty() {
+                    listed.start = own.start as usize;
+                }
+                listed.end = own.end as usize;
+                if own.ends_part {
+                    add_listed(std::mem::take(&mut listed), sum);
+                    add(&mut out[place..place + columns.len()], sum);
                     sum.fill(0.0);
                 }
             }
+            add_listed(listed, sum);
         }
     }
 }
@@ -451,57 +526,85 @@ fn counted(coefficients: &[f32]) -> usize {
     counts.sum::<u32>() as usize
 }
 
-/// The rows of a token within a group.
+/// The rows of a token within a group: a non-empty range of the token's list.
 struct Listed {
-    /// Their range in the token's list.
-    range: Range<usize>,
+    token: u32,
+    start: u32,
+    end: u32,
     /// Whether one of the token's parts ends with these rows.
     ends_part: bool,
 }
 
 /// Rows of a matrix whose coefficients are rounded together, in sums for several tokens.
+#[derive(Default)]
 struct Group {
-    rows: Range<usize>,
+    first: usize,
+    /// The tokens that list rows of the group, in ascending order.
     tokens: Vec<Listed>,
     /// Rows of all tokens.
     listed: usize,
     /// Rows that any token lists, in ascending order.
     union: Vec<u32>,
-    /// Whether all rows of the union are added for every token, as tokens share most of them.
+    /// Whether all rows of the union are added for every token of the group, because these tokens share most of them.
     is_dense: bool,
-    /// If it is dense, the coefficients `[tokens, union]`, 0 if a token lacks a row.
-    coefficients: Vec<f32>,
 }
 
 impl Group {
-    fn new(tokens: &[(&Active, Parts)], rows: Range<usize>) -> Self {
-        let before =
-            |active: &Active, end: usize| active.rows.partition_point(|row| (*row as usize) < end);
-        let tokens = tokens.iter().map(|(active, parts)| {
-            let range = before(active, rows.start)..before(active, rows.end);
-            Listed {
-                ends_part: !range.is_empty() && parts.ends_at(range.end),
-                range,
+    /// The groups of a matrix with `rows` rows, without groups of which no token lists a row.
+    fn all(rows: usize, tokens: &[(&Active, Parts)]) -> Vec<Self> {
+        let mut groups = Vec::new();
+        groups.resize_with(rows.div_ceil(AXPY_GROUP_ROWS), Self::default);
+        for (token, (active, parts)) in tokens.iter().enumerate() {
+            let mut start = 0;
+            while let Some(row) = active.rows.get(start) {
+                let index = *row as usize / AXPY_GROUP_ROWS;
+                // A list has no more rows of a group than the group itself.
+                let most = &active.rows[start..active.rows.len().min(start + AXPY_GROUP_ROWS)];
+                let own = most.partition_point(|row| *row as usize / AXPY_GROUP_ROWS == index);
+                groups[index].listed += own;
+                groups[index].tokens.push(Listed {
+                    token: token as u32,
+                    start: start as u32,
+                    end: (start + own) as u32,
+                    ends_part: parts.ends_at(start + own),
+                });
+                start += own;
             }
-        });
-        let tokens: Vec<Listed> = tokens.collect();
-        Self {
-            listed: tokens.iter().map(|listed| listed.range.len()).sum(),
-            rows,
-            tokens,
-            union: Vec::new(),
-            is_dense: false,
-            coefficients: Vec::new(),
+        }
+        for (index, group) in groups.iter_mut().enumerate() {
+            group.first = index * AXPY_GROUP_ROWS;
+        }
+        groups.retain(|group| group.listed > 0);
+        groups
+    }
+
+    /// The tokens of the group that are in `tokens`.
+    fn tokens_in(&self, tokens: &Range<usize>) -> &[Listed] {
+        let before = |end: usize| {
+            self.tokens
+                .partition_point(|own| (own.token as usize) < end)
+        };
+        &self.tokens[before(tokens.start)..before(tokens.end)]
+    }
+
+    /// Whether both groups can be added to the same sums in one call: both are dense and have the same tokens, or neither is dense.
+    fn is_added_with(&self, other: &Self) -> bool {
+        match (self.is_dense, other.is_dense) {
+            (true, true) => {
+                let mut both = self.tokens.iter().zip(&other.tokens);
+                self.tokens.len() == other.tokens.len() && both.all(|(a, b)| a.token == b.token)
+            }
+            (a, b) => a == b,
         }
     }
 
-    /// Sets the union, and if that is `dense` the coefficients.
+    /// Sets the union and whether the group is dense.
     fn prepare(&mut self, matrix: &Matrix<'_>, active: &[Active], product: Arithmetic) {
-        let (first, count) = (self.rows.start, self.rows.len());
-        let mut is_listed = vec![false; count];
-        let mut missing = count;
-        for (listed, active) in self.tokens.iter().zip(active) {
-            for row in &active.rows[listed.range.clone()] {
+        let first = self.first;
+        let mut is_listed = [false; AXPY_GROUP_ROWS];
+        let mut missing = AXPY_GROUP_ROWS.min(matrix.rows() - first);
+        for listed in &self.tokens {
+            for row in listed.rows(active) {
                 let is_listed = &mut is_listed[*row as usize - first];
                 missing -= usize::from(!*is_listed);
                 *is_listed = true;
@@ -510,32 +613,37 @@ impl Group {
                 break;
             }
         }
-        let rows = (first as u32..).zip(&is_listed);
+        let rows = (first as u32..).zip(is_listed);
         self.union
             .extend(rows.filter_map(|(row, is_listed)| is_listed.then_some(row)));
-        let (tokens, union) = (self.tokens.len(), &self.union);
+        let (tokens, union) = (self.tokens.len(), self.union.len());
         let share = relative_axpy_cost(matrix.format(), tokens, product);
-        self.is_dense = self.listed as f64 >= share * (tokens * union.len()) as f64;
-        if !self.is_dense || union.is_empty() {
-            return;
+        self.is_dense = self.listed as f64 >= share * (tokens * union) as f64;
+    }
+
+    /// Sets each token's `coefficients [union]`, which must be 0, to the token's own for the rows that it lists.
+    fn spread<'a>(&self, active: &[Active], coefficients: impl Iterator<Item = &'a mut [f32]>) {
+        let mut places = [0u8; AXPY_GROUP_ROWS];
+        for (place, row) in self.union.iter().enumerate() {
+            places[*row as usize - self.first] = place as u8;
         }
-        self.coefficients.resize(tokens * union.len(), 0.0);
-        let coefficients = self.coefficients.chunks_exact_mut(union.len());
-        for ((listed, active), out) in self.tokens.iter().zip(active).zip(coefficients) {
-            let (mut place, range) = (0, listed.range.clone());
-            let own = &active.coefficients[range.clone()];
-            for (row, coefficient) in active.rows[range].iter().zip(own) {
-                match missing {
-                    0 => place = *row as usize - first,
-                    _ => {
-                        place += union[place..]
-                            .iter()
-                            .take_while(|other| *other < row)
-                            .count()
-                    }
-                }
-                out[place] = *coefficient;
+        for (listed, out) in self.tokens.iter().zip(coefficients) {
+            let own = &active[listed.token as usize].coefficients;
+            let own = &own[listed.start as usize..listed.end as usize];
+            if own.len() == out.len() {
+                out.copy_from_slice(own);
+                continue;
+            }
+            for (row, coefficient) in listed.rows(active).iter().zip(own) {
+                out[usize::from(places[*row as usize - self.first])] = *coefficient;
             }
         }
+    }
+}
+
+impl Listed {
+    /// The token's rows of the group.
+    fn rows<'a>(&self, active: &'a [Active]) -> &'a [u32] {
+        &active[self.token as usize].rows[self.start as usize..self.end as usize]
     }
 }

@@ -84,13 +84,19 @@ fn results_have_the_same_bits_on_any_number_of_threads() {
 
 #[test]
 fn sums_of_several_tokens_have_the_bits_of_single_ones_whatever_each_part_lists() {
-    let (rows, columns, tokens) = (1100, 1200, 6);
+    let (rows, columns, tokens) = (1100, 1200, 14);
     let mut random = Random::new(2);
     let weights: Vec<f32> = (0..rows * columns)
         .map(|_| random.normal() as f32)
         .collect();
-    // Ranges of 256 rows, of which all, most, few or none are listed, and a short one of which one token lists some.
-    let shares = |token: usize| [1.0, 0.7, 0.02, 0.0, if token == 3 { 0.5 } else { 0.0 }];
+    // Ranges of 256 rows, of which all, most, few or none are listed, and a short one of which only one token lists some. Seven other
+    // tokens share one range, and the last token lists nothing.
+    let shares = |token: usize| match token {
+        3 => [1.0, 0.7, 0.02, 0.0, 0.5],
+        0..=2 | 4..=5 => [1.0, 0.7, 0.02, 0.0, 0.0],
+        6..13 => [0.0, 0.0, 0.0, 1.0, 0.0],
+        _ => [0.0; 5],
+    };
     let active: Vec<Active> = (0..tokens)
         .map(|token| {
             let is_listed = |row: &u32| random.unit() < shares(token)[*row as usize / 256];

@@ -26,7 +26,7 @@ use std::{
 
 use powerinfer_runtime::{
     Engine, Logits, Ran, RuntimeError, Session, Speculation, Statistics, StopConditions, Text,
-    run_pass,
+    memory::PREFILL_BATCH, run_pass,
 };
 
 pub(crate) use self::job::{
@@ -307,7 +307,12 @@ impl Scheduler {
             match self.start_prompt(&mut prompt) {
                 Ok(()) => {
                     let start = prompt.job.prompt.len() - prompt.tokens_left();
-                    let room = self.engine.prompt_room(decoded);
+                    // All decoding requests wait for this pass, even those that are not in it.
+                    let mut room = self.engine.prompt_room(self.decoding.len());
+                    if prompt.job.settings.prompt_logprobs.is_some() && !self.engine.uses_device() {
+                        // Logits of all tokens take much memory.
+                        room = room.min(PREFILL_BATCH);
+                    }
                     let end = prompt.job.prompt.len().min(start + room);
                     piece = Some((index, prompt, start..end));
                 }

@@ -124,6 +124,31 @@ impl IntegerOps for Avx2 {
         sums
     }
 
+    const SUMS_PAIRS: bool = true;
+
+    #[inline(always)]
+    fn dot_nibbles<const N: usize>(
+        self,
+        mut sums: [__m256i; 2],
+        nibbles: [[__m256i; 2]; N],
+        x: [[__m256i; 2]; N],
+    ) -> [__m256i; 2] {
+        // A pair of products is at most 15 · 2 · 128 in magnitude, so the sum of 8 pairs fits into 16 bits.
+        const { assert!(N <= 8) };
+        for (half, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the token proves the features.
+            unsafe {
+                let mut pairs = _mm256_setzero_si256();
+                for index in 0..N {
+                    let products = _mm256_maddubs_epi16(nibbles[index][half], x[index][half]);
+                    pairs = _mm256_add_epi16(pairs, products);
+                }
+                *sums = _mm256_add_epi32(*sums, sum_pairs(pairs));
+            }
+        }
+        sums
+    }
+
     #[inline(always)]
     fn transpose_quarters(self, [a, b, c, d]: [[__m256i; 2]; 4]) -> [[__m256i; 2]; 4] {
         let mut transposed = [a, b, c, d];

@@ -3,7 +3,7 @@
 use powerinfer_tensor::BLOCK;
 
 use super::{
-    Columns, GROUP_ROWS, LINE_BLOCKS, LINE_COLUMNS, REGISTERS, ROWS, WORDS, groups,
+    Columns, GROUP_ROWS, LINE_BLOCKS, LINE_COLUMNS, REGISTERS, ROWS, WORDS, end_part, groups,
     line::{
         Line, accumulate_line, load_lines, per_quarter, to_column_order, to_register_order, unpack,
     },
@@ -17,17 +17,20 @@ use crate::{
     },
 };
 
-/// Axpy of several tokens, `out` is `[tokens, width]`: rows are unpacked once for all tokens.
+/// Axpy of several tokens: rows are unpacked once for all tokens. `sums` and `out` are `[tokens, width]`; `ends [groups, tokens]` says
+/// whether a token's sum is moved to `out` after a group.
 #[inline(always)]
 pub(super) fn axpy_tokens<S: Simd, W: Weights<Row: NibbleRow>>(
     simd: S,
     part: Columns<W>,
     rows: &[u32],
     coefficients: &[f32],
+    ends: &[bool],
+    sums: &mut [f32],
     out: &mut [f32],
 ) {
     let width = part.columns.len();
-    let tokens = out.len() / width;
+    let tokens = sums.len() / width;
     let blocks = width.div_ceil(BLOCK);
     let lines = blocks.div_ceil(LINE_BLOCKS);
     let spans = blocks.div_ceil(SPAN);
@@ -35,8 +38,12 @@ pub(super) fn axpy_tokens<S: Simd, W: Weights<Row: NibbleRow>>(
     let mut minima = vec![[0.0; SPAN]; tokens * spans * usize::from(W::Row::HAS_MINIMA)];
     let mut values = [[Line::ZERO; REGISTERS]; GROUP_ROWS / ROWS];
     let mut quads = [[0.0; WORDS]; GROUP_ROWS / ROWS];
-    out.chunks_exact_mut(width).for_each(to_register_order);
-    for group in groups(rows) {
+    let ends_any = ends.contains(&true);
+    sums.chunks_exact_mut(width).for_each(to_register_order);
+    if ends_any {
+        out.chunks_exact_mut(width).for_each(to_register_order);
+    }
+    for (group, ends) in groups(rows).zip(ends.chunks_exact(tokens)) {
         let group_rows = &rows[group.clone()];
         for (listed, scales) in group_rows.iter().zip(scales.chunks_exact_mut(spans)) {
             let row = part.row(*listed);
@@ -111,7 +118,16 @@ pub(super) fn axpy_tokens<S: Simd, W: Weights<Row: NibbleRow>>(
                 let bias = factors.sums.map(|sum| -W::Row::BIAS * sum);
                 let mut totals = [simd.load_bytes(bytemuck::cast_ref(&bias)); REGISTERS];
                 for (half, totals) in totals.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                    for (values, words) in values.iter().zip(&factors.words) {
+                    let (mut values, mut words) = (values, &factors.words[..]);
+                    if S::SUMS_PAIRS {
+                        let (several, rest) = values.as_chunks::<QUADS>();
+                        let of_several = words.as_chunks::<QUADS>().0;
+                        for (values, words) in several.iter().zip(of_several) {
+                            add_quads(simd, values, words, half, totals);
+                        }
+                        (values, words) = (rest, &words[several.len() * QUADS..]);
+                    }
+                    for (values, words) in values.iter().zip(words) {
                         let words = simd.broadcast_words(words);
                         for (total, values) in totals.iter_mut().zip(&values[4 * half..]) {
                             let values = simd.load_bytes(&values.0);
@@ -120,12 +136,46 @@ pub(super) fn axpy_tokens<S: Simd, W: Weights<Row: NibbleRow>>(
                     }
                 }
                 let line_columns = line * LINE_COLUMNS..width.min((line + 1) * LINE_COLUMNS);
-                let out = &mut out[token * width..][line_columns];
-                accumulate_line::<S, W::Row>(simd, &totals, &factors.scales, &minima, out);
+                let sums = &mut sums[token * width..][line_columns];
+                accumulate_line::<S, W::Row>(simd, &totals, &factors.scales, &minima, sums);
             }
         }
+        let both = sums
+            .chunks_exact_mut(width)
+            .zip(out.chunks_exact_mut(width));
+        for ((sum, out), _) in both.zip(ends).filter(|(_, ends)| **ends) {
+            end_part(sum, out);
+        }
     }
-    out.chunks_exact_mut(width).for_each(to_column_order);
+    sums.chunks_exact_mut(width).for_each(to_column_order);
+    if ends_any {
+        out.chunks_exact_mut(width).for_each(to_column_order);
+    }
+}
+
+/// Quads whose products are added together.
+const QUADS: usize = 8;
+
+/// Adds the products of several quads to `totals`, for half `half` of the registers.
+#[inline(always)]
+fn add_quads<S: Simd>(
+    simd: S,
+    values: &[[Line; REGISTERS]; QUADS],
+    words: &[[u32; 4]; QUADS],
+    half: usize,
+    totals: &mut [S::Integers; REGISTERS / 2],
+) {
+    let mut factors = [simd.splat_i32(0); QUADS];
+    for quad in 0..QUADS {
+        factors[quad] = simd.broadcast_words(&words[quad]);
+    }
+    for index in 0..REGISTERS / 2 {
+        let mut numbers = [simd.splat_i32(0); QUADS];
+        for quad in 0..QUADS {
+            numbers[quad] = simd.load_bytes(&values[quad][4 * half + index].0);
+        }
+        totals[index] = simd.dot_nibbles(totals[index], numbers, factors);
+    }
 }
 
 /// Four coefficients times the scales of four rows, `[quarter, row]`.

@@ -52,13 +52,17 @@ pub(crate) struct IntegerAxpy<'a> {
     pub(crate) out: &'a mut [f32],
 }
 
-/// `out[t, c] += Σ_i coefficients[t, i] * matrix[rows[i], columns.start + c]`.
+/// `sums[t, c] += Σ_i coefficients[t, i] * matrix[rows[i], columns.start + c]`; when a part ends, its sum is moved to `out`.
 pub(crate) struct IntegerAxpyBatch<'a> {
     pub(crate) matrix: &'a Matrix<'a>,
     pub(crate) rows: &'a [u32],
     /// `[tokens, rows]`.
     pub(crate) coefficients: &'a [f32],
     pub(crate) columns: Range<usize>,
+    /// Whether a token's part ends with a group of rows, `[groups, tokens]`.
+    pub(crate) ends: &'a [bool],
+    /// `[tokens, columns]`.
+    pub(crate) sums: &'a mut [f32],
     /// `[tokens, columns]`.
     pub(crate) out: &'a mut [f32],
 }
@@ -128,30 +132,49 @@ impl Operation for IntegerAxpyBatch<'_> {
     type Output = ();
 
     fn run_scalar(self) {
+        let width = self.columns.len().max(1);
         let tokens = self.coefficients.chunks_exact(self.rows.len().max(1));
-        for (coefficients, out) in tokens.zip(self.out.chunks_exact_mut(self.columns.len().max(1)))
-        {
-            IntegerAxpy {
-                matrix: self.matrix,
-                rows: self.rows,
-                coefficients,
-                next: &[],
-                columns: self.columns.clone(),
-                out,
+        let sums = self
+            .sums
+            .chunks_exact_mut(width)
+            .zip(self.out.chunks_exact_mut(width));
+        let count = sums.len();
+        for (token, (coefficients, (sum, out))) in tokens.zip(sums).enumerate() {
+            for (index, group) in groups(self.rows).enumerate() {
+                IntegerAxpy {
+                    matrix: self.matrix,
+                    rows: &self.rows[group.clone()],
+                    coefficients: &coefficients[group],
+                    next: &[],
+                    columns: self.columns.clone(),
+                    out: sum,
+                }
+                .run_scalar();
+                if self.ends[index * count + token] {
+                    end_part(sum, out);
+                }
             }
-            .run_scalar();
         }
     }
 
     #[inline(always)]
     fn run_simd<S: Simd>(self, simd: S) {
         let columns = self.columns;
-        if columns.is_empty() || self.rows.is_empty() {
+        if self.sums.is_empty() || self.rows.is_empty() {
             return;
         }
         with_nibble_weights!(self.matrix, weights => {
-            axpy_tokens(simd, Columns { weights, columns }, self.rows, self.coefficients, self.out);
+            let part = Columns { weights, columns };
+            axpy_tokens(simd, part, self.rows, self.coefficients, self.ends, self.sums, self.out);
         });
+    }
+}
+
+/// Adds the sum of a part to `out` and resets it to 0.
+#[inline(always)]
+fn end_part(sum: &mut [f32], out: &mut [f32]) {
+    for (out, sum) in out.iter_mut().zip(sum) {
+        *out += std::mem::take(sum);
     }
 }
 
