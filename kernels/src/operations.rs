@@ -272,7 +272,7 @@ impl Isa {
     ///
     /// # Panics
     ///
-    /// As [`Isa::axpy_rows_integer`], and if a group has more than [`AXPY_GROUP_ROWS`] entries.
+    /// As [`Isa::axpy_rows_integer`]. Also panics if a group has more than [`AXPY_GROUP_ROWS`] entries or `ends` has another length.
     #[expect(clippy::too_many_arguments, reason = "two levels of sums")]
     pub fn axpy_rows_batch_integer(
         &self,

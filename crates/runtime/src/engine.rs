@@ -384,7 +384,11 @@ impl Engine {
             is_found = self.pass(session, piece, search)?;
             if wanted == Wanted::All {
                 let all = self.buffers.hidden.len();
-                let size = PREFILL_BATCH * (all / piece.len());
+                // On the CPU, the head's temporary memory is planned for fewer tokens.
+                let size = match self.uses_device() {
+                    true => all,
+                    false => PREFILL_BATCH * (all / piece.len()),
+                };
                 for start in (0..all).step_by(size) {
                     self.head(start..all.min(start + size))?;
                     earlier.append(&mut self.logits);
