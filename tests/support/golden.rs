@@ -67,7 +67,8 @@ pub(crate) const FAMILIES: [&str; 25] = [
 
 /// Golden mixtures of experts. Two are in the repository; all are in the folder `shared/golden` next to it, if it exists.
 #[allow(dead_code, reason = "not in all tests")]
-pub(crate) const MIXTURES: [&str; 7] = [
+pub(crate) const MIXTURES: [&str; 8] = [
+    "deepseekv2",
     "gptoss",
     "mixtral",
     "olmoe",

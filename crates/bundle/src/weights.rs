@@ -72,6 +72,10 @@ fn base_name(weight: Weight) -> String {
     let part = match weight {
         LayerWeight::AttentionNorm => "attention_norm",
         LayerWeight::AttentionNormBias => "attention_norm.bias",
+        LayerWeight::QueryDown => "query_down",
+        LayerWeight::QueryDownNorm => "query_down_norm",
+        LayerWeight::LatentNorm => "latent_norm",
+        LayerWeight::LatentQuery => "latent_query",
         LayerWeight::Query => "query",
         LayerWeight::QueryBias => "query.bias",
         LayerWeight::Key => "key",
@@ -203,6 +207,17 @@ pub struct StoredLinear {
     pub bias: Option<Vec<f32>>,
 }
 
+/// Weights that only latent attention has.
+#[derive(Debug, Clone)]
+pub struct StoredLatent {
+    /// Compression of the queries, `[query_rank, hidden]`, and its norm, if queries are compressed.
+    pub query_down: Option<(StoredLinear, StoredNorm)>,
+    /// Norm of the latent vector.
+    pub norm: StoredNorm,
+    /// Projection of the queries to the space of the latent vector, `[heads·rank, key]`.
+    pub query: StoredLinear,
+}
+
 /// Locations of a layer's weights. Shapes are `[outputs, inputs]`; they are transposed in the layout
 /// [by input](Layout::ByInput).
 #[derive(Debug, Clone)]
@@ -215,6 +230,8 @@ pub struct StoredLayer {
     pub key: StoredLinear,
     /// `[kv_heads·head_size, hidden]`.
     pub value: StoredLinear,
+    /// Further weights of latent attention, whose queries and values have [other shapes](LayerWeight).
+    pub latent: Option<StoredLatent>,
     /// Norms of queries and keys, if any.
     pub head_norms: Option<[StoredNorm; 2]>,
     /// Attention sinks, `[heads]`, if any.
@@ -348,21 +365,31 @@ impl<'a> Finder<'a> {
         let at = |weight| Weight::Layer(layer, weight);
         let linear = |weight, bias| self.linear(at(weight), at(bias));
         let norm = |weight, bias| self.norm(at(weight), at(bias));
-        let output_norm = |weight| -> Result<_, ArtifactError> {
+        let scale = |weight| -> Result<_, ArtifactError> {
             let weight = self.vector(at(weight))?;
             Ok(weight.map(|weight| StoredNorm { weight, bias: None }))
         };
         neuron_order(self.file, self.config, layer)?;
+        let down = self.linear_without_bias(at(LayerWeight::QueryDown))?;
+        let down_norm = scale(LayerWeight::QueryDownNorm)?;
+        let latent_query = self.linear_without_bias(at(LayerWeight::LatentQuery))?;
+        let latent = scale(LayerWeight::LatentNorm)?.zip(latent_query);
+        let latent = latent.map(|(norm, query)| StoredLatent {
+            query_down: down.zip(down_norm),
+            norm,
+            query,
+        });
         let up = self.config.is_gated();
         let router = self.config.experts.as_ref();
         let router = router.map(|_| linear(LayerWeight::Router, LayerWeight::RouterBias));
         Ok(StoredLayer {
             attention_norm: norm(LayerWeight::AttentionNorm, LayerWeight::AttentionNormBias)?,
-            attention_output_norm: output_norm(LayerWeight::AttentionOutputNorm)?,
-            ffn_output_norm: output_norm(LayerWeight::FfnOutputNorm)?,
+            attention_output_norm: scale(LayerWeight::AttentionOutputNorm)?,
+            ffn_output_norm: scale(LayerWeight::FfnOutputNorm)?,
             query: linear(LayerWeight::Query, LayerWeight::QueryBias)?,
             key: linear(LayerWeight::Key, LayerWeight::KeyBias)?,
             value: linear(LayerWeight::Value, LayerWeight::ValueBias)?,
+            latent,
             head_norms: norm(LayerWeight::QueryNorm, LayerWeight::QueryNormBias)?
                 .zip(norm(LayerWeight::KeyNorm, LayerWeight::KeyNormBias)?)
                 .map(|(query, key)| [query, key]),

@@ -173,6 +173,39 @@ pub struct Biases {
     pub head: bool,
 }
 
+/// Multi-head latent attention (DeepSeek-V2, §2.1): a position's keys and values are projections of one latent vector.
+///
+/// The projection of the keys is applied to the queries instead, and that of the values to the mixed latent vectors, so that the KV cache
+/// has a single head. Its keys are a rotated part that all heads share, and the normalised latent vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LatentAttention {
+    /// Elements of compressed queries; `None` if queries are not compressed.
+    pub query_rank: Option<usize>,
+    /// Elements of the latent vector.
+    pub rank: usize,
+    /// Rotated elements of a head's queries and keys, which come first.
+    pub rotary_size: usize,
+    /// Other elements of a head's queries and keys.
+    pub key_size: usize,
+    /// Elements of a head's values.
+    pub value_size: usize,
+}
+
+impl LatentAttention {
+    /// ε of the norms of compressed queries and of the latent vector, which no configuration states.
+    pub const NORM_EPSILON: f32 = 1e-6;
+
+    /// Returns the elements of a head of the KV cache.
+    pub fn head_size(&self) -> usize {
+        self.rotary_size + self.rank
+    }
+
+    /// Returns the elements of a head's queries and keys before the projection of the keys is applied to the queries.
+    pub fn query_size(&self) -> usize {
+        self.rotary_size + self.key_size
+    }
+}
+
 /// Configuration of a decoder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
@@ -192,6 +225,9 @@ pub struct ModelConfig {
     pub kv_head_count: usize,
     /// Elements per head.
     pub head_size: usize,
+    /// Sizes of latent attention; `None` if each head has its own projections of keys and values.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latent: Option<LatentAttention>,
     /// Number of FFN neurons per layer (d_ff), across all experts.
     pub ffn_size: usize,
     /// Experts of the FFNs; `None` in dense models.
@@ -305,6 +341,22 @@ impl ModelConfig {
         {
             return Err(format!("the {what} is {size}, which is not supported"));
         }
+        if let Some(latent) = &self.latent {
+            let sizes = [
+                latent.rank,
+                latent.rotary_size,
+                latent.key_size,
+                latent.value_size,
+            ];
+            let mut sizes = sizes.into_iter().chain(latent.query_rank);
+            let is_possible = sizes.all(|size| (1..=MAX_HEAD_SIZE).contains(&size))
+                && (self.head_size, self.kv_head_count) == (latent.head_size(), 1);
+            if !is_possible {
+                return Err(format!(
+                    "these sizes of latent attention are not supported: {latent:?}"
+                ));
+            }
+        }
         let (heads, kv_heads) = (self.head_count, self.kv_head_count);
         if !heads.is_multiple_of(kv_heads) {
             return Err(format!(
@@ -405,9 +457,24 @@ impl ModelConfig {
 
     /// Returns the number of parameters.
     pub fn parameters(&self) -> u64 {
-        let weights = self.weights().into_iter();
-        let sizes = weights.map(|weight| self.shape(weight).iter().product::<usize>() as u64);
-        sizes.sum()
+        let size = |weight| {
+            let size = self.shape(weight).iter().product::<usize>() as u64;
+            let Weight::Layer(layer, layer_weight) = weight else {
+                return size;
+            };
+            let experts = self.experts.as_ref();
+            match (
+                experts.and_then(|experts| experts.dense_size(layer)),
+                layer_weight,
+            ) {
+                (Some(dense), LayerWeight::Gate | LayerWeight::Up | LayerWeight::Down) => {
+                    (dense * self.hidden_size) as u64
+                }
+                (Some(_), LayerWeight::Router) => 0,
+                _ => size,
+            }
+        };
+        self.weights().into_iter().map(size).sum()
     }
 
     /// Returns rows and columns of a weight; a norm or a bias has one dimension.
@@ -415,6 +482,7 @@ impl ModelConfig {
         let hidden = self.hidden_size;
         let queries = self.head_count * self.head_size;
         let keys = self.kv_head_count * self.head_size;
+        let heads = self.head_count;
         match weight {
             Weight::Embedding | Weight::Head => vec![self.vocabulary_size, self.embedding_size],
             Weight::Positions => vec![self.position_rows(), hidden],
@@ -435,7 +503,31 @@ impl ModelConfig {
                     Some(experts) => vec![experts.blocks(), hidden],
                 },
                 LayerWeight::Sinks => vec![self.head_count],
-                LayerWeight::Query => vec![queries, hidden],
+                LayerWeight::QueryDown | LayerWeight::QueryDownNorm => {
+                    let rank = self
+                        .latent
+                        .and_then(|latent| latent.query_rank)
+                        .unwrap_or(0);
+                    match weight {
+                        LayerWeight::QueryDown => vec![rank, hidden],
+                        _ => vec![rank],
+                    }
+                }
+                LayerWeight::LatentNorm => vec![self.latent.map_or(0, |latent| latent.rank)],
+                LayerWeight::LatentQuery => match self.latent {
+                    Some(latent) => vec![heads * latent.rank, latent.key_size],
+                    None => vec![0, 0],
+                },
+                LayerWeight::Query => match self.latent {
+                    Some(latent) => {
+                        let inputs = latent.query_rank.unwrap_or(hidden);
+                        vec![heads * latent.query_size(), inputs]
+                    }
+                    None => vec![queries, hidden],
+                },
+                LayerWeight::Value if let Some(latent) = self.latent => {
+                    vec![heads * latent.value_size, latent.rank]
+                }
                 LayerWeight::QueryBias => vec![queries],
                 LayerWeight::Key | LayerWeight::Value => vec![keys, hidden],
                 LayerWeight::KeyBias | LayerWeight::ValueBias => vec![keys],
@@ -443,7 +535,7 @@ impl ModelConfig {
                     vec![self.head_norm_size(queries)]
                 }
                 LayerWeight::KeyNorm | LayerWeight::KeyNormBias => vec![self.head_norm_size(keys)],
-                LayerWeight::Output => vec![hidden, queries],
+                LayerWeight::Output => vec![hidden, self.mixed_size()],
                 LayerWeight::Router => {
                     vec![self.experts.as_ref().map_or(0, |found| found.count), hidden]
                 }
@@ -456,6 +548,14 @@ impl ModelConfig {
                 LayerWeight::Down => vec![hidden, self.ffn_size],
             },
         }
+    }
+
+    /// Returns the elements of a token's attention output, the input of the output projection.
+    pub fn mixed_size(&self) -> usize {
+        let size = self
+            .latent
+            .map_or(self.head_size, |latent| latent.value_size);
+        self.head_count * size
     }
 
     /// Returns how many of a token's `all` elements a norm of queries or keys normalises together.
@@ -480,6 +580,10 @@ impl ModelConfig {
             Some("different position encodings in different layers")
         } else if self.query_key_norm == QueryKeyNorm::AllHeads {
             Some("norms of all queries of a token")
+        } else if self.latent.is_some() {
+            Some("latent attention")
+        } else if experts.is_some_and(|experts| experts.dense.is_some()) {
+            Some("layers with a dense FFN among those with experts")
         } else {
             None
         }
@@ -584,13 +688,21 @@ impl ModelConfig {
         let experts = self.experts.as_ref();
         let router_bias = experts.is_some_and(|experts| experts.has_router_bias);
         let shared_gate = experts.is_some_and(|experts| experts.has_shared_gate);
+        let latent = self.latent.is_some();
+        let compressed = self
+            .latent
+            .is_some_and(|latent| latent.query_rank.is_some());
         [
             (before, LayerWeight::AttentionNorm),
             (before && biased_norm, LayerWeight::AttentionNormBias),
+            (compressed, LayerWeight::QueryDown),
+            (compressed, LayerWeight::QueryDownNorm),
             (true, LayerWeight::Query),
             (query_key_value, LayerWeight::QueryBias),
             (true, LayerWeight::Key),
             (query_key_value, LayerWeight::KeyBias),
+            (latent, LayerWeight::LatentNorm),
+            (latent, LayerWeight::LatentQuery),
             (true, LayerWeight::Value),
             (query_key_value, LayerWeight::ValueBias),
             (heads, LayerWeight::QueryNorm),

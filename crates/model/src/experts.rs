@@ -3,6 +3,10 @@
 //! An FFN with E experts of F neurons is an FFN of E·F neurons, and expert `e` consists of the neurons `e·F..(e + 1)·F`. A token
 //! computes the neurons of its selected experts, each times the expert's routing weight; all others are 0. The neurons of a shared
 //! expert come last, and every token computes them.
+//!
+//! Some models have layers with a dense FFN among those with experts. In such a layer, the dense FFN's neurons are the first ones, and
+//! every token computes their blocks with the weight 1. The layer's other neurons do not exist: their weights are 0, and no token
+//! computes them.
 
 use std::ops::Range;
 
@@ -40,6 +44,33 @@ pub struct Experts {
     pub shared_size: usize,
     /// Whether the shared expert's weight is the sigmoid of a projection of the FFN's input, instead of 1.
     pub has_shared_gate: bool,
+    /// Factor of the routing weights of the selected experts.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub scale: f32,
+    /// Layers with a dense FFN.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dense: Option<DenseLayers>,
+}
+
+/// Layers with a dense FFN in a mixture of experts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DenseLayers {
+    /// Indices of the layers, in increasing order.
+    pub layers: Vec<usize>,
+    /// Number of neurons of their FFNs.
+    pub size: usize,
+}
+
+fn one() -> f32 {
+    1.0
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_one(scale: &f32) -> bool {
+    *scale == 1.0
 }
 
 impl Experts {
@@ -75,24 +106,54 @@ impl Experts {
         order.chunk_by(|a, b| block(a) == block(b)).count() <= self.blocks()
     }
 
-    /// Returns the number of neurons that a token computes if no policy skips any.
+    /// Returns the number of neurons of the dense FFN of `layer`; `None` if the layer has experts.
+    pub fn dense_size(&self, layer: usize) -> Option<usize> {
+        let dense = self.dense.as_ref()?;
+        dense.layers.contains(&layer).then_some(dense.size)
+    }
+
+    /// Returns the number of experts that a token computes in `layer`; in a dense layer, blocks of an expert's size.
+    pub fn selected_in(&self, layer: usize) -> usize {
+        self.dense_size(layer)
+            .map_or(self.per_token, |size| size.div_ceil(self.size))
+    }
+
+    /// Returns the number of neurons that a token computes in a layer with experts if no policy skips any.
     pub fn neurons_per_token(&self) -> usize {
         self.per_token * self.size + self.shared_size
     }
 
-    /// Returns the share of the neurons that a token computes if no policy skips any.
+    /// Returns the number of neurons that a token computes at most in any layer.
+    pub fn most_neurons_per_token(&self) -> usize {
+        let dense = self.dense.as_ref().map_or(0, |dense| dense.size);
+        self.neurons_per_token()
+            .max(dense.next_multiple_of(self.size))
+    }
+
+    /// Returns the share of the neurons that a token computes in a layer with experts if no policy skips any.
     pub fn selected_share(&self) -> f64 {
         self.neurons_per_token() as f64 / self.neurons() as f64
     }
 
-    /// Sets `weights`, one per block, to the routing weights computed from `logits`, one per expert; experts that are not selected get
-    /// 0. If logits are equal, the expert with the lower index is preferred. `shared_gate` is the logit of the shared expert's weight.
+    /// Sets `weights`, one per block, to the routing weights in `layer` computed from `logits`, one per expert; experts that are not
+    /// selected get 0. If logits are equal, the expert with the lower index is preferred. `shared_gate` is the logit of the shared
+    /// expert's weight.
     ///
     /// # Panics
     ///
     /// If there is not one logit per expert and one weight per block.
-    pub fn route(&self, logits: &[f32], shared_gate: Option<f32>, weights: &mut [f32]) {
+    pub fn route(
+        &self,
+        layer: usize,
+        logits: &[f32],
+        shared_gate: Option<f32>,
+        weights: &mut [f32],
+    ) {
         assert_eq!((logits.len(), weights.len()), (self.count, self.blocks()));
+        if let Some(size) = self.dense_size(layer) {
+            weights.fill(0.0);
+            return weights[..size.div_ceil(self.size)].fill(1.0);
+        }
         let mut order: Vec<usize> = (0..self.count).collect();
         // A stable sort keeps equal logits in the order of their experts.
         order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
@@ -112,7 +173,7 @@ impl Experts {
         let sum: f64 = summed.iter().map(|expert| score(*expert)).sum();
         weights.fill(0.0);
         for expert in selected {
-            weights[*expert] = (score(*expert) / sum) as f32;
+            weights[*expert] = (score(*expert) / sum) as f32 * self.scale;
         }
         if self.shared_size > 0 {
             weights[self.count] = shared_gate.map_or(1.0, |logit| sigmoid(logit.into()) as f32);
@@ -142,7 +203,20 @@ impl Experts {
                 self.per_token, self.count
             ));
         }
-        Ok(())
+        if !(self.scale.is_normal() && self.scale > 0.0) {
+            return Err(format!(
+                "the factor of the routing weights (`routed_scaling_factor`) is {}, which is not a positive number",
+                self.scale
+            ));
+        }
+        let experts = self.count * self.size;
+        match &self.dense {
+            Some(dense) if !(1..=experts).contains(&dense.size) => Err(format!(
+                "a dense FFN of {} neurons (`intermediate_size`) among experts of {experts} neurons in all is not supported",
+                dense.size
+            )),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -163,6 +237,8 @@ mod tests {
         reads_layer_input: false,
         shared_size: 5,
         has_shared_gate: true,
+        scale: 1.0,
+        dense: None,
     };
 
     #[test]
@@ -189,12 +265,58 @@ mod tests {
         ] {
             let experts = Experts { scores, ..EXPERTS };
             let mut weights = [9.0; 5];
-            experts.route(&[1.0, 2.0, 1.0, 1.0], Some(0.0), &mut weights);
+            experts.route(0, &[1.0, 2.0, 1.0, 1.0], Some(0.0), &mut weights);
             assert!(weights[1] > weights[0] && weights[0] > 0.0, "{weights:?}");
             assert_eq!(weights[2..], [0.0, 0.0, 0.5], "{scores:?}");
             let sum: f32 = weights[..4].iter().sum();
             let is_one = (sum - 1.0).abs() < 1e-6;
             assert_eq!(is_one, scores != RouterScores::Softmax, "{scores:?}: {sum}");
+            let scaled = Experts {
+                scale: 16.0,
+                ..experts
+            };
+            let mut multiplied = [9.0; 5];
+            scaled.route(0, &[1.0, 2.0, 1.0, 1.0], Some(0.0), &mut multiplied);
+            let expected = [16.0 * weights[0], 16.0 * weights[1], 0.0, 0.0, 0.5];
+            assert_eq!(multiplied, expected, "{scores:?}");
         }
+    }
+
+    #[test]
+    fn every_token_computes_the_blocks_of_a_dense_layer() {
+        let experts = Experts {
+            dense: Some(DenseLayers {
+                layers: vec![0, 2],
+                size: 7,
+            }),
+            ..EXPERTS
+        };
+        experts.validate().unwrap();
+        assert_eq!(
+            (experts.dense_size(2), experts.dense_size(1)),
+            (Some(7), None)
+        );
+        let mut weights = [9.0; 5];
+        experts.route(2, &[1.0, 2.0, 3.0, 4.0], Some(0.0), &mut weights);
+        assert_eq!(weights, [1.0, 1.0, 1.0, 0.0, 0.0]);
+        experts.route(1, &[1.0, 2.0, 3.0, 4.0], Some(0.0), &mut weights);
+        assert_eq!(weights[..2], [0.0, 0.0]);
+        assert_eq!(
+            (
+                experts.neurons_per_token(),
+                experts.most_neurons_per_token()
+            ),
+            (11, 11)
+        );
+        assert_eq!((experts.selected_in(2), experts.selected_in(1)), (3, 2));
+        let wider = DenseLayers {
+            layers: vec![0],
+            size: 13,
+        };
+        let wider = Experts {
+            dense: Some(wider),
+            ..EXPERTS
+        };
+        assert!(wider.validate().is_err());
     }
 }

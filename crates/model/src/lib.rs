@@ -28,9 +28,11 @@ mod weight;
 
 pub use alibi::alibi_bias;
 pub use checkpoint::Checkpoint;
-pub use config::{Biases, Block, ModelConfig, Multipliers, Positions, QueryKeyNorm, SoftCaps};
+pub use config::{
+    Biases, Block, LatentAttention, ModelConfig, Multipliers, Positions, QueryKeyNorm, SoftCaps,
+};
 pub use error::ModelError;
-pub use experts::{Experts, RouterScores};
+pub use experts::{DenseLayers, Experts, RouterScores};
 pub use files::{Files, gguf_files, gguf_model, gguf_name};
 pub use generation::GenerationConfig;
 pub use language_model::{LanguageModel, check_finite, greedy_token, log_sum_exp};

@@ -48,6 +48,11 @@ pub(crate) enum Rows {
         /// Number of rows of the tensor.
         total: usize,
     },
+    /// All rows of all heads, which the tensor stacks along an extra first dimension.
+    Heads {
+        /// Number of heads.
+        count: usize,
+    },
     /// One of several matrices that the tensor stacks along an extra first dimension.
     Slice {
         /// Index of the matrix.
@@ -70,7 +75,7 @@ impl Rows {
     /// Returns the index of the only matrix that is read, if the tensor stacks several.
     pub(crate) fn slice(self) -> Option<usize> {
         match self {
-            Self::All | Self::Strided { .. } => None,
+            Self::All | Self::Strided { .. } | Self::Heads { .. } => None,
             Self::Slice { index, .. } | Self::Alternate { index, .. } => Some(index),
         }
     }
@@ -87,6 +92,19 @@ pub(crate) enum Transform {
     /// split rotary pairs.
     Deinterleave {
         /// Number of heads in the tensor.
+        heads: usize,
+    },
+    /// Within each of `heads` heads, moves the last `rotary` rows to the front and deinterleaves them: latent attention rotates the
+    /// last rows of a head, stored as interleaved pairs.
+    RotaryFirst {
+        /// Number of heads in the tensor.
+        heads: usize,
+        /// Rotated rows of a head.
+        rotary: usize,
+    },
+    /// Transposes each of `heads` heads, after rows are selected.
+    TransposedHeads {
+        /// Number of heads.
         heads: usize,
     },
     /// Transposes the tensor before rows are selected.
@@ -185,15 +203,22 @@ impl WeightSource {
             rows, transform, ..
         } = self
         {
+            if let Transform::TransposedHeads { heads } = *transform {
+                shape = vec![heads * shape[1], shape[0] / heads];
+            }
             match rows {
                 Rows::Strided { total, .. } => shape[0] = *total,
                 Rows::Alternate { .. } => shape[0] *= 2,
+                Rows::Heads { count } => shape[0] /= count,
                 Rows::All | Rows::Slice { .. } => {}
             }
             if *transform == Transform::Transposed {
                 shape.reverse();
             }
-            if let Rows::Slice { count, .. } | Rows::Alternate { count, .. } = rows {
+            if let Rows::Heads { count }
+            | Rows::Slice { count, .. }
+            | Rows::Alternate { count, .. } = rows
+            {
                 shape.insert(0, *count);
             }
         }
@@ -206,7 +231,8 @@ impl WeightSource {
         match self {
             Self::Tensor {
                 rows: Rows::All | Rows::Strided { .. },
-                transform: Transform::None | Transform::Deinterleave { .. },
+                transform:
+                    Transform::None | Transform::Deinterleave { .. } | Transform::RotaryFirst { .. },
                 ..
             } => {
                 let total = self.tensor_shape(&[count])[0];
@@ -227,14 +253,21 @@ impl WeightSource {
         else {
             return values;
         };
+        if let Transform::TransposedHeads { heads } = *transform {
+            let (rows, columns) = (shape[1], shape[0] / heads);
+            let selected = self.clone().with(Transform::None);
+            let stored = selected.apply(values, &[heads * rows, columns]);
+            let heads = stored.chunks_exact(rows * columns);
+            return heads.flat_map(|head| transposed(head, columns)).collect();
+        }
         let width: usize = shape[1..].iter().product();
         let values = match transform {
             Transform::Transposed => transposed(&values, values.len() / width),
             _ => values,
         };
         let strided = match *rows {
-            // Only this matrix was read.
-            Rows::All | Rows::Slice { .. } => None,
+            // Only this matrix was read, or all are consecutive.
+            Rows::All | Rows::Heads { .. } | Rows::Slice { .. } => None,
             Rows::Strided {
                 first,
                 length,
@@ -255,7 +288,7 @@ impl WeightSource {
             }
         };
         match *transform {
-            Transform::None | Transform::Transposed => values,
+            Transform::None | Transform::Transposed | Transform::TransposedHeads { .. } => values,
             Transform::AddOne => values.into_iter().map(|value| value + 1.0).collect(),
             Transform::Deinterleave { heads } => {
                 let size = shape[0] / heads;
@@ -265,6 +298,20 @@ impl WeightSource {
                     let (head, place) = (row / size, row % size);
                     let from = head * size + 2 * (place % half) + place / half;
                     out.extend(&values[from * width..][..width]);
+                }
+                out
+            }
+            Transform::RotaryFirst { heads, rotary } => {
+                let size = shape[0] / heads;
+                let rest = size - rotary;
+                let mut out = Vec::with_capacity(values.len());
+                for row in 0..shape[0] {
+                    let (head, place) = (row / size, row % size);
+                    let from = match place.checked_sub(rotary) {
+                        Some(place) => place,
+                        None => rest + 2 * (place % (rotary / 2)) + place / (rotary / 2),
+                    };
+                    out.extend(&values[(head * size + from) * width..][..width]);
                 }
                 out
             }
@@ -463,6 +510,32 @@ mod tests {
         assert_eq!(halves.stored_rows(4), Some(vec![0, 1, 2, 3]));
         let halves = WeightSource::tensor("q").with(Transform::Deinterleave { heads: 1 });
         assert_eq!(halves.stored_rows(4), Some(vec![0, 2, 1, 3]));
+        // One head of four rows, of which the last two pairs are rotated.
+        let rotary = Transform::RotaryFirst {
+            heads: 1,
+            rotary: 4,
+        };
+        let rotary = WeightSource::tensor("q").with(rotary);
+        assert_eq!(rotary.stored_rows(6), Some(vec![2, 4, 3, 5, 0, 1]));
+        // Two heads, each of two rows of keys and one of values: the keys, transposed.
+        let keys = WeightSource::Tensor {
+            name: "kv".to_owned(),
+            rows: Rows::Strided {
+                first: 0,
+                length: 2,
+                step: 3,
+                total: 6,
+            },
+            transform: Transform::TransposedHeads { heads: 2 },
+        };
+        assert_eq!(keys.tensor_shape(&[6, 2]), [6, 3]);
+        let stored = (0..18).map(|value| value as f32).collect();
+        assert_eq!(
+            keys.apply(stored, &[6, 2]),
+            [
+                0.0, 3.0, 1.0, 4.0, 2.0, 5.0, 9.0, 12.0, 10.0, 13.0, 11.0, 14.0
+            ]
+        );
         let alternate = |first: usize, transform: Transform| WeightSource::Tensor {
             name: "a".to_owned(),
             rows: Rows::Alternate {

@@ -30,7 +30,12 @@ pub enum LayerWeight {
     AttentionNorm,
     /// Bias of the norm before attention, `[hidden]`.
     AttentionNormBias,
-    /// Query projection, `[heads·head_size, hidden]`.
+    /// Compression of the queries of latent attention, `[query_rank, hidden]`.
+    QueryDown,
+    /// Scale of the norm of compressed queries, `[query_rank]`.
+    QueryDownNorm,
+    /// Query projection, `[heads·head_size, hidden]`; in [latent attention](crate::LatentAttention) `[heads·(rotary + key), hidden or
+    /// query_rank]`.
     Query,
     /// Query bias, `[heads·head_size]`.
     QueryBias,
@@ -38,7 +43,12 @@ pub enum LayerWeight {
     Key,
     /// Key bias, `[kv_heads·head_size]`.
     KeyBias,
-    /// Value projection, `[kv_heads·head_size, hidden]`.
+    /// Scale of the norm of the latent vector, `[rank]`.
+    LatentNorm,
+    /// Projection of the queries of latent attention to the space of the latent vector, `[heads·rank, key]`: a matrix per head.
+    LatentQuery,
+    /// Value projection, `[kv_heads·head_size, hidden]`; in latent attention, that of the mixed latent vectors, `[heads·value, rank]`: a
+    /// matrix per head.
     Value,
     /// Value bias, `[kv_heads·head_size]`.
     ValueBias,
@@ -52,7 +62,7 @@ pub enum LayerWeight {
     KeyNormBias,
     /// Attention sinks, `[heads]`: per head, a score in the softmax that has no value vector.
     Sinks,
-    /// Output projection of attention, `[hidden, heads·head_size]`.
+    /// Output projection of attention, `[hidden, heads·head_size]`; in latent attention `[hidden, heads·value]`.
     Output,
     /// Bias of the output projection, `[hidden]`.
     OutputBias,

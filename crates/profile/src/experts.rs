@@ -164,14 +164,18 @@ impl ExpertActivity {
 
 impl ExpertSummary {
     /// Summary of the selections in `activity`; `None` if there are none.
-    pub(crate) fn new(experts: &Experts, activity: &LayerActivity) -> Option<Self> {
+    pub(crate) fn new(layer: usize, experts: &Experts, activity: &LayerActivity) -> Option<Self> {
         let found = activity.experts.as_ref()?;
         let counts = |active: &Vec<u64>| Counts {
             tokens: activity.tokens,
             active: active.clone(),
         };
         let [first, second] = &found.selected;
-        let computed = activity.tokens.max(1) as f64 * experts.neurons_per_token() as f64;
+        let computed = match experts.dense_size(layer) {
+            Some(size) => size,
+            None => experts.neurons_per_token(),
+        };
+        let computed = activity.tokens.max(1) as f64 * computed as f64;
         let held = found.held();
         let mut tenths: Vec<usize> = (1..=10)
             .map(|tenth| (tenth * experts.count).div_ceil(10))
@@ -308,7 +312,7 @@ pub(crate) fn read(
             counts.map(|count| u128::from(*count)).sum()
         };
         let selections = sum(&mut found.selected.iter().flatten());
-        let most = u128::from(activity.tokens) * experts.per_token as u128;
+        let most = u128::from(activity.tokens) * experts.selected_in(layer) as u128;
         let is_possible = most < 1 << 62
             && selections <= most
             && sum(&mut found.distances.iter()) <= selections
@@ -454,6 +458,8 @@ mod tests {
             reads_layer_input: false,
             shared_size: 0,
             has_shared_gate: false,
+            scale: 1.0,
+            dense: None,
         };
         let mut good = LayerActivity::new(10, 1);
         good.tokens = 9;

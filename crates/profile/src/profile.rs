@@ -110,7 +110,7 @@ impl LayerSummary {
             cumulative: (1..=10)
                 .map(|tenth| skew.activations_of(f64::from(tenth) / 10.0))
                 .collect(),
-            experts: experts.and_then(|experts| ExpertSummary::new(experts, activity)),
+            experts: experts.and_then(|experts| ExpertSummary::new(layer, experts, activity)),
         }
     }
 }
@@ -289,7 +289,7 @@ impl Profile {
             let path = folder.join(experts::EXPERTS);
             experts::read(&path, experts, body.ffn_size, &mut activities)?;
             for (layer, activity) in body.layers.iter_mut().zip(&activities) {
-                layer.experts = ExpertSummary::new(experts, activity);
+                layer.experts = ExpertSummary::new(layer.layer, experts, activity);
             }
         }
         Ok(Self {

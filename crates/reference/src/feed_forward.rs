@@ -26,6 +26,7 @@ pub struct FeedForward {
     kind: FfnKind,
     activation: Activation,
     experts: Option<Experts>,
+    layer: usize,
     weights: HashMap<LayerWeight, Tensor>,
 }
 
@@ -56,6 +57,7 @@ impl FeedForward {
             kind: config.ffn,
             activation: config.activation,
             experts: config.experts.clone(),
+            layer: index,
             weights: weights
                 .map(|weight| Ok((weight, load(checkpoint, Weight::Layer(index, weight))?)))
                 .collect::<std::result::Result<_, ModelError>>()?,
@@ -173,7 +175,7 @@ impl FeedForward {
         let mut weights = vec![0.0; experts.blocks()];
         for (token, logits) in logits.iter().enumerate() {
             let shared = shared.as_ref().map(|logits| logits[token]);
-            experts.route(logits, shared, &mut weights);
+            experts.route(self.layer, logits, shared, &mut weights);
             for (block, weight) in by_block.iter_mut().zip(&weights) {
                 block.push(*weight);
             }

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use candle_core::{D, Device, Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
 use powerinfer_model::{
-    Block, Checkpoint, LayerWeight, ModelConfig, ModelError, Positions, QueryKeyNorm, Rotary,
-    Weight, alibi_bias,
+    Block, Checkpoint, LatentAttention, LayerWeight, ModelConfig, ModelError, Positions,
+    QueryKeyNorm, Rotary, Weight, alibi_bias,
 };
 
 use crate::{
@@ -119,8 +119,88 @@ impl Layer {
         linear(x, &self.weights[&weight], self.weights.get(&bias))
     }
 
+    /// Returns queries, keys and values of latent attention before rotation, `[heads, tokens, …]`: all heads have their own.
+    fn latent_projections(&self, x: &Tensor, latent: &LatentAttention) -> Result<[Tensor; 3]> {
+        let (tokens, heads) = (x.dim(0)?, self.config.head_count);
+        let config = ModelConfig {
+            norm_epsilon: LatentAttention::NORM_EPSILON,
+            ..self.config.clone()
+        };
+        let weight = |weight| &self.weights[&weight];
+        let compressed = match latent.query_rank {
+            None => x.clone(),
+            Some(_) => {
+                let down = linear(x, weight(LayerWeight::QueryDown), None)?;
+                norm(&config, &down, weight(LayerWeight::QueryDownNorm), None)?
+            }
+        };
+        let query = linear(&compressed, weight(LayerWeight::Query), None)?;
+        let query = query.reshape((tokens, heads, latent.query_size()))?;
+        let shared = linear(x, weight(LayerWeight::Key), None)?;
+        let rotary = shared.narrow(1, 0, latent.rotary_size)?;
+        let vector = shared.narrow(1, latent.rotary_size, latent.rank)?;
+        let vector = norm(&config, &vector, weight(LayerWeight::LatentNorm), None)?;
+        let vector = vector.broadcast_left(heads)?.contiguous()?;
+        // [heads, rank, key] and [heads, value, rank]
+        let keys = weight(LayerWeight::LatentQuery);
+        let keys = keys.reshape((heads, latent.rank, latent.key_size))?;
+        let values = weight(LayerWeight::Value);
+        let values = values.reshape((heads, latent.value_size, latent.rank))?;
+        let rotary = rotary.broadcast_left(heads)?.contiguous()?;
+        let key = Tensor::cat(&[&rotary, &vector.matmul(&keys)?], D::Minus1)?;
+        let value = vector.matmul(&values.transpose(1, 2)?.contiguous()?)?;
+        Ok([query.transpose(0, 1)?.contiguous()?, key, value])
+    }
+
     /// Causal grouped-query attention.
     fn attention(&self, x: &Tensor) -> Result<Tensor> {
+        let ModelConfig {
+            head_count,
+            head_size,
+            ..
+        } = self.config;
+        let tokens = x.dim(0)?;
+        let [mut query, mut key, value] = match &self.config.latent {
+            Some(latent) => self.latent_projections(x, latent)?,
+            None => self.projections(x)?,
+        };
+        if let Some(table) = self.config.rotary_table(self.index) {
+            let rotary = &self.config.rotary_tables()[table];
+            (query, key) = (rotate(rotary, &query)?, rotate(rotary, &key)?);
+        }
+        // Each key/value head serves `group` consecutive query heads.
+        let kv_head_count = key.dim(0)?;
+        let group = head_count / kv_head_count;
+        let query = query.reshape((kv_head_count, group * tokens, ()))?;
+        let scores = query
+            .matmul(&key.t()?)?
+            .reshape((head_count, tokens, tokens))?;
+        let scores = match &self.config.positions {
+            Positions::Alibi { slopes } => scores.broadcast_add(&alibi(slopes, tokens)?)?,
+            _ => scores,
+        };
+        let scores = (scores * (1.0 / (head_size as f64).sqrt()))?;
+        let scores = soft_cap(self.config.soft_caps.attention, scores)?;
+        let window = self.config.attention_windows[self.index];
+        let scores = scores.broadcast_add(&causal_mask(tokens, window)?)?;
+        let weights = match self.weights.get(&LayerWeight::Sinks) {
+            None => softmax_last_dim(&scores)?,
+            Some(sinks) => {
+                let sinks = sinks.reshape((head_count, 1, 1))?;
+                let sinks = sinks.broadcast_as((head_count, tokens, 1))?;
+                let all = Tensor::cat(&[&scores, &sinks], D::Minus1)?.contiguous()?;
+                let weights = softmax_last_dim(&all)?;
+                weights.narrow(D::Minus1, 0, tokens)?.contiguous()?
+            }
+        };
+        let weights = weights.reshape((kv_head_count, group * tokens, tokens))?;
+        let mixed = weights.matmul(&value)?.reshape((head_count, tokens, ()))?;
+        let mixed = mixed.transpose(0, 1)?.reshape((tokens, ()))?;
+        self.linear(&mixed, LayerWeight::Output, LayerWeight::OutputBias)
+    }
+
+    /// Returns queries, keys and values before rotation, `[heads, tokens, head_size]`.
+    fn projections(&self, x: &Tensor) -> Result<[Tensor; 3]> {
         let ModelConfig {
             head_count,
             kv_head_count,
@@ -150,42 +230,7 @@ impl Layer {
         if self.config.query_key_norm == QueryKeyNorm::PerHead {
             (query, key) = (query_norm(&query)?, key_norm(&key)?);
         }
-        if let Some(table) = self.config.rotary_table(self.index) {
-            let rotary = &self.config.rotary_tables()[table];
-            (query, key) = (rotate(rotary, &query)?, rotate(rotary, &key)?);
-        }
-        // Each key/value head serves `group` consecutive query heads.
-        let group = head_count / kv_head_count;
-        let query = query.reshape((kv_head_count, group * tokens, head_size))?;
-        let scores = query
-            .matmul(&key.t()?)?
-            .reshape((head_count, tokens, tokens))?;
-        let scores = match &self.config.positions {
-            Positions::Alibi { slopes } => scores.broadcast_add(&alibi(slopes, tokens)?)?,
-            _ => scores,
-        };
-        let scores = (scores * (1.0 / (head_size as f64).sqrt()))?;
-        let scores = soft_cap(self.config.soft_caps.attention, scores)?;
-        let window = self.config.attention_windows[self.index];
-        let scores = scores.broadcast_add(&causal_mask(tokens, window)?)?;
-        let weights = match self.weights.get(&LayerWeight::Sinks) {
-            None => softmax_last_dim(&scores)?,
-            Some(sinks) => {
-                let sinks = sinks.reshape((head_count, 1, 1))?;
-                let sinks = sinks.broadcast_as((head_count, tokens, 1))?;
-                let all = Tensor::cat(&[&scores, &sinks], D::Minus1)?.contiguous()?;
-                let weights = softmax_last_dim(&all)?;
-                weights.narrow(D::Minus1, 0, tokens)?.contiguous()?
-            }
-        };
-        let weights = weights.reshape((kv_head_count, group * tokens, tokens))?;
-        let mixed = weights
-            .matmul(&value)?
-            .reshape((head_count, tokens, head_size))?;
-        let mixed = mixed
-            .transpose(0, 1)?
-            .reshape((tokens, head_count * head_size))?;
-        self.linear(&mixed, LayerWeight::Output, LayerWeight::OutputBias)
+        Ok([query, key, value])
     }
 
     /// Computes the FFN for `x`, the norm of `residual`, and calls the observer; `input` is the layer's input.

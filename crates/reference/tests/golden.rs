@@ -79,6 +79,19 @@ fn experts_and_their_neurons_match_transformers() {
             golden.assert_logits(&flat(&logits), prompt, &what);
             for layer in 0..model.config().layer_count {
                 let at = |part: &str| format!("{prompt}.layers.{layer}.{part}");
+                if let Some(size) = experts.dense_size(layer) {
+                    let want = golden.floats(&at("ffn_prod"));
+                    let found = &recorder.0[&format!("layers.{layer}.ffn_prod")];
+                    let found = found.chunks(model.config().ffn_size);
+                    for (found, want) in found.zip(want.chunks(size)) {
+                        golden.assert_close(&found[..size], want, &what);
+                        assert!(
+                            found[size..].iter().all(|product| *product == 0.0),
+                            "{what}"
+                        );
+                    }
+                    continue;
+                }
                 let selected = golden.expected.find(&at("router_ids")).unwrap();
                 let selected = selected.bytes.as_chunks::<8>().0.iter();
                 let selected = selected.map(|id| u64::from_le_bytes(*id) as usize);

@@ -7,6 +7,7 @@ use crate::{
     attention::{AttentionMask, Heads, attend},
     ffn::{FfnBuffers, FfnInputs},
     input::InputBuffers,
+    latent::{self, LatentBuffers},
     linear::Linear,
     memory::PREFILL_BATCH,
     model::Model,
@@ -74,6 +75,7 @@ struct AttentionBuffers {
     x: Vec<f32>,
     /// Queries, then keys, then values, each `[tokens, heads, head_size]`.
     projections: Vec<f32>,
+    latent: LatentBuffers,
     mixed: Vec<f32>,
     output: Vec<f32>,
     /// Memory for the tiles of a position's heads; empty between uses.
@@ -126,17 +128,23 @@ impl LayerExecutor for CpuExecutor {
         let threshold = thresholds.map_or(0.0, |thresholds| thresholds.attention);
         pass.observers
             .input(layer, LayerInput::Attention, &buffers.x);
+        let latent = model.config.latent.as_ref();
         let query = model.linear(&weights.query);
         let x = query.input(threads, &buffers.x, threshold, &mut buffers.input);
         let stored = [&weights.query, &weights.key, &weights.value];
         let linears = stored.map(|stored| model.linear(stored));
         let projections = &mut buffers.projections;
-        let one = pass.tokens.len() == 1 && linears.iter().all(Linear::is_by_output);
+        let one =
+            pass.tokens.len() == 1 && latent.is_none() && linears.iter().all(Linear::is_by_output);
         let heads = std::mem::take(&mut buffers.heads);
         let cache = one.then(|| pass.sessions[0].layers[layer].append(heads, 1));
         let cache = cache.flatten();
         let is_stored = cache.is_some();
         let bytes = match cache {
+            None if let Some(sizes) = latent => {
+                let latent = &mut buffers.latent;
+                latent::project(model, layer, sizes, &buffers.x, latent, projections)
+            }
             None => Linear::products(&linears, threads, &x, threshold, projections),
             Some(mut position) => {
                 // Threads write the key and the value as soon as they are known.
@@ -172,6 +180,11 @@ impl LayerExecutor for CpuExecutor {
         let mixed = &mut buffers.mixed;
         mix(pass, layer, &mut buffers.projections, is_stored, mixed);
         pass.observers.end_stage(Stage::Attention);
+
+        if let Some(sizes) = latent {
+            let bytes = latent::outputs(model, layer, sizes, &mut buffers.latent, mixed);
+            pass.observers.count_bytes(bytes);
+        }
 
         // h ← h + W_o · …
         pass.observers.input(layer, LayerInput::Output, mixed);

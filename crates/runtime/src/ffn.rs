@@ -414,7 +414,7 @@ impl Ffn<'_> {
         let bytes = self.row_bytes() * tokens;
         active.resize_with(tokens, Active::default);
         let most = match &self.router {
-            Some(router) => neurons.len().min(router.experts.neurons_per_token()),
+            Some(router) => neurons.len().min(router.experts.most_neurons_per_token()),
             None => neurons.len(),
         };
         for active in active.iter_mut() {

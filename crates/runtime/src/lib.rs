@@ -18,6 +18,7 @@ mod generate;
 mod hybrid;
 mod input;
 mod input_magnitudes;
+mod latent;
 mod linear;
 mod load;
 mod masks;

@@ -235,7 +235,14 @@ fn floats_per_token(config: &ModelConfig, lists: usize) -> usize {
     let prepared = QuantisedActivations::vector_bytes(widest)
         .max(PackedActivations::vector_bytes(widest))
         .div_ceil(size_of::<f32>());
-    let attention = queries + 2 * keys + 2 * hidden.max(queries).max(ordered) + hidden + prepared;
+    // Queries by token and by head, the compressed ones, and keys; or outputs by head.
+    let latent = config.latent.as_ref().map_or(0, |latent| {
+        let heads = config.head_count;
+        let by_head = heads * latent.rank.max(latent.value_size);
+        2 * heads * latent.query_size() + latent.query_rank.unwrap_or(0) + keys + by_head + prepared
+    });
+    let attention =
+        queries + 2 * keys + 2 * hidden.max(queries).max(ordered) + hidden + prepared + latent;
     // Lists, and the masks of predicted neurons.
     let ffn = lists + neurons.div_ceil(32) + 3 * hidden + prepared;
     // Masks, logits, weights and inputs of routers.
@@ -259,7 +266,7 @@ pub fn prompt_tokens(config: &ModelConfig) -> usize {
     let Some(experts) = &config.experts else {
         return PREFILL_BATCH;
     };
-    let computed = experts.neurons_per_token();
+    let computed = experts.most_neurons_per_token();
     // Neurons and coefficients by token, and the token's entry in each group of neurons; lists of entries double as they grow.
     let listed = 2 * computed + 8 * neurons.div_ceil(AXPY_GROUP_ROWS).min(computed);
     let slots = 2 * SLOTTED_NEURONS.min(neurons);
@@ -351,6 +358,12 @@ pub fn thread_bytes(config: &ModelConfig) -> usize {
     let columns = config.hidden_size.max(config.head_count * config.head_size);
     // Next to a GEMM of few rows: the products of all tokens, and lists of the rows.
     let products = 64 * (PREFILL_BATCH + 8) * size_of::<f32>();
-    let gemm = kernel_scratch_bytes(columns.max(config.embedding_size)) + products;
+    let latent = config.latent.map_or(0, |latent| {
+        let vectors = latent.rank.max(latent.key_size);
+        let prepared = QuantisedActivations::vector_bytes(vectors)
+            .max(PackedActivations::vector_bytes(vectors));
+        PREFILL_BATCH * (vectors * size_of::<f32>() + prepared)
+    });
+    let gemm = kernel_scratch_bytes(columns.max(config.embedding_size)) + products + latent;
     gemm.max(floats * size_of::<f32>())
 }

@@ -72,6 +72,7 @@ impl Model {
     fn router(&self, layer: usize) -> Option<Router<'_>> {
         let stored = &self.weights.layers[layer];
         Some(Router {
+            layer,
             experts: self.config.experts.as_ref()?,
             linear: self.linear(stored.router.as_ref()?),
             shared_gate: stored.shared_gate.as_ref().map(|gate| self.linear(gate)),

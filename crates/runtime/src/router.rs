@@ -12,6 +12,7 @@ use crate::{
 /// A layer's router, borrowed for a forward pass.
 #[derive(Clone, Copy)]
 pub(crate) struct Router<'a> {
+    pub(crate) layer: usize,
     pub(crate) experts: &'a Experts,
     pub(crate) linear: Linear<'a>,
     pub(crate) shared_gate: Option<Linear<'a>>,
@@ -97,7 +98,7 @@ impl Router<'_> {
             .zip(logits.chunks_exact(self.experts.count));
         for (token, (weights, logits)) in tokens.enumerate() {
             let shared = self.shared_gate.map(|_| shared_logits[token]);
-            self.experts.route(logits, shared, weights);
+            self.experts.route(self.layer, logits, shared, weights);
         }
         read
     }

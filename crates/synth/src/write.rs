@@ -283,6 +283,8 @@ impl<'a> RowGenerator<'a> {
                     | LayerWeight::AttentionOutputNorm
                     | LayerWeight::FfnNorm
                     | LayerWeight::FfnOutputNorm
+                    | LayerWeight::QueryDownNorm
+                    | LayerWeight::LatentNorm
                     | LayerWeight::QueryNorm
                     | LayerWeight::KeyNorm => Distribution::Constant(tensor.one),
                     LayerWeight::Router => Distribution::Noise {
@@ -290,6 +292,7 @@ impl<'a> RowGenerator<'a> {
                         first: Column0::PerRow(plan.router_offsets(layer)),
                     },
                     LayerWeight::SharedGate => noise(projection, 0.0),
+                    LayerWeight::QueryDown | LayerWeight::LatentQuery => noise(projection, 0.0),
                     LayerWeight::Query | LayerWeight::Key | LayerWeight::Value => {
                         noise(head_deviation(config), 0.0)
                     }

@@ -51,6 +51,7 @@ pub(super) const FALCON: Family = Family {
             head_size,
             ffn_size: keys.size_or(&["ffn_hidden_size"], 4 * hidden_size)?,
             experts: None,
+            latent: None,
             vocabulary_size: keys.size_or(&["vocab_size"], 65024)?,
             context_length,
             positions: if keys.flag("alibi", false)? {

@@ -83,6 +83,7 @@ fn describe(
         head_size,
         ffn_size: keys.size_or(&["n_inner"], 4 * hidden_size)?,
         experts: None,
+        latent: None,
         vocabulary_size: keys.size_or(&["vocab_size"], 50257)?,
         context_length: keys.size_or(&["n_positions", "max_position_embeddings"], 1024)?,
         positions: Positions::Learned { offset: 0 },

@@ -39,6 +39,7 @@ pub(super) const GPT_NEOX: Family = Family {
             head_size,
             ffn_size: keys.size_or(&["intermediate_size"], 24576)?,
             experts: None,
+            latent: None,
             vocabulary_size: keys.size_or(&["vocab_size"], 50432)?,
             context_length,
             positions: Positions::Rotary(rotary(keys, head_size, context_length, &defaults)?),

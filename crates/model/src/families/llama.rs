@@ -114,6 +114,7 @@ pub(super) fn llama_like(
         final_norm: true,
         ffn: FfnKind::Gated,
         experts: None,
+        latent: None,
         activation: activation(keys, "hidden_act", defaults.activation)?,
         soft_caps: SoftCaps::default(),
         attention_sinks: false,

@@ -56,6 +56,8 @@ pub(super) fn experts(
         reads_layer_input: false,
         shared_size: 0,
         has_shared_gate: false,
+        scale: 1.0,
+        dense: None,
     })
 }
 

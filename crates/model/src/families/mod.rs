@@ -6,6 +6,7 @@
 mod arcee;
 mod bamboo;
 mod cohere;
+mod deepseek;
 mod falcon;
 mod gemma;
 mod gpt2;
@@ -52,7 +53,7 @@ pub(crate) struct Family {
 }
 
 /// All families.
-const ALL: [&Family; 34] = [
+const ALL: [&Family; 35] = [
     &llama::LLAMA,
     &sparse_llama::SPARSE_LLAMA,
     &mistral::MISTRAL,
@@ -64,6 +65,7 @@ const ALL: [&Family; 34] = [
     &qwen_moe::QWEN2_MOE,
     &qwen_moe::QWEN3_MOE,
     &qwen_moe::OLMOE,
+    &deepseek::DEEPSEEK_V2,
     &smallthinker::SMALL_THINKER,
     &gpt_oss::GPT_OSS,
     &gemma::GEMMA,
@@ -200,7 +202,7 @@ fn layer_tensor(prefix: &str, layer: usize, name: &str) -> WeightSource {
 }
 
 /// Source of a router, or of a matrix stacked from one tensor per expert; `None` for other weights. The tensors for gate, up and down
-/// are called `names`, after the expert's index in `folder`. A shared expert has Llama's names.
+/// are called `names`, after the expert's index in `folder`. A shared expert and a dense FFN have Llama's names.
 fn expert_source(
     config: &ModelConfig,
     weight: Weight,
@@ -212,17 +214,31 @@ fn expert_source(
         return llama::llama_names(weight);
     };
     let (name, shared, by_columns) = match of_layer {
+        LayerWeight::Router | LayerWeight::SharedGate if experts.dense_size(layer).is_some() => {
+            return WeightSource::Constant(0.0);
+        }
         LayerWeight::Router => return layer_tensor("model.layers", layer, router),
         LayerWeight::Gate => (names[0], "gate_proj", false),
         LayerWeight::Up => (names[1], "up_proj", false),
         LayerWeight::Down => (names[2], "down_proj", true),
         _ => return llama::llama_names(weight),
     };
+    if let Some(size) = experts.dense_size(layer) {
+        let source = llama::llama_names(weight);
+        return WeightSource::Stacked {
+            parts: vec![Part { source, size }],
+            by_columns,
+        };
+    }
+    let shared_folder = match config.family.as_str() {
+        "deepseek-v2" => "mlp.shared_experts",
+        _ => "mlp.shared_expert",
+    };
     let parts = (0..experts.blocks()).map(|block| {
         let name = if block < experts.count {
             format!("{folder}.{block}.{name}.weight")
         } else {
-            format!("mlp.shared_expert.{shared}.weight")
+            format!("{shared_folder}.{shared}.weight")
         };
         Part {
             source: layer_tensor("model.layers", layer, &name),

@@ -42,6 +42,7 @@ pub(super) const OPT: Family = Family {
             head_size: head_size(keys, hidden_size, head_count)?,
             ffn_size: keys.size_or(&["ffn_dim"], 3072)?,
             experts: None,
+            latent: None,
             vocabulary_size: keys.size_or(&["vocab_size"], 50272)?,
             context_length: keys.size_or(&["max_position_embeddings"], 2048)?,
             // The first two rows are for padding.

@@ -37,6 +37,7 @@ pub(super) const PHI: Family = Family {
             head_size,
             ffn_size: keys.size_or(&["intermediate_size"], 8192)?,
             experts: None,
+            latent: None,
             vocabulary_size: keys.size_or(&["vocab_size"], 51200)?,
             context_length,
             positions: Positions::Rotary(rotary(keys, head_size, context_length, &defaults)?),

@@ -1,7 +1,7 @@
 //! Mixtures of experts with Qwen's tensor names: Qwen2-MoE (a shared expert), Qwen3-MoE and OLMoE.
 
 use crate::{
-    Experts, LayerWeight, ModelConfig, ModelError, QueryKeyNorm, RouterScores, Weight,
+    DenseLayers, Experts, LayerWeight, ModelConfig, ModelError, QueryKeyNorm, RouterScores, Weight,
     families::{
         Family, expert_source, layer_tensor,
         llama::{Defaults, IGNORED, LLAMA_DEFAULTS, biases, llama_like},
@@ -23,8 +23,8 @@ pub(super) const QWEN2_MOE: Family = Family {
         let mut config = llama_like(keys, "qwen2-moe", &defaults)?;
         config.biases.query_key_value = keys.flag("qkv_bias", true)?;
         qwen::windows(keys, &mut config)?;
-        every_layer_has_experts(keys)?;
         let experts = Experts {
+            dense: dense_layers(keys, config.layer_count, config.ffn_size)?,
             shared_size: keys.size_or(&["shared_expert_intermediate_size"], 5632)?,
             has_shared_gate: true,
             ..experts(
@@ -36,7 +36,12 @@ pub(super) const QWEN2_MOE: Family = Family {
         Ok(config.with_experts(experts))
     },
     source: |config, weight| match weight {
-        Weight::Layer(layer, LayerWeight::SharedGate) => {
+        Weight::Layer(layer, LayerWeight::SharedGate)
+            if config
+                .experts
+                .as_ref()
+                .is_none_or(|experts| experts.dense_size(layer).is_none()) =>
+        {
             layer_tensor("model.layers", layer, "mlp.shared_expert_gate.weight")
         }
         weight => source(config, weight),
@@ -57,9 +62,11 @@ pub(super) const QWEN3_MOE: Family = Family {
         config.query_key_norm = QueryKeyNorm::PerHead;
         config.biases = biases(keys)?;
         qwen::windows(keys, &mut config)?;
-        every_layer_has_experts(keys)?;
         let size = keys.size_or(&["moe_intermediate_size"], 768)?;
-        let experts = experts(keys, size, [128, 8])?;
+        let experts = Experts {
+            dense: dense_layers(keys, config.layer_count, config.ffn_size)?,
+            ..experts(keys, size, [128, 8])?
+        };
         Ok(config.with_experts(experts))
     },
     source,
@@ -113,19 +120,22 @@ fn experts(
         reads_layer_input: false,
         shared_size: 0,
         has_shared_gate: false,
+        scale: 1.0,
+        dense: None,
     })
 }
 
-/// Checks that no layer has a dense FFN.
-fn every_layer_has_experts(keys: &Keys<'_>) -> Result<(), ModelError> {
+/// Reads which layers have a dense FFN, of `size` neurons.
+fn dense_layers(
+    keys: &Keys<'_>,
+    count: usize,
+    size: usize,
+) -> Result<Option<DenseLayers>, ModelError> {
     let step = keys.size_or(&["decoder_sparse_step"], 1)?;
-    if step != 1 {
-        return Err(keys.unsupported("decoder_sparse_step", &step.to_string(), "1"));
-    }
-    match keys.list("mlp_only_layers")? {
-        Some([_, ..]) => Err(keys.unsupported("mlp_only_layers", "not empty", "[]")),
-        _ => Ok(()),
-    }
+    let listed = keys.numbers("mlp_only_layers")?;
+    let is_dense = |layer: &usize| !(layer + 1).is_multiple_of(step) || listed.contains(&(*layer as f64));
+    let layers: Vec<usize> = (0..count).filter(is_dense).collect();
+    Ok((!layers.is_empty()).then_some(DenseLayers { layers, size }))
 }
 
 fn source(config: &ModelConfig, weight: Weight) -> WeightSource {

@@ -40,6 +40,8 @@ pub(super) const SMALL_THINKER: Family = Family {
             reads_layer_input: true,
             shared_size: 0,
             has_shared_gate: false,
+            scale: 1.0,
+            dense: None,
         };
         // The model's code reads none of these.
         keys.ignore_prefix("norm_topk_prob");

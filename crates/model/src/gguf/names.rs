@@ -1,7 +1,7 @@
 //! Tensor names in GGUF files, and transformations by their converters.
 
 use crate::{
-    Block, Experts, LayerWeight, ModelConfig, Weight,
+    Block, Experts, LatentAttention, LayerWeight, ModelConfig, Weight,
     gguf::{architectures::Architecture, writer::Dialect},
     source::{Fused, Part, Rows, Transform, WeightSource, fused_concatenated},
 };
@@ -19,6 +19,8 @@ pub(crate) struct Layout {
     fused_gate: bool,
     /// Whether each expert has separate tensors, as in files from before 2024-04.
     separate_experts: bool,
+    /// Whether the keys and values of latent attention are one tensor for each, with a matrix per head.
+    split_heads: bool,
 }
 
 impl Layout {
@@ -30,6 +32,7 @@ impl Layout {
             interleaved_rope: architecture.interleaved_rope,
             fused_gate: architecture.name == "phi3" && !has("blk.0.ffn_gate.weight"),
             separate_experts: has("blk.0.ffn_gate.0.weight"),
+            split_heads: has("blk.0.attn_k_b.weight"),
         }
     }
 
@@ -41,6 +44,7 @@ impl Layout {
             interleaved_rope: architecture.interleaved_rope,
             fused_gate: architecture.name == "phi3",
             separate_experts: false,
+            split_heads: true,
         }
     }
 
@@ -80,8 +84,20 @@ impl Layout {
                 LayerWeight::GateBias | LayerWeight::UpBias => "bias",
                 _ => "weight",
             };
+            if let Some(size) = experts.dense_size(layer) {
+                let part = Part {
+                    source: at(&format!("{name}.{end}")),
+                    size,
+                };
+                return WeightSource::Stacked {
+                    parts: vec![part],
+                    by_columns,
+                };
+            }
             return self.stacked(experts, layer, [name, end], by_columns);
         }
+        let experts = config.experts.as_ref();
+        let is_dense = experts.is_some_and(|experts| experts.dense_size(layer).is_some());
         // In Falcon with two norms, the FFN's is called that of attention.
         let two_norms = config.family == "falcon" && config.block == Block::Parallel;
         match weight {
@@ -96,6 +112,18 @@ impl Layout {
             LayerWeight::Up if self.fused_gate => half(1),
             LayerWeight::AttentionNorm => at("attn_norm.weight"),
             LayerWeight::AttentionNormBias => at("attn_norm.bias"),
+            LayerWeight::QueryDown => at("attn_q_a.weight"),
+            LayerWeight::QueryDownNorm => at("attn_q_a_norm.weight"),
+            LayerWeight::LatentNorm => at("attn_kv_a_norm.weight"),
+            LayerWeight::Query
+            | LayerWeight::Key
+            | LayerWeight::LatentQuery
+            | LayerWeight::Value
+                if let Some(latent) = &config.latent =>
+            {
+                self.latent(latent, config.head_count, layer, weight)
+            }
+            LayerWeight::LatentQuery => unreachable!("only latent attention has it"),
             LayerWeight::Query => projection(Fused::Query, "weight"),
             LayerWeight::QueryBias => projection(Fused::Query, "bias"),
             LayerWeight::Key => projection(Fused::Key, "weight"),
@@ -114,6 +142,9 @@ impl Layout {
             LayerWeight::FfnNorm if config.family == "gpt-oss" => at("post_attention_norm.weight"),
             LayerWeight::FfnNorm => at("ffn_norm.weight"),
             LayerWeight::FfnNormBias => at("ffn_norm.bias"),
+            LayerWeight::Router | LayerWeight::SharedGate if is_dense => {
+                WeightSource::Constant(0.0)
+            }
             LayerWeight::Router => at("ffn_gate_inp.weight"),
             LayerWeight::RouterBias => at("ffn_gate_inp.bias"),
             LayerWeight::SharedGate => at("ffn_gate_inp_shexp.weight"),
@@ -166,6 +197,58 @@ impl Layout {
         WeightSource::Stacked {
             parts: (0..experts.blocks()).map(part).collect(),
             by_columns,
+        }
+    }
+
+    /// Source of a projection of latent attention with `heads` heads.
+    fn latent(
+        self,
+        latent: &LatentAttention,
+        heads: usize,
+        layer: usize,
+        weight: LayerWeight,
+    ) -> WeightSource {
+        let of = |name: &str, rows: Rows, transform: Transform| WeightSource::Tensor {
+            name: format!("blk.{layer}.{name}.weight"),
+            rows,
+            transform,
+        };
+        let rotary = latent.rotary_size;
+        let step = latent.key_size + latent.value_size;
+        let of_heads = |first: usize, length: usize| Rows::Strided {
+            first,
+            length,
+            step,
+            total: heads * step,
+        };
+        match weight {
+            LayerWeight::Query => {
+                let name = match latent.query_rank {
+                    Some(_) => "attn_q_b",
+                    None => "attn_q",
+                };
+                of(name, Rows::All, Transform::RotaryFirst { heads, rotary })
+            }
+            LayerWeight::Key => {
+                let transform = Transform::RotaryFirst { heads: 1, rotary };
+                of("attn_kv_a_mqa", Rows::All, transform)
+            }
+            // Newer files store a matrix for each head; llama.cpp has transposed those of the keys.
+            LayerWeight::LatentQuery if self.split_heads => {
+                of("attn_k_b", Rows::Heads { count: heads }, Transform::None)
+            }
+            LayerWeight::Value if self.split_heads => {
+                of("attn_v_b", Rows::Heads { count: heads }, Transform::None)
+            }
+            LayerWeight::LatentQuery => {
+                let transform = Transform::TransposedHeads { heads };
+                of("attn_kv_b", of_heads(0, latent.key_size), transform)
+            }
+            _ => of(
+                "attn_kv_b",
+                of_heads(latent.key_size, latent.value_size),
+                Transform::None,
+            ),
         }
     }
 

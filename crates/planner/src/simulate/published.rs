@@ -250,6 +250,8 @@ mod tests {
             has_shared_gate: true,
             scores: RouterScores::Softmax,
             reads_layer_input: false,
+            scale: 1.0,
+            dense: None,
         };
         for skew in [None, Some(0.4)] {
             let said = ActivityOverrides {
