@@ -4,7 +4,7 @@
 struct Route {
   // [tokens, experts].
   const float* logits;
-  // [tokens]: logit of the shared expert's weight; null if that weight is 1.
+  // [tokens]: logit of the shared expert's weight; null if that weight is `shared_weight`.
   const float* shared_logits;
   // [neurons]: block of each neuron, an expert or the shared one; block_count for neurons that are not computed.
   const uint16_t* blocks;
@@ -25,6 +25,9 @@ struct Route {
   // Whether only neurons remain that are already in the mask.
   int intersects;
   int hidden;
+  // Factor of the weights of selected experts.
+  float scale;
+  float shared_weight;
   Masks masks;
 };
 
@@ -72,8 +75,9 @@ KERNEL(ROUTE_THREADS, route, Route) {
   sum = block_sum(sum, scratch);
   // Each thread reads the weights that it wrote.
   for (int block = threadIdx.x; block < a.block_count; block += ROUTE_THREADS) {
-    float weight = block < experts ? weights[block] : 1.0f;
-    if (block < experts && weight != 0.0f) weight /= sum;
+    float weight = block < experts ? weights[block] : a.shared_weight;
+    // Multiplied first: equal weights times their number are exactly 1.
+    if (block < experts && weight != 0.0f) weight = weight * a.scale / sum;
     if (block == experts && a.shared_logits) weight = sigmoid(a.shared_logits[token]);
     weights[block] = weight;
     if (blockIdx.x > 0) continue;

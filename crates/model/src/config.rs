@@ -117,7 +117,7 @@ impl SoftCaps {
 /// bundles never see them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Multipliers {
-    /// Factor of the attention scores of each layer, relative to 1/√head_size; empty if all are 1.
+    /// Factor of the attention scores of each layer, relative to 1/√[query_size](ModelConfig::query_size); empty if all are 1.
     pub attention: Vec<f32>,
     /// Factor of the outputs of attention and FFN.
     pub residual: f32,
@@ -550,6 +550,12 @@ impl ModelConfig {
         }
     }
 
+    /// Returns the elements of a head's queries: attention scores are divided by the square root of this number.
+    pub fn query_size(&self) -> usize {
+        self.latent
+            .map_or(self.head_size, |latent| latent.query_size())
+    }
+
     /// Returns the elements of a token's attention output, the input of the output projection.
     pub fn mixed_size(&self) -> usize {
         let size = self
@@ -580,13 +586,14 @@ impl ModelConfig {
             Some("different position encodings in different layers")
         } else if self.query_key_norm == QueryKeyNorm::AllHeads {
             Some("norms of all queries of a token")
-        } else if self.latent.is_some() {
-            Some("latent attention")
-        } else if experts.is_some_and(|experts| experts.dense.is_some()) {
-            Some("layers with a dense FFN among those with experts")
         } else {
             None
         }
+    }
+
+    /// Returns the feature of the model's attention that the GPU kernels do not support, so that attention must run on the CPU.
+    pub fn attention_obstacle(&self) -> Option<&'static str> {
+        self.latent.map(|_| "latent attention")
     }
 
     /// Returns the configuration with `experts` instead of dense FFNs.

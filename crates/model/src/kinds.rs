@@ -107,7 +107,7 @@ pub(crate) fn architecture(name: &str, path: &Path) -> Option<ModelError> {
 }
 
 const MIXTURES: &str = "mixture-of-experts models of this architecture";
-const GIVE_MIXTURE: &str = "give a Mixtral, TurboSparse-Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, SmallThinker or gpt-oss model, or a dense decoder";
+const GIVE_MIXTURE: &str = "give a Mixtral, TurboSparse-Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, DeepSeek-V2-Lite, SmallThinker or gpt-oss model, or a dense decoder";
 const ENCODERS: &str = "encoders and embedding models";
 const ENCODER_DECODERS: &str = "models of an encoder and a decoder";
 const OF_IMAGES: &str = "models of images and text";

@@ -209,7 +209,7 @@ impl WeightSource {
             match rows {
                 Rows::Strided { total, .. } => shape[0] = *total,
                 Rows::Alternate { .. } => shape[0] *= 2,
-                Rows::Heads { count } => shape[0] /= count,
+                Rows::Heads { count } => shape[0] /= *count,
                 Rows::All | Rows::Slice { .. } => {}
             }
             if *transform == Transform::Transposed {
@@ -348,6 +348,15 @@ impl WeightSource {
     /// If the transformation changes elements; GGUF has no such.
     pub(crate) fn store(&self, values: &[f32], shape: &[usize], tensor: &mut [f32]) {
         let width: usize = shape[1..].iter().product();
+        if matches!(
+            self,
+            Self::Tensor {
+                rows: Rows::Heads { .. },
+                ..
+            }
+        ) {
+            return tensor.copy_from_slice(values);
+        }
         if let Some(rows) = self.stored_rows(shape[0]) {
             for (row, values) in rows.iter().zip(values.chunks_exact(width)) {
                 tensor[row * width..][..width].copy_from_slice(values);
@@ -478,7 +487,19 @@ mod tests {
         let [deinterleave, transposed] =
             [Transform::Deinterleave { heads: 2 }, Transform::Transposed]
                 .map(|transform| WeightSource::tensor("t").with(transform));
-        for (source, shape) in [(deinterleave, [8, 6]), (transposed, [8, 6])] {
+        let rotary = Transform::RotaryFirst {
+            heads: 2,
+            rotary: 2,
+        };
+        let rotary = WeightSource::tensor("t").with(rotary);
+        let heads = WeightSource::Tensor {
+            name: "t".to_owned(),
+            rows: Rows::Heads { count: 2 },
+            transform: Transform::None,
+        };
+        assert_eq!(heads.tensor_shape(&[8, 6]), [2, 4, 6]);
+        for source in [deinterleave, transposed, rotary, heads] {
+            let shape = [8, 6];
             let mut back = vec![0.0; 48];
             source.store(&source.apply(tensor.clone(), &shape), &shape, &mut back);
             assert_eq!(back, tensor, "{source:?}");

@@ -2,7 +2,7 @@
 
 use powerinfer_artifact::{
     hardware::{EngineRates, Hardware, ModelShape},
-    plan::{Budget, GPU_PREFILL_BATCHES, PREFILL_BATCH},
+    plan::{Budget, Device, GPU_PREFILL_BATCHES, PREFILL_BATCH},
     predictor_file::PredictorFile,
 };
 use powerinfer_bundle::neuron_bytes;
@@ -73,7 +73,10 @@ pub(crate) fn problem(
         attention_read_bytes: memory::attention_read_bytes(config, quant, left_out),
         predictor_bytes: 0,
         kv_bytes: memory::kv_bytes(config, budget.context_tokens, budget.kv_cache),
-        pins: Pins::default(),
+        pins: Pins {
+            attention: config.attention_obstacle().map(|_| Device::Cpu),
+            neurons: None,
+        },
     };
     let context = budget.context_tokens;
     let size = ModelShape {
@@ -115,6 +118,7 @@ pub(crate) fn problem(
         shared_neurons: config.experts.as_ref().map(|experts| experts.shared_size),
     };
     let copies = left_out.is_none()
+        && config.attention_obstacle().is_none()
         && problem.budget.vram_bytes > 0
         && problem.budget.vram_per_gpu().len() == 1
         && memory::copying_pays(&problem.hardware, quant);

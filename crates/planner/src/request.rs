@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path, str::FromStr};
 use powerinfer_artifact::{
     ByteSize, Digest, Header, Hint, Progress,
     hardware::{self, Hardware},
-    plan::{Budget, Objective, Policy},
+    plan::{Budget, Device, Objective, Policy},
     predictor_file::PredictorFile,
 };
 use powerinfer_bundle::{Bundle, REQUEST};
@@ -17,7 +17,7 @@ use powerinfer_tensor::{CacheFormat, Format};
 use powerinfer_text::Tokenizer;
 use serde_json::json;
 
-use crate::{Pin, PlannerError, certify, machine};
+use crate::{Part, Pin, PlannerError, certify, machine};
 
 /// Machine to plan for if a GPU is asked for and this machine has none.
 const ASSUMED_HARDWARE: &str = "rtx4090";
@@ -92,6 +92,15 @@ impl PlanOptions {
         let pinned = self.pins.iter().filter_map(|pin| pin.layers);
         if let Some((_, layer)) = pinned.into_iter().find(|(_, layer)| *layer > last) {
             return Err(PlannerError::PinnedLayer { layer, last });
+        }
+        if let Some(obstacle) = config.attention_obstacle() {
+            let on_gpu = |pin: &&Pin| pin.part != Part::Head && pin.device == Device::Gpu;
+            if self.pins.iter().any(|pin| on_gpu(&pin)) {
+                return Err(PlannerError::AttentionOnGpu(obstacle));
+            }
+            if self.input_sparsity.is_some() {
+                return Err(PlannerError::InputSparsity(obstacle));
+            }
         }
         match self.policy {
             Some(policy @ (Policy::Exact | Policy::Predicted | Policy::SignBit))

@@ -149,7 +149,7 @@ fn place(
     if let PlacementTarget::HotFrom(_) = target {
         problem.head_pin = Some(Device::Gpu);
         for layer in &mut problem.layers {
-            layer.pins.attention = Some(Device::Gpu);
+            layer.pins.attention.get_or_insert(Device::Gpu);
         }
     }
     let modes: Vec<_> = candidates.iter().map(|one| vec![one.clone()]).collect();

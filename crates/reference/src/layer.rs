@@ -154,11 +154,7 @@ impl Layer {
 
     /// Causal grouped-query attention.
     fn attention(&self, x: &Tensor) -> Result<Tensor> {
-        let ModelConfig {
-            head_count,
-            head_size,
-            ..
-        } = self.config;
+        let head_count = self.config.head_count;
         let tokens = x.dim(0)?;
         let [mut query, mut key, value] = match &self.config.latent {
             Some(latent) => self.latent_projections(x, latent)?,
@@ -179,7 +175,7 @@ impl Layer {
             Positions::Alibi { slopes } => scores.broadcast_add(&alibi(slopes, tokens)?)?,
             _ => scores,
         };
-        let scores = (scores * (1.0 / (head_size as f64).sqrt()))?;
+        let scores = (scores * (1.0 / (self.config.query_size() as f64).sqrt()))?;
         let scores = soft_cap(self.config.soft_caps.attention, scores)?;
         let window = self.config.attention_windows[self.index];
         let scores = scores.broadcast_add(&causal_mask(tokens, window)?)?;

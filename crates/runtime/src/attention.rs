@@ -36,6 +36,8 @@ pub(crate) struct Heads {
     pub(crate) kv_count: usize,
     /// Values of a head.
     pub(crate) size: usize,
+    /// Values of a query before it is projected to the space of the keys: scores are divided by the square root of this number.
+    pub(crate) query_size: usize,
 }
 
 /// Positions that a token attends to, and adjustments of their scores: soft cap, ALiBi slopes and attention sinks.
@@ -59,7 +61,7 @@ impl AttentionMask<'_> {
     }
 }
 
-/// Sets `mixed` to `softmax(q·kᵀ / √head_size) · v` for the `queries` of the last tokens in `cache`, after rotating them by `rotations
+/// Sets `mixed` to `softmax(q·kᵀ / √query_size) · v` for the `queries` of the last tokens in `cache`, after rotating them by `rotations
 /// [tokens, pairs]`. `queries` and `mixed` are `[tokens, heads, head_size]`. Returns the bytes of the cache that were read.
 pub(crate) fn attend(
     threads: &Threads,
@@ -89,7 +91,7 @@ pub(crate) fn attend(
             _ => rows.next_multiple_of(ATTENTION_ROWS),
         },
         // Powers of two are cheaper than those of e.
-        scale: LOG2_E / (heads.size as f32).sqrt(),
+        scale: LOG2_E / (heads.query_size as f32).sqrt(),
     };
     let width = cache.keys.width();
     if tokens == 1 && width == heads.size {

@@ -129,8 +129,8 @@ impl LayerExecutor for CpuExecutor {
         pass.observers
             .input(layer, LayerInput::Attention, &buffers.x);
         let latent = model.config.latent.as_ref();
-        let query = model.linear(&weights.query);
-        let x = query.input(threads, &buffers.x, threshold, &mut buffers.input);
+        let key = model.linear(&weights.key);
+        let x = key.input(threads, &buffers.x, threshold, &mut buffers.input);
         let stored = [&weights.query, &weights.key, &weights.value];
         let linears = stored.map(|stored| model.linear(stored));
         let projections = &mut buffers.projections;
@@ -143,7 +143,7 @@ impl LayerExecutor for CpuExecutor {
         let bytes = match cache {
             None if let Some(sizes) = latent => {
                 let latent = &mut buffers.latent;
-                latent::project(model, layer, sizes, &buffers.x, latent, projections)
+                latent::project(model, layer, sizes, &x, latent, projections)
             }
             None => Linear::products(&linears, threads, &x, threshold, projections),
             Some(mut position) => {
@@ -322,6 +322,7 @@ pub(crate) fn mix(
         count: config.head_count,
         kv_count: config.kv_head_count,
         size: config.head_size,
+        query_size: config.query_size(),
     };
     let mask = AttentionMask {
         window: config.attention_windows[layer],

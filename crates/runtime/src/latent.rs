@@ -48,27 +48,26 @@ struct Vectors<'a> {
     length: usize,
 }
 
-/// Sets `projections` to the queries, keys and values of `x [tokens, hidden]`: `[tokens, heads, size]`, then `[tokens, size]` twice, with
+/// Sets `projections` to the queries, keys and values of `x [tokens, hidden]`, prepared for the projection of keys: `[tokens, heads, size]`, then `[tokens, size]` twice, with
 /// the size of a head of the KV cache. The values are the keys before rotation: only their latent part counts. Returns the bytes read.
 pub(crate) fn project(
     model: &Model,
     layer: usize,
     sizes: &LatentAttention,
-    x: &[f32],
+    x: &Input<'_>,
     buffers: &mut LatentBuffers,
     projections: &mut Vec<f32>,
 ) -> usize {
     let (threads, stored) = (&model.threads, &model.weights.layers[layer]);
     let latent = stored.latent.as_ref();
     let latent = latent.expect("bundles store the weights of latent attention");
-    let (heads, tokens) = (model.config.head_count, x.len() / model.config.hidden_size);
+    let (heads, tokens) = (model.config.head_count, x.tokens());
     let (size, rotary) = (sizes.head_size(), sizes.rotary_size);
 
     let down = latent.query_down.as_ref().map(|(linear, _)| linear);
     let linears = [down.unwrap_or(&stored.query), &stored.key].map(|it| model.linear(it));
-    let input = linears[0].input(threads, x, 0.0, &mut buffers.input);
     let products = &mut buffers.products;
-    let mut bytes = Linear::products(&linears, threads, &input, 0.0, products);
+    let mut bytes = Linear::products(&linears, threads, x, 0.0, products);
     let (queries, keys) = products.split_at_mut(tokens * linears[0].outputs());
     let queries = match &latent.query_down {
         None => &*queries,

@@ -3,7 +3,10 @@
 
 use std::sync::Arc;
 
-use powerinfer_artifact::{Hint, plan::Policy};
+use powerinfer_artifact::{
+    Hint,
+    plan::{self, LayerPlan, Policy},
+};
 use powerinfer_bundle::{Bundle, Layout, StoredLayer, StoredWeights};
 use powerinfer_kernels::cuda::{Device, GpuCache};
 
@@ -90,8 +93,12 @@ fn load(
         threads: options.threads,
         bundle,
     };
-    let obstacle = model.config.device_obstacle();
-    if let (Some(what), true) = (obstacle, device.is_some() && model.bundle.plan().uses_gpu()) {
+    let plan = model.bundle.plan();
+    let has_attention = |layer: &LayerPlan| layer.attention == plan::Device::Gpu;
+    let of_attention = model.config.attention_obstacle();
+    let of_attention = of_attention.filter(|_| plan.layers.iter().any(has_attention));
+    let obstacle = model.config.device_obstacle().or(of_attention);
+    if let (Some(what), true) = (obstacle, device.is_some() && plan.uses_gpu()) {
         return Err(RuntimeError::OnDevice {
             folder: model.bundle.folder().to_owned(),
             layer: 0,

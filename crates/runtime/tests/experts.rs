@@ -14,7 +14,7 @@ use std::{collections::HashMap, path::Path};
 
 use candle_core::{Device, Tensor};
 use golden::Golden;
-use mixtures::{RECIPES, Recipe, write_mixture};
+use mixtures::{LATENT, LATENT_VOCABULARY, RECIPES, Recipe, write_latent, write_mixture};
 use packing::pack_bundle;
 use powerinfer_artifact::{
     ArtifactError,
@@ -83,6 +83,45 @@ fn assert_near(found: &[f32], want: &[f32], tolerance: f32, what: &str) {
             error <= tolerance * largest,
             "{what}: {found} at {index}, not {want}"
         );
+    }
+}
+
+/// The runtime keeps one latent vector per position; the reference engine computes the keys and values of each head.
+#[test]
+fn latent_attention_is_that_of_the_reference_engine() {
+    let prompt: Vec<u32> = (0..70).map(|i| i * i % LATENT_VOCABULARY as u32).collect();
+    for latent in LATENT {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = write_latent(latent, folder.path());
+        let want = ReferenceModel::load(&checkpoint)
+            .unwrap()
+            .forward(&prompt)
+            .unwrap();
+        for (hot, threads) in [(0, 1), (40, 3)] {
+            let what = format!("{latent:?} {hot} {threads}");
+            let mut model = runtime(&checkpoint, Format::F32, hot, Policy::Dense, threads);
+            assert_near(&model.forward(&prompt).unwrap(), &want, 1e-4, &what);
+            let computed = model.observers_mut().take_statistics().computed_share();
+            let experts = checkpoint.config().experts.clone().unwrap();
+            // 44 neurons of selected experts and 22 shared ones, or 50, rounded up to experts.
+            let neurons = 66 * (3 - latent.dense) + 66 * latent.dense;
+            let share = neurons as f64 / (3 * experts.neurons()) as f64;
+            assert!(
+                (computed - share).abs() < 1e-9,
+                "{what}: {computed} {share}"
+            );
+        }
+        // Any batch and any number of threads give the same bits, in every format.
+        for quant in [Format::F32, Format::F16, Format::Q8_0, Format::Q4_0] {
+            let mut model = runtime(&checkpoint, quant, 30, Policy::Dense, 1);
+            let whole = model.forward(&prompt).unwrap();
+            let mut model = runtime(&checkpoint, quant, 30, Policy::Dense, 3);
+            let mut parts = model.forward(&prompt[..1]).unwrap();
+            parts.extend(model.forward(&prompt[1..4]).unwrap());
+            parts.extend(model.forward(&prompt[4..69]).unwrap());
+            parts.extend(model.forward(&prompt[69..]).unwrap());
+            assert!(whole == parts, "{latent:?} {quant}");
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use std::{alloc::System, collections::BTreeMap, io::Write};
 
 use cap::Cap;
 use golden::{Golden, MODELS};
-use mixtures::{RECIPES, Recipe, write_mixture};
+use mixtures::{LATENT, LATENT_VOCABULARY, RECIPES, Recipe, write_latent, write_mixture};
 use packing::pack_bundle;
 use powerinfer_artifact::{
     TensorFile,
@@ -243,6 +243,7 @@ fn running_holds_what_the_plan_says_and_no_more() {
     }
     assert!(largest_share > 0.0, "something was allocated");
     long_prompts_of_mixtures_fit_the_scratch_of_all_neurons();
+    latent_attention_fits_the_scratch();
 }
 
 /// Runs a prompt and decodes while the allocator gives no more than the `scratch` of the plan. Returns the number of bytes that stay
@@ -273,6 +274,27 @@ fn run_within_scratch(
     MEMORY.set_limit(usize::MAX).unwrap();
     drop((logits, sampler));
     MEMORY.allocated() - before.min(MEMORY.allocated())
+}
+
+/// The memory of latent attention, whose dense FFNs are as small as its experts.
+fn latent_attention_fits_the_scratch() {
+    let prompt: Vec<u32> = (0..90).map(|i| i * i % LATENT_VOCABULARY as u32).collect();
+    for latent in LATENT {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = write_latent(latent, folder.path());
+        let config = checkpoint.config();
+        for quant in [Format::F32, Format::Q8_0, Format::Q4_0] {
+            let plan = plan(config, Case { quant, ..PLAIN }, None);
+            let out = folder.path().join(quant.name());
+            let order = 0..config.ffn_size as u32;
+            let bundle = pack_bundle(&checkpoint, order, None, plan, quant, &out);
+            let mut model = runtime(bundle).unwrap();
+            let held = model.memory().iter().map(|held| held.bytes).sum::<u64>();
+            assert!(held > 0);
+            let scratch = memory::cpu_scratch_bytes(config, config.context_length as u64, 0);
+            run_within_scratch(&mut model, config, &prompt, scratch);
+        }
+    }
 }
 
 /// More than 64 tokens of a mixture run together in the memory that 64 would need to compute all neurons.

@@ -21,7 +21,7 @@ type Named = (&'static str, fn() -> Value);
 
 /// Built-in shapes of mixtures of experts. Except for SmallThinker, the activation is SiLU, so all neurons of a selected expert are
 /// active.
-pub const EXPERT_SHAPES: [Named; 6] = [
+pub const EXPERT_SHAPES: [Named; 7] = [
     ("mixtral-8x7b", || {
         json!({
             "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
@@ -64,6 +64,20 @@ pub const EXPERT_SHAPES: [Named; 6] = [
             "moe_primary_router_apply_softmax": false, "vocab_size": 151_936,
             "max_position_embeddings": 16384, "rms_norm_eps": 1e-6, "rope_theta": 1.5e6,
             "tie_word_embeddings": false,
+        })
+    }),
+    // Without YaRN, for the context that it extends.
+    ("deepseek-v2-lite", || {
+        json!({
+            "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2",
+            "hidden_size": 2048, "num_hidden_layers": 27, "num_attention_heads": 16,
+            "num_key_value_heads": 16, "q_lora_rank": null, "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+            "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 64,
+            "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1,
+            "norm_topk_prob": false, "routed_scaling_factor": 1.0, "topk_method": "greedy",
+            "vocab_size": 102_400, "hidden_act": "silu", "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": false,
         })
     }),
 ];
@@ -263,13 +277,14 @@ mod tests {
             [116.8, 5.7],
             [6.9, 1.3],
             [21.5, 3.7],
+            [15.7, 2.7],
         ];
         for ((name, _), [all, active]) in EXPERT_SHAPES.into_iter().zip(published) {
             let config = Shape::find(name).unwrap().describe().unwrap();
             let experts = config.experts.as_ref().unwrap();
             let idle = experts.neurons() - experts.neurons_per_token();
-            let idle =
-                config.layer_count * idle * config.matrices_per_neuron() * config.hidden_size;
+            let layers = (0..config.layer_count).filter(|it| experts.dense_size(*it).is_none());
+            let idle = layers.count() * idle * config.matrices_per_neuron() * config.hidden_size;
             let found = config.parameters() as f64 / 1e9;
             assert!((found / all - 1.0).abs() < 0.02, "{name}: {found}");
             let found = found - idle as f64 / 1e9;

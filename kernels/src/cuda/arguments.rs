@@ -171,6 +171,8 @@ pub(super) struct Route {
     pub(super) neurons: i32,
     pub(super) intersects: i32,
     pub(super) hidden: i32,
+    pub(super) scale: f32,
+    pub(super) shared_weight: f32,
     pub(super) masks: Masks,
 }
 

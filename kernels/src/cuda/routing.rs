@@ -14,8 +14,10 @@ const WORDS: usize = 64;
 pub struct Router {
     /// `[experts, hidden]`: projection to the logits of the experts.
     pub linear: GpuLinear,
-    /// `[1, hidden]`: projection to the logit of the shared expert's weight; `None` if that weight is 1.
+    /// `[1, hidden]`: projection to the logit of the shared expert's weight; `None` if that weight is `shared_weight`.
     pub shared_gate: Option<GpuLinear>,
+    /// Weight of the shared expert without a gate.
+    pub shared_weight: f32,
     /// `[neurons]`: index of each neuron's block, that is, of its expert; the shared expert is the last block. Neurons whose index is
     /// `block_count` are not computed.
     pub blocks: Buffer<u16>,
@@ -29,6 +31,8 @@ pub struct Router {
     pub is_sigmoid: bool,
     /// Whether scores are divided by their sum over all experts; otherwise by their sum over the selected ones.
     pub sums_all: bool,
+    /// Factor of the routing weights of the selected experts.
+    pub scale: f32,
 }
 
 /// Buffers for the routing weights of some tokens.
@@ -129,6 +133,8 @@ impl Gpu {
             neurons: neurons as i32,
             intersects: is_predicted.into(),
             hidden: hidden as i32,
+            scale: router.scale,
+            shared_weight: router.shared_weight,
             masks: masks(mask, neurons, tokens),
         };
         let grid = [

@@ -21,6 +21,7 @@ fn routers_select_the_experts_with_the_largest_logits() {
         (128, 8, false, 4500, 4500),
         (300, 7, true, 901, 0),
     ] {
+        let scale = if experts == 5 { 16.0 } else { 1.0 };
         for (is_sigmoid, sums_all) in SCORES {
             for is_predicted in [false, true] {
                 let tokens = 3;
@@ -56,7 +57,7 @@ fn routers_select_the_experts_with_the_largest_logits() {
                     let sum: f64 = order[..summed].iter().map(score).sum();
                     let mut weights = vec![0.0; block_count];
                     for expert in &order[..per_token] {
-                        weights[*expert] = score(expert) / sum;
+                        weights[*expert] = f64::from(scale) * score(expert) / sum;
                     }
                     if shared {
                         let logit = f64::from(shared_logits[token]);
@@ -80,6 +81,8 @@ fn routers_select_the_experts_with_the_largest_logits() {
                         per_token,
                         is_sigmoid,
                         sums_all,
+                        scale,
+                        shared_weight: 1.0,
                     };
                     let mut routes = Routes {
                         logits: upload(device, &logits),

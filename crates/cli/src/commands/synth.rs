@@ -15,7 +15,7 @@ use crate::{
 /// Shape, statistics and target of a checkpoint.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Shapes: llama-1b, llama-7b, llama-13b, llama-30b, llama-70b, llama3-8b, llama3-70b, mistral-7b, bamboo-7b, opt-1.3b, opt-6.7b, opt-13b, opt-30b, opt-66b, opt-175b, falcon-7b, falcon-40b; with experts: mixtral-8x7b, qwen3-30b-a3b, olmoe-1b-7b, smallthinker-21b; or a folder with a `config.json`.\n\nThe weights are random: text that comes out is noise. Speed and memory are those of a real model of this shape and sparsity.\n\nExample:\n  powerinfer synth --like llama-7b --layers 4 --out ./llama-7b-4"
+    after_help = "Shapes: llama-1b, llama-7b, llama-13b, llama-30b, llama-70b, llama3-8b, llama3-70b, mistral-7b, bamboo-7b, opt-1.3b, opt-6.7b, opt-13b, opt-30b, opt-66b, opt-175b, falcon-7b, falcon-40b; with experts: mixtral-8x7b, qwen3-30b-a3b, olmoe-1b-7b, smallthinker-21b, deepseek-v2-lite; or a folder with a `config.json`.\n\nThe weights are random: text that comes out is noise. Speed and memory are those of a real model of this shape and sparsity.\n\nExample:\n  powerinfer synth --like llama-7b --layers 4 --out ./llama-7b-4"
 )]
 pub(crate) struct SynthArguments {
     /// Shape: a name, or a folder with a `config.json`

@@ -49,9 +49,10 @@ pub(super) const DEEPSEEK_V2: Family = Family {
         config.kv_head_count = 1;
         config.head_size = latent.head_size();
         config.latent = Some(latent);
-        let scale = score_scale(keys)? / (latent.query_size() as f64).sqrt();
-        let relative = scale * (config.head_size as f64).sqrt();
-        config.multipliers.attention = vec![relative as f32; config.layer_count];
+        let scale = score_scale(keys)?;
+        if scale != 1.0 {
+            config.multipliers.attention = vec![scale as f32; config.layer_count];
+        }
         let experts = experts(keys, &config)?;
         Ok(config.with_experts(experts))
     },

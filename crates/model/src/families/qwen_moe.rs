@@ -133,7 +133,8 @@ fn dense_layers(
 ) -> Result<Option<DenseLayers>, ModelError> {
     let step = keys.size_or(&["decoder_sparse_step"], 1)?;
     let listed = keys.numbers("mlp_only_layers")?;
-    let is_dense = |layer: &usize| !(layer + 1).is_multiple_of(step) || listed.contains(&(*layer as f64));
+    let is_dense =
+        |layer: &usize| !(layer + 1).is_multiple_of(step) || listed.contains(&(*layer as f64));
     let layers: Vec<usize> = (0..count).filter(is_dense).collect();
     Ok((!layers.is_empty()).then_some(DenseLayers { layers, size }))
 }

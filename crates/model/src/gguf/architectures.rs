@@ -84,6 +84,16 @@ const QWEN_EXPERTS: &[(&str, &str)] = &[
     ),
 ];
 
+/// Metadata keys of experts, and the key in DeepSeek's configurations for each.
+const DEEPSEEK_EXPERTS: &[(&str, &str)] = &[
+    ("expert_count", "n_routed_experts"),
+    ("expert_used_count", "num_experts_per_tok"),
+    ("expert_feed_forward_length", "moe_intermediate_size"),
+    ("expert_shared_count", "n_shared_experts"),
+    ("expert_weights_scale", "routed_scaling_factor"),
+    ("leading_dense_block_count", "first_k_dense_replace"),
+];
+
 /// Properties of most architectures.
 const PLAIN: Architecture = Architecture {
     name: "",
@@ -98,7 +108,7 @@ const PLAIN: Architecture = Architecture {
 };
 
 /// All supported architectures.
-static ALL: [Architecture; 28] = [
+static ALL: [Architecture; 29] = [
     Architecture {
         name: "llama",
         hugging_face: "LlamaForCausalLM",
@@ -146,6 +156,24 @@ static ALL: [Architecture; 28] = [
             ("expert_used_count", "num_experts_per_tok"),
         ],
         fixed: |_| json!({ "norm_topk_prob": false }),
+        ..PLAIN
+    },
+    Architecture {
+        name: "deepseek2",
+        hugging_face: "DeepseekV2ForCausalLM",
+        families: &["deepseek-v2"],
+        keys: &[
+            ("feed_forward_length", "intermediate_size"),
+            ("attention.head_count_kv", "num_key_value_heads"),
+            ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+            ("attention.q_lora_rank", "q_lora_rank"),
+            ("attention.kv_lora_rank", "kv_lora_rank"),
+            ("rope.dimension_count", "qk_rope_head_dim"),
+            ("rope.freq_base", "rope_theta"),
+        ],
+        expert_keys: DEEPSEEK_EXPERTS,
+        // A file states the rank only if queries are compressed.
+        fixed: |_| json!({ "q_lora_rank": null }),
         ..PLAIN
     },
     Architecture {

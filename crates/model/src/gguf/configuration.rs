@@ -3,7 +3,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use crate::{
-    Experts, ModelConfig, ModelError,
+    Experts, LatentAttention, ModelConfig, ModelError,
     container::Container,
     gguf::{
         architectures::Architecture,
@@ -19,11 +19,15 @@ use crate::{
 const OTHER_KEYS: &[&str] = &[
     "attention.head_count_kv",
     "attention.key_length",
+    "attention.key_length_mla",
     "attention.scale",
     "attention.sliding_window",
     "attention.sliding_window_pattern",
     "attention.value_length",
+    "attention.value_length_mla",
     "embedding_scale",
+    "expert_gating_func",
+    "expert_weights_norm",
     "logit_scale",
     "residual_scale",
     "rope.dimension_count",
@@ -34,6 +38,7 @@ const OTHER_KEYS: &[&str] = &[
     "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
     "rope.scaling.type",
+    "rope.scaling.yarn_log_multiplier",
     "tensor_data_layout",
 ];
 
@@ -63,12 +68,31 @@ pub(super) fn metadata(
             "head_dim" => config.head_size.into(),
             "vocab_size" => config.vocabulary_size.into(),
             "intermediate_size" | "ffn_hidden_size" | "ffn_dim" | "n_inner" => {
-                let experts = config.experts.as_ref();
-                experts
-                    .map_or(config.ffn_size, |experts| experts.size)
-                    .into()
+                let size = config.experts.as_ref().map(|experts| match &experts.dense {
+                    Some(dense) => dense.size,
+                    None => experts.size,
+                });
+                size.unwrap_or(config.ffn_size).into()
             }
-            "num_local_experts" | "num_experts" => experts_of(config).count.into(),
+            "q_lora_rank" => match latent_of(config).query_rank {
+                Some(rank) => rank.into(),
+                None => continue,
+            },
+            "kv_lora_rank" => latent_of(config).rank.into(),
+            // Among the rotary settings.
+            "qk_rope_head_dim" => continue,
+            "n_shared_experts" => match experts_of(config).shared_size {
+                0 => continue,
+                size => (size / experts_of(config).size).into(),
+            },
+            "routed_scaling_factor" => experts_of(config).scale.into(),
+            "first_k_dense_replace" => match &experts_of(config).dense {
+                Some(dense) => dense.layers.len().into(),
+                None => continue,
+            },
+            "num_local_experts" | "num_experts" | "n_routed_experts" => {
+                experts_of(config).count.into()
+            }
             "num_experts_per_tok" => experts_of(config).per_token.into(),
             "moe_intermediate_size" => experts_of(config).size.into(),
             "shared_expert_intermediate_size" => match experts_of(config).shared_size {
@@ -113,7 +137,19 @@ pub(super) fn metadata(
         metadata.push(format!("{prefix}.logit_scale"), 1f32);
     }
     if let Some(rope) = rope {
-        metadata.push(format!("{prefix}.attention.value_length"), config.head_size);
+        let lengths = match &config.latent {
+            None => vec![("value_length", config.head_size)],
+            // Those of the KV cache, and those of the heads.
+            Some(latent) => vec![
+                ("key_length", config.head_size),
+                ("value_length", latent.rank),
+                ("key_length_mla", latent.query_size()),
+                ("value_length_mla", latent.value_size),
+            ],
+        };
+        for (name, length) in lengths {
+            metadata.push(format!("{prefix}.attention.{name}"), length);
+        }
         metadata.push(format!("{prefix}.rope.dimension_count"), rope.width);
         rope.scaling.describe(prefix, &mut metadata);
     }
@@ -124,6 +160,11 @@ pub(super) fn metadata(
 fn experts_of(config: &ModelConfig) -> &Experts {
     let experts = config.experts.as_ref();
     experts.expect("only mixtures of experts have these keys")
+}
+
+/// Returns the sizes of latent attention of a model whose architecture has keys for them.
+fn latent_of(config: &ModelConfig) -> LatentAttention {
+    config.latent.expect("only latent attention has these keys")
 }
 
 /// Converts a value to JSON; an array of equal values, one per layer, to that value.
@@ -207,6 +248,7 @@ pub(super) fn configuration(
             config.insert("attention_bias".to_owned(), json!(attention_bias));
             config.insert("mlp_bias".to_owned(), json!(has("blk.0.ffn_up.bias")));
         }
+        "deepseek2" => latent_settings(file, &mut config),
         "stablelm" => {
             config.insert("use_qkv_bias".to_owned(), json!(attention_bias));
             config.insert(
@@ -245,6 +287,32 @@ pub(super) fn configuration(
         config.insert("eos_token_id".to_owned(), json!(id));
     }
     Ok(Json::Object(config))
+}
+
+/// Adds settings of latent attention and its router.
+fn latent_settings(file: &GgufFile, config: &mut Map<String, Json>) {
+    let number = |key: &str| {
+        let value = file.value(&format!("deepseek2.{key}"));
+        value.and_then(Value::as_u64)
+    };
+    // In newer files, the sizes without `_mla` are those of the KV cache.
+    let size = |key: &str| {
+        number(&format!("attention.{key}_mla")).or_else(|| number(&format!("attention.{key}")))
+    };
+    let rotary = number("rope.dimension_count").unwrap_or(0);
+    if let Some(size) = size("key_length") {
+        let size = size.saturating_sub(rotary);
+        config.insert("qk_nope_head_dim".to_owned(), json!(size));
+    }
+    if let Some(size) = size("value_length") {
+        config.insert("v_head_dim".to_owned(), json!(size));
+    }
+    let scores = match number("expert_gating_func") {
+        None | Some(0 | 1) => "softmax",
+        Some(2) => "sigmoid",
+        Some(_) => "unknown",
+    };
+    config.insert("scoring_func".to_owned(), json!(scores));
 }
 
 /// Adds multipliers to `config`, converted to the form that `config.json` uses.
@@ -339,7 +407,10 @@ fn rotary_settings(
     let shared = size("hidden_size").zip(size("num_attention_heads"));
     let head_size = number("attention.key_length").or(shared.map(|(hidden, heads)| hidden / heads));
     let head_size = head_size.unwrap_or(0.0);
-    if let Some(values) = number("attention.value_length").filter(|values| *values != head_size) {
+    let is_latent = architecture.name == "deepseek2";
+    if let Some(values) =
+        number("attention.value_length").filter(|values| *values != head_size && !is_latent)
+    {
         let reason = format!("keys have {head_size} and values {values} elements per head");
         return Err(bad(file, format!("{reason}, which is not supported")));
     }
@@ -349,7 +420,7 @@ fn rotary_settings(
         "phi2" | "phi3" | "nemotron" | "stablelm" => {
             config.insert("partial_rotary_factor".to_owned(), json!(share));
         }
-        "opt" | "gpt2" | "starcoder" => {}
+        "opt" | "gpt2" | "starcoder" | "deepseek2" => {}
         _ if share == 1.0 => {}
         _ => {
             let reason = format!("only {share} of each head is rotated");
@@ -378,7 +449,12 @@ fn rotary_settings(
             (Some(kind), factor) => json!({
                 "rope_type": kind,
                 "factor": factor,
-                "attention_factor": number("rope.scaling.attn_factor"),
+                // llama.cpp does not multiply sines and cosines in latent attention, but only scores.
+                "attention_factor": match is_latent {
+                    true => Some(1.0),
+                    false => number("rope.scaling.attn_factor"),
+                },
+                "mscale_all_dim": number("rope.scaling.yarn_log_multiplier").map(|scale| 10.0 * scale),
                 "original_max_position_embeddings": original(),
                 // gpt-oss does not round the ramp; its files do not state this.
                 "truncate": (architecture.name == "gpt-oss").then_some(false),

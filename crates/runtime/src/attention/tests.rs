@@ -50,6 +50,7 @@ impl Case {
             count,
             kv_count,
             size,
+            ..
         } = self.heads;
         let mut cache = LayerCache::new(kv_count, size, format, self.tokens()).unwrap();
         let mask = AttentionMask {
@@ -85,6 +86,7 @@ impl Case {
             count,
             kv_count,
             size,
+            ..
         } = self.heads;
         let kv_head = head / (count / kv_count);
         let query = &self.queries[(token * count + head) * size..][..size];
@@ -161,6 +163,7 @@ fn attention_is_that_of_double_precision() {
                 count,
                 kv_count,
                 size,
+                query_size: size,
             };
             for (window, with_slopes, soft_cap) in [
                 (None, false, None),
@@ -196,7 +199,7 @@ proptest! {
         tokens in 1usize..1200,
         batches in proptest::collection::vec(1usize..600, 1..6),
     ) {
-        let heads = Heads { count: kv_count * group, kv_count, size };
+        let heads = Heads { count: kv_count * group, kv_count, size, query_size: size };
         let mut case = Case::new(heads, window, with_slopes, tokens);
         case.sinks = with_slopes.then(|| vec![0.5; heads.count]);
         let format = CacheFormat::ALL[format];
@@ -214,6 +217,7 @@ fn long_contexts_are_as_exact_as_short_ones() {
         count: 4,
         kv_count: 1,
         size: 16,
+        query_size: 16,
     };
     let tokens = 32_768;
     for (format, window) in [
@@ -256,6 +260,7 @@ fn many_threads_share_the_heads_of_the_first_positions() {
         count: 32,
         kv_count: 32,
         size: 128,
+        query_size: 128,
     };
     let threads = Threads::recording(Isa::detect().unwrap(), 16);
     let parts = || -> Vec<usize> {

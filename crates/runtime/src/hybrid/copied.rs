@@ -31,7 +31,8 @@ pub(super) fn copies_parts(model: &Model) -> bool {
         let mut linears = attention.into_iter().chain([&layer.gate]).chain(&layer.up);
         linears.all(|linear| linear.layout == Layout::ByOutput)
     };
-    is_planned && model.weights.layers.iter().all(is_by_output)
+    let has_kernels = model.config.attention_obstacle().is_none();
+    is_planned && has_kernels && model.weights.layers.iter().all(is_by_output)
 }
 
 /// Device memory for the parts of one layer of `model` that `on_device` lacks.

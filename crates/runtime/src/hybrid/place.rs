@@ -111,17 +111,23 @@ fn device_router(
     };
     let file = model.bundle.weights();
     let linear = |stored: &StoredLinear| upload_stored(upload.device, file, stored);
+    let dense = experts.dense_size(layer);
+    let gate = stored.shared_gate.as_ref().filter(|_| dense.is_none());
+    let selected = experts.selected_in(layer);
     Ok(Some(Router {
         linear: linear(router)?,
-        shared_gate: stored.shared_gate.as_ref().map(linear).transpose()?,
+        shared_gate: gate.map(linear).transpose()?,
+        shared_weight: if dense.is_some() { 0.0 } else { 1.0 },
         blocks: Buffer::from_slice(upload.device, model.experts[layer].blocks())?,
         biases: (stored.down.bias.as_deref())
             .map(|biases| upload.floats(biases))
             .transpose()?,
         block_count: experts.blocks(),
-        per_token: experts.per_token,
+        // The router of a dense layer is 0, so that the first blocks are selected, with equal weights.
+        per_token: selected,
         is_sigmoid: matches!(experts.scores, RouterScores::SigmoidOfSelected),
-        sums_all: matches!(experts.scores, RouterScores::Softmax),
+        sums_all: matches!(experts.scores, RouterScores::Softmax) && dense.is_none(),
+        scale: dense.map_or(experts.scale, |_| selected as f32),
     }))
 }
 

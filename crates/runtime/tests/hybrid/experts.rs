@@ -1,21 +1,25 @@
 //! Mixtures of experts: the device selects the experts for itself and for the host.
 
+use std::sync::Arc;
+
 use powerinfer_artifact::{
     plan::{ATTENTION, Device, Plan, Policy, SCRATCH, Score, Threshold},
     predictor_file::PredictorInput,
 };
-use powerinfer_emulator::Order;
+use powerinfer_emulator::{Order, test_device};
 use powerinfer_model::LanguageModel;
-use powerinfer_runtime::{ActivationFormat, MemoryUse, SingleSession, memory};
+use powerinfer_runtime::{
+    ActivationFormat, Engine, MemoryUse, RuntimeError, SingleSession, memory,
+};
 use powerinfer_tensor::Format;
 
 use crate::{
     assert_alike, assert_near,
     case::Case,
     golden::Golden,
-    mixtures::{RECIPES, Recipe, write_mixture},
+    mixtures::{LATENT, LATENT_VOCABULARY, RECIPES, Recipe, write_latent, write_mixture},
     one_by_one,
-    placement::PLACEMENTS,
+    placement::{PLACEMENTS, Placement},
     predictors::{write_random_networks, write_scores_and_signs},
 };
 
@@ -76,6 +80,40 @@ fn experts_on_either_device_give_the_logits_of_the_cpu() {
                     "{what}"
                 );
             }
+        }
+    }
+}
+
+/// Attention runs on the host; layers with dense FFNs are blocks of neurons that every token selects.
+#[test]
+fn experts_beside_latent_attention_give_the_logits_of_the_cpu() {
+    for (index, latent) in LATENT.into_iter().enumerate() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = write_latent(latent, folder.path());
+        let prompt: Vec<u32> = (0..90).map(|i| i * i % LATENT_VOCABULARY as u32).collect();
+        let mut case = Case::new(checkpoint, prompt);
+        case.folder = folder;
+        case.policy = Policy::Dense;
+        let placements = PLACEMENTS.map(Placement::with_attention_on_host);
+        let mut host = case.on_host(&PLACEMENTS[..1]);
+        for (placements, copies) in [(&placements[..1], false), (&placements[1..6], true)] {
+            case.copies_cold_neurons = copies;
+            let order = Order::Shuffled(index as u16);
+            let Some(emulator) = test_device(order) else {
+                return;
+            };
+            // Without kernels for it, attention on the device is refused.
+            let refused = case.pack(&PLACEMENTS[..1]);
+            let refused = Engine::with_device(refused, case.options(), Arc::clone(&emulator));
+            assert!(matches!(refused, Err(RuntimeError::OnDevice { .. })));
+            let mut device = case.with(emulator, placements);
+            let what = format!("{latent:?} {placements:?}");
+            assert_alike(&mut host, &mut device, &case.prompt[..9], 1e-4, &what);
+            host.reset();
+            device.reset();
+            let want = host.forward(&case.prompt).unwrap();
+            let found = device.forward(&case.prompt).unwrap();
+            assert_near(&found, &want, 1e-4, &what);
         }
     }
 }

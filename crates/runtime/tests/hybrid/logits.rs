@@ -15,7 +15,7 @@ use crate::{
     case::Case,
     golden::{FAMILIES, Golden, MIXTURES, MODELS},
     greedy, one_by_one,
-    placement::{ALL, HALF, PLACEMENTS},
+    placement::{ALL, HALF, PLACEMENTS, Placement},
 };
 
 #[test]
@@ -31,8 +31,15 @@ fn logits_are_those_of_the_standard_implementation() {
             &[PLACEMENTS[(index + 1) % 6], PLACEMENTS[(index + 3) % 6]],
         ];
         for (round, placements) in rounds.into_iter().enumerate() {
+            let placements: Vec<Placement> = match case.config().attention_obstacle() {
+                None => placements.to_vec(),
+                Some(_) => placements
+                    .iter()
+                    .map(|one| one.with_attention_on_host())
+                    .collect(),
+            };
             let order = Order::Shuffled(index as u16);
-            let Some(mut model) = case.on_device(order, placements) else {
+            let Some(mut model) = case.on_device(order, &placements) else {
                 return;
             };
             let what = format!("{name} {placements:?}");

@@ -24,6 +24,17 @@ pub(crate) const PLACEMENTS: [Placement; 6] = [
     placement(3, [Cpu, Cpu, Cpu, Cpu]),
 ];
 
+impl Placement {
+    /// The same with attention and its KV cache on the host.
+    pub(crate) fn with_attention_on_host(self) -> Self {
+        Self {
+            attention: Cpu,
+            kv: Cpu,
+            ..self
+        }
+    }
+}
+
 /// Everything on the device.
 pub(crate) const ALL: Placement = PLACEMENTS[0];
 /// Everything on the device but half of the neurons.
