@@ -94,7 +94,7 @@ fn folder() -> Sandbox {
         ("articles/a.txt", 15_000),
         ("text/a.txt", text.len()),
         ("text.txt", 15_000),
-        ("held-out.txt", 5_000),
+        ("held-out.txt", 3_000),
         ("prompt.txt", 40),
     ];
     for (name, size) in sizes {
@@ -158,6 +158,8 @@ fn prepared() -> &'static Sandbox {
             crate::sandbox::prepared_demo(),
             &sandbox.path("demo.powerinfer"),
         );
+        let settings = sandbox.path("demo.powerinfer/settings.json");
+        fs::write(settings, quick(&sandbox.path("my-model"), "none")).unwrap();
         sandbox
     })
 }

@@ -50,6 +50,11 @@ pub(crate) fn held(model: &Model, session_bytes: u64) -> Vec<MemoryUse> {
             &layer.ffn_output_norm,
         ];
         attention += norms.into_iter().flatten().map(norm).sum::<usize>();
+        if let Some(latent) = &layer.latent {
+            attention += norm(&latent.norm) + linear(&latent.query);
+            let down = latent.query_down.as_ref();
+            attention += down.map_or(0, |(down, scale)| linear(down) + norm(scale));
+        }
         attention += layer.sinks.as_deref().map_or(0, size_of_val);
         attention += layer.head_norms.iter().flatten().map(norm).sum::<usize>();
         attention += bias(&layer.down);

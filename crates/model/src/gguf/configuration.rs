@@ -8,7 +8,7 @@ use crate::{
     gguf::{
         architectures::Architecture,
         file::{GgufFile, bad},
-        rope::Rope,
+        rope::{Rope, Scaling},
         value::Value,
         writer::Metadata,
     },
@@ -152,6 +152,11 @@ pub(super) fn metadata(
         }
         metadata.push(format!("{prefix}.rope.dimension_count"), rope.width);
         rope.scaling.describe(prefix, &mut metadata);
+        if let (Some(_), Scaling::Yarn { .. }) = (config.latent, &rope.scaling) {
+            // The weights contain the factor of the scores. Without this key, sines and cosines would have a factor.
+            let key = format!("{prefix}.rope.scaling.yarn_log_multiplier");
+            metadata.push(key, 1e-9f32);
+        }
     }
     metadata
 }
@@ -433,6 +438,8 @@ fn rotary_settings(
     let kind = value("rope.scaling.type").and_then(Value::as_text);
     let factor = number("rope.scaling.factor").or(number("rope.scale_linear"));
     let original = || value("rope.scaling.original_context_length").and_then(Value::as_u64);
+    // llama.cpp takes this multiplier for both; with other architectures, no file has it.
+    let log_multiplier = number("rope.scaling.yarn_log_multiplier").map(|scale| 10.0 * scale);
     let scaling = if file.shape(ROPE_DIVISORS).is_some() {
         json!({ "rope_type": rotary::DIVISORS, "divisors": file.read(ROPE_DIVISORS)? })
     } else if file.shape(SHORT_DIVISORS).is_some() {
@@ -449,12 +456,9 @@ fn rotary_settings(
             (Some(kind), factor) => json!({
                 "rope_type": kind,
                 "factor": factor,
-                // llama.cpp does not multiply sines and cosines in latent attention, but only scores.
-                "attention_factor": match is_latent {
-                    true => Some(1.0),
-                    false => number("rope.scaling.attn_factor"),
-                },
-                "mscale_all_dim": number("rope.scaling.yarn_log_multiplier").map(|scale| 10.0 * scale),
+                "attention_factor": number("rope.scaling.attn_factor"),
+                "mscale": log_multiplier,
+                "mscale_all_dim": log_multiplier,
                 "original_max_position_embeddings": original(),
                 // gpt-oss does not round the ramp; its files do not state this.
                 "truncate": (architecture.name == "gpt-oss").then_some(false),
