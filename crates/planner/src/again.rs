@@ -94,6 +94,7 @@ fn build_problem(
     progress: &dyn Progress,
 ) -> Result<Problem, PlannerError> {
     let (config, plan) = (bundle.config(), bundle.plan());
+    options.check_attention(config)?;
     let before = plan.budget.context_tokens as usize;
     let assumed = match &options.vram {
         // Another machine is needed, or no longer.

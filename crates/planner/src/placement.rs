@@ -72,6 +72,7 @@ pub fn plan(
             .check_model(&file.path(), checkpoint.identity())?;
     }
     let config = checkpoint.config();
+    options.check_attention(config)?;
     let subject = Subject {
         config,
         profile,

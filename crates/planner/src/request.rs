@@ -93,15 +93,7 @@ impl PlanOptions {
         if let Some((_, layer)) = pinned.into_iter().find(|(_, layer)| *layer > last) {
             return Err(PlannerError::PinnedLayer { layer, last });
         }
-        if let Some(obstacle) = config.attention_obstacle() {
-            let on_gpu = |pin: &&Pin| pin.part != Part::Head && pin.device == Device::Gpu;
-            if self.pins.iter().any(|pin| on_gpu(&pin)) {
-                return Err(PlannerError::AttentionOnGpu(obstacle));
-            }
-            if self.input_sparsity.is_some() {
-                return Err(PlannerError::InputSparsity(obstacle));
-            }
-        }
+        self.check_attention(config)?;
         match self.policy {
             Some(policy @ (Policy::Exact | Policy::Predicted | Policy::SignBit))
                 if !config.activation.has_exact_zeros() =>
@@ -109,6 +101,21 @@ impl PlanOptions {
                 Err(PlannerError::NeverZero(policy))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Checks that the options suit the model's attention.
+    pub(crate) fn check_attention(&self, config: &ModelConfig) -> Result<(), PlannerError> {
+        let Some(obstacle) = config.attention_obstacle() else {
+            return Ok(());
+        };
+        let is_on_gpu = |pin: &Pin| pin.part != Part::Head && pin.device == Device::Gpu;
+        if self.pins.iter().any(is_on_gpu) {
+            return Err(PlannerError::AttentionOnGpu(obstacle));
+        }
+        match self.input_sparsity {
+            Some(_) => Err(PlannerError::InputSparsity(obstacle)),
+            None => Ok(()),
         }
     }
 
@@ -364,7 +371,12 @@ pub fn read_hardware(name: &str) -> Result<Hardware, PlannerError> {
 
 #[cfg(test)]
 mod tests {
+    use powerinfer_artifact::plan::{PREFILL_BATCH, Plan};
+    use powerinfer_solver::Layer;
+    use powerinfer_synth::Shape;
+
     use super::*;
+    use crate::problem::{PredictorSizes, problem};
 
     #[test]
     fn vram_is_one_size_or_one_per_gpu() {
@@ -379,5 +391,40 @@ mod tests {
         for bad in ["", "-1G", "24G,", "24G,0G", "much", "24", many.as_str()] {
             assert!(vram(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn latent_attention_is_planned_for_the_cpu_with_all_inputs() {
+        let describe = |name: &str| Shape::find(name).unwrap().describe().unwrap();
+        let (latent, other) = (describe("deepseek-v2-lite"), describe("qwen3-30b-a3b"));
+        let of_pin = |pin: &str| PlanOptions {
+            pins: vec![pin.parse().unwrap()],
+            ..PlanOptions::default()
+        };
+        for pin in ["attention=gpu", "layers:0-3=gpu"] {
+            let message = of_pin(pin).check(&latent).unwrap_err().to_string();
+            assert!(message.contains("latent attention"), "{message}");
+            of_pin(pin).check(&other).unwrap();
+        }
+        for pin in ["head=gpu", "attention=cpu"] {
+            of_pin(pin).check(&latent).unwrap();
+        }
+        let skipping = PlanOptions {
+            input_sparsity: Some(0.25),
+            ..PlanOptions::default()
+        };
+        let message = skipping.check(&latent).unwrap_err().to_string();
+        assert!(message.contains("--input-sparsity"), "{message}");
+        let budget = Budget {
+            vram_bytes: 12 << 30,
+            ..Plan::unplaced(1, 1, Policy::Dense, 4096).budget
+        };
+        let hardware = hardware::named("rtx4090").unwrap();
+        let sizes = PredictorSizes::default();
+        let problem = problem(&latent, budget, hardware, Format::Q4_0, None, sizes, None);
+        assert_eq!(problem.budget.vram_bytes, 12 << 30);
+        assert_eq!(problem.prompt_batch, PREFILL_BATCH);
+        let is_on_cpu = |layer: &Layer| layer.pins.attention == Some(Device::Cpu);
+        assert!(problem.layers.iter().all(is_on_cpu));
     }
 }

@@ -380,6 +380,11 @@ fn write_as_gguf(checkpoint: &Checkpoint, architecture: &str, are_separate: bool
         };
         whole(at(name), values);
     }
+    write_f32(path, &metadata, &tensors);
+}
+
+/// Writes a GGUF file with `tensors` in float32.
+fn write_f32(path: &Path, metadata: &Metadata, tensors: &[Written]) {
     let entries: Vec<TensorEntry> = tensors
         .iter()
         .map(|(name, shape, _)| TensorEntry {
@@ -388,7 +393,7 @@ fn write_as_gguf(checkpoint: &Checkpoint, architecture: &str, are_separate: bool
             elements: Elements::Weights(Format::F32),
         })
         .collect();
-    write_gguf(path, Dialect::Ggml, &metadata, &entries, |index, writer| {
+    write_gguf(path, Dialect::Ggml, metadata, &entries, |index, writer| {
         let values = &tensors[index].2;
         writer.rows(&pack(Format::F32, 1, values.len(), values).as_view())?;
         Ok::<_, ArtifactError>(())
@@ -620,5 +625,122 @@ fn gguf_files_have_the_same_experts_as_safetensors() {
                 assert!(found.unwrap() == want.unwrap(), "{what}: {weight:?}");
             }
         }
+    }
+}
+
+#[test]
+fn older_gguf_files_of_deepseek_describe_the_same_model_as_its_safetensors() {
+    for latent in LATENT {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = write_latent(latent, folder.path());
+        let config = checkpoint.config();
+        let (sizes, experts) = (config.latent.unwrap(), config.experts.clone().unwrap());
+        let stored = folder.path().join("model.safetensors");
+        let stored = candle_core::safetensors::load(stored, &Device::Cpu).unwrap();
+        let tensor = |name: &str| stored.get(&format!("{name}.weight"));
+        let mut tensors: Vec<Written> = Vec::new();
+        let written = |name: String, tensor: &Tensor| -> Written {
+            let values = tensor.flatten_all().unwrap().to_vec1().unwrap();
+            (name, tensor.dims().to_vec(), values)
+        };
+        let mut copy = |to: String, from: &str| {
+            tensors.extend(tensor(from).map(|tensor| written(format!("{to}.weight"), tensor)));
+        };
+        for (to, from) in [
+            ("token_embd", "model.embed_tokens"),
+            ("output_norm", "model.norm"),
+            ("output", "lm_head"),
+        ] {
+            copy(to.to_owned(), from);
+        }
+        for layer in 0..config.layer_count {
+            for (to, from) in [
+                ("attn_norm", "input_layernorm"),
+                ("ffn_norm", "post_attention_layernorm"),
+                ("attn_q", "self_attn.q_proj"),
+                ("attn_q_a", "self_attn.q_a_proj"),
+                ("attn_q_a_norm", "self_attn.q_a_layernorm"),
+                ("attn_q_b", "self_attn.q_b_proj"),
+                ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+                ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+                ("attn_kv_b", "self_attn.kv_b_proj"),
+                ("attn_output", "self_attn.o_proj"),
+                ("ffn_gate_inp", "mlp.gate"),
+                ("ffn_gate", "mlp.gate_proj"),
+                ("ffn_up", "mlp.up_proj"),
+                ("ffn_down", "mlp.down_proj"),
+                ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+                ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+                ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+            ] {
+                copy(
+                    format!("blk.{layer}.{to}"),
+                    &format!("model.layers.{layer}.{from}"),
+                );
+            }
+        }
+        for layer in latent.dense..config.layer_count {
+            for matrix in ["gate", "up", "down"] {
+                let of =
+                    |expert| format!("model.layers.{layer}.mlp.experts.{expert}.{matrix}_proj");
+                let all: Vec<_> = (0..experts.count)
+                    .filter_map(|expert| tensor(&of(expert)))
+                    .collect();
+                let name = format!("blk.{layer}.ffn_{matrix}_exps.weight");
+                tensors.push(written(name, &Tensor::stack(&all, 0).unwrap()));
+            }
+        }
+        let mut metadata = Metadata::default();
+        metadata.push("general.architecture", "deepseek2");
+        for (key, value) in [
+            ("context_length", config.context_length),
+            ("embedding_length", config.hidden_size),
+            ("block_count", config.layer_count),
+            ("feed_forward_length", 50),
+            ("leading_dense_block_count", latent.dense),
+            ("attention.head_count", config.head_count),
+            ("attention.head_count_kv", config.head_count),
+            ("attention.kv_lora_rank", sizes.rank),
+            ("attention.key_length", sizes.query_size()),
+            ("attention.value_length", sizes.value_size),
+            ("rope.dimension_count", sizes.rotary_size),
+            ("expert_count", experts.count),
+            ("expert_used_count", experts.per_token),
+            ("expert_feed_forward_length", experts.size),
+            ("expert_shared_count", 1),
+        ] {
+            metadata.push(format!("deepseek2.{key}"), value);
+        }
+        if let Some(rank) = sizes.query_rank {
+            metadata.push("deepseek2.attention.q_lora_rank", rank);
+        }
+        for (key, value) in [
+            ("attention.layer_norm_rms_epsilon", config.norm_epsilon),
+            ("rope.freq_base", 1e4),
+            ("expert_weights_scale", experts.scale),
+        ] {
+            metadata.push(format!("deepseek2.{key}"), value);
+        }
+        if latent.has_yarn {
+            let of_scaling = |key: &str| format!("deepseek2.rope.scaling.{key}");
+            metadata.push(of_scaling("type"), "yarn");
+            metadata.push(of_scaling("factor"), 4f32);
+            metadata.push(of_scaling("original_context_length"), 32usize);
+            metadata.push(of_scaling("yarn_log_multiplier"), 0.0707f32);
+        }
+        let path = folder.path().join("old.gguf");
+        write_f32(&path, &metadata, &tensors);
+        let file = Checkpoint::open(&path).unwrap();
+        assert_eq!(file.config().latent, config.latent, "{latent:?}");
+        assert_eq!(file.config().experts, config.experts, "{latent:?}");
+        for weight in config.weights() {
+            let (found, want) = (file.read(weight).unwrap(), checkpoint.read(weight).unwrap());
+            // The factor of YaRN has passed through float32.
+            assert_near(&found, &want, 1e-6, &format!("{latent:?} {weight:?}"));
+        }
+        let ids: Vec<u32> = (0..40).collect();
+        let [found, want] =
+            [&file, &checkpoint].map(|it| ReferenceModel::load(it).unwrap().forward(&ids).unwrap());
+        assert_near(&found, &want, 1e-5, &format!("{latent:?}"));
     }
 }
