@@ -210,11 +210,11 @@ pub struct StoredLinear {
 /// Weights that only latent attention has.
 #[derive(Debug, Clone)]
 pub struct StoredLatent {
-    /// Compression of the queries, `[query_rank, hidden]`, and its norm, if queries are compressed.
+    /// Down-projection of the queries, `[query_rank, hidden]`, and the norm after it; `None` if queries are not compressed.
     pub query_down: Option<(StoredLinear, StoredNorm)>,
     /// Norm of the latent vector.
     pub norm: StoredNorm,
-    /// Projection of the queries to the space of the latent vector, `[heads·rank, key]`.
+    /// Projection of the queries into the latent space, `[heads·rank, key_size]`.
     pub query: StoredLinear,
 }
 
@@ -230,7 +230,7 @@ pub struct StoredLayer {
     pub key: StoredLinear,
     /// `[kv_heads·head_size, hidden]`.
     pub value: StoredLinear,
-    /// Further weights of latent attention, whose queries and values have [other shapes](LayerWeight).
+    /// Additional weights of latent attention, if any; query, value and output projections then have [other shapes](LayerWeight).
     pub latent: Option<StoredLatent>,
     /// Norms of queries and keys, if any.
     pub head_norms: Option<[StoredNorm; 2]>,

@@ -175,15 +175,15 @@ pub struct Biases {
 
 /// Multi-head latent attention (DeepSeek-V2, §2.1): a position's keys and values are projections of one latent vector.
 ///
-/// The projection of the keys is applied to the queries instead, and that of the values to the mixed latent vectors, so that the KV cache
-/// has a single head. Its keys are a rotated part that all heads share, and the normalised latent vector.
+/// The key projection is applied to the queries instead, and the value projection to the weighted sum of the latent vectors, so the KV
+/// cache has a single head. Each of its keys consists of a rotated part that all heads share, and the normalised latent vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LatentAttention {
-    /// Elements of compressed queries; `None` if queries are not compressed.
+    /// Elements of a token's compressed query; `None` if queries are not compressed.
     pub query_rank: Option<usize>,
     /// Elements of the latent vector.
     pub rank: usize,
-    /// Rotated elements of a head's queries and keys, which come first.
+    /// Rotated elements of a head's queries and keys; they come first.
     pub rotary_size: usize,
     /// Other elements of a head's queries and keys.
     pub key_size: usize,
@@ -192,15 +192,15 @@ pub struct LatentAttention {
 }
 
 impl LatentAttention {
-    /// ε of the norms of compressed queries and of the latent vector, which no configuration states.
+    /// ε of the norms of compressed queries and of the latent vector; configurations do not state it.
     pub const NORM_EPSILON: f32 = 1e-6;
 
-    /// Returns the elements of a head of the KV cache.
+    /// Returns the number of elements of a head in the KV cache.
     pub fn head_size(&self) -> usize {
         self.rotary_size + self.rank
     }
 
-    /// Returns the elements of a head's queries and keys before the projection of the keys is applied to the queries.
+    /// Returns the number of elements of a head's queries and keys before the key projection is applied to the queries.
     pub fn query_size(&self) -> usize {
         self.rotary_size + self.key_size
     }
@@ -225,7 +225,7 @@ pub struct ModelConfig {
     pub kv_head_count: usize,
     /// Elements per head.
     pub head_size: usize,
-    /// Sizes of latent attention; `None` if each head has its own projections of keys and values.
+    /// Sizes of latent attention; `None` if the model does not use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latent: Option<LatentAttention>,
     /// Number of FFN neurons per layer (d_ff), across all experts.
@@ -550,13 +550,13 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the elements of a head's queries: attention scores are divided by the square root of this number.
+    /// Returns the number of elements of a head's query; attention scores are divided by the square root of this number.
     pub fn query_size(&self) -> usize {
         self.latent
             .map_or(self.head_size, |latent| latent.query_size())
     }
 
-    /// Returns the elements of a token's attention output, the input of the output projection.
+    /// Returns the number of elements of a token's attention output, which the output projection reads.
     pub fn mixed_size(&self) -> usize {
         let size = self
             .latent
@@ -591,7 +591,8 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the feature of the model's attention that the GPU kernels do not support, so that attention must run on the CPU.
+    /// Returns the feature of the model's attention that the GPU kernels do not support, so that attention must run on the CPU; `None`
+    /// if they support it.
     pub fn attention_obstacle(&self) -> Option<&'static str> {
         self.latent.map(|_| "latent attention")
     }

@@ -4,9 +4,9 @@
 //! computes the neurons of its selected experts, each times the expert's routing weight; all others are 0. The neurons of a shared
 //! expert come last, and every token computes them.
 //!
-//! Some models have layers with a dense FFN among those with experts. In such a layer, the dense FFN's neurons are the first ones, and
-//! every token computes their blocks with the weight 1. The layer's other neurons do not exist: their weights are 0, and no token
-//! computes them.
+//! In some models, certain layers have a dense FFN instead of experts. In such a layer, the dense FFN's neurons come first, and every token
+//! computes their blocks with a routing weight of 1. The layer's other neurons are padding: their weights are 0, and no token computes
+//! them.
 
 use std::ops::Range;
 
@@ -47,17 +47,17 @@ pub struct Experts {
     /// Factor of the routing weights of the selected experts.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub scale: f32,
-    /// Layers with a dense FFN.
+    /// Layers with a dense FFN; `None` if all layers have experts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dense: Option<DenseLayers>,
 }
 
-/// Layers with a dense FFN in a mixture of experts.
+/// Layers of a mixture of experts that have a dense FFN instead.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DenseLayers {
     /// Indices of the layers, in increasing order.
     pub layers: Vec<usize>,
-    /// Number of neurons of their FFNs.
+    /// Number of neurons in each of these FFNs.
     pub size: usize,
 }
 
@@ -112,7 +112,7 @@ impl Experts {
         dense.layers.contains(&layer).then_some(dense.size)
     }
 
-    /// Returns the number of experts that a token computes in `layer`; in a dense layer, blocks of an expert's size.
+    /// Returns the number of experts that a token computes in `layer`; in a dense layer, the number of expert-sized blocks.
     pub fn selected_in(&self, layer: usize) -> usize {
         self.dense_size(layer)
             .map_or(self.per_token, |size| size.div_ceil(self.size))
@@ -123,7 +123,7 @@ impl Experts {
         self.per_token * self.size + self.shared_size
     }
 
-    /// Returns the number of neurons that a token computes at most in any layer.
+    /// Returns the largest number of neurons that a token computes in any layer.
     pub fn most_neurons_per_token(&self) -> usize {
         let dense = self.dense.as_ref().map_or(0, |dense| dense.size);
         self.neurons_per_token()
@@ -135,7 +135,7 @@ impl Experts {
         self.neurons_per_token() as f64 / self.neurons() as f64
     }
 
-    /// Sets `weights`, one per block, to the routing weights in `layer` computed from `logits`, one per expert; experts that are not
+    /// Sets `weights`, one per block, to the routing weights of `layer`, computed from `logits`, one per expert; experts that are not
     /// selected get 0. If logits are equal, the expert with the lower index is preferred. `shared_gate` is the logit of the shared
     /// expert's weight.
     ///
@@ -212,7 +212,7 @@ impl Experts {
         let experts = self.count * self.size;
         match &self.dense {
             Some(dense) if !(1..=experts).contains(&dense.size) => Err(format!(
-                "a dense FFN of {} neurons (`intermediate_size`) among experts of {experts} neurons in all is not supported",
+                "a dense FFN of {} neurons (`intermediate_size`) is not supported if a layer's experts have {experts} neurons in total",
                 dense.size
             )),
             _ => Ok(()),

@@ -48,7 +48,7 @@ pub(crate) enum Rows {
         /// Number of rows of the tensor.
         total: usize,
     },
-    /// All rows of all heads, which the tensor stacks along an extra first dimension.
+    /// The matrices of all heads, which the tensor stacks along an extra first dimension.
     Heads {
         /// Number of heads.
         count: usize,
@@ -94,15 +94,15 @@ pub(crate) enum Transform {
         /// Number of heads in the tensor.
         heads: usize,
     },
-    /// Within each of `heads` heads, moves the last `rotary` rows to the front and deinterleaves them: latent attention rotates the
-    /// last rows of a head, stored as interleaved pairs.
+    /// Within each of `heads` heads, moves the last `rotary` rows to the front and deinterleaves them: checkpoints with latent attention
+    /// store the rotated rows of a head last, as interleaved pairs.
     RotaryFirst {
         /// Number of heads in the tensor.
         heads: usize,
         /// Rotated rows of a head.
         rotary: usize,
     },
-    /// Transposes each of `heads` heads, after rows are selected.
+    /// Transposes the matrix of each of `heads` heads after rows are selected.
     TransposedHeads {
         /// Number of heads.
         heads: usize,
@@ -266,7 +266,7 @@ impl WeightSource {
             _ => values,
         };
         let strided = match *rows {
-            // Only this matrix was read, or all are consecutive.
+            // Only this matrix was read, or all rows are consecutive.
             Rows::All | Rows::Heads { .. } | Rows::Slice { .. } => None,
             Rows::Strided {
                 first,
@@ -531,14 +531,14 @@ mod tests {
         assert_eq!(halves.stored_rows(4), Some(vec![0, 1, 2, 3]));
         let halves = WeightSource::tensor("q").with(Transform::Deinterleave { heads: 1 });
         assert_eq!(halves.stored_rows(4), Some(vec![0, 2, 1, 3]));
-        // One head of four rows, of which the last two pairs are rotated.
+        // One head of six rows, of which the last four (two pairs) are rotated.
         let rotary = Transform::RotaryFirst {
             heads: 1,
             rotary: 4,
         };
         let rotary = WeightSource::tensor("q").with(rotary);
         assert_eq!(rotary.stored_rows(6), Some(vec![2, 4, 3, 5, 0, 1]));
-        // Two heads, each of two rows of keys and one of values: the keys, transposed.
+        // Two heads, each with two rows of keys and one of values; the keys are selected and transposed.
         let keys = WeightSource::Tensor {
             name: "kv".to_owned(),
             rows: Rows::Strided {

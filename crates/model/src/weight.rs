@@ -30,12 +30,12 @@ pub enum LayerWeight {
     AttentionNorm,
     /// Bias of the norm before attention, `[hidden]`.
     AttentionNormBias,
-    /// Compression of the queries of latent attention, `[query_rank, hidden]`.
+    /// Down-projection of the queries of latent attention, `[query_rank, hidden]`.
     QueryDown,
     /// Scale of the norm of compressed queries, `[query_rank]`.
     QueryDownNorm,
-    /// Query projection, `[heads·head_size, hidden]`; in [latent attention](crate::LatentAttention) `[heads·(rotary + key), hidden or
-    /// query_rank]`.
+    /// Query projection, `[heads·head_size, hidden]`; in [latent attention](crate::LatentAttention),
+    /// `[heads·(rotary_size + key_size), query_rank or hidden]`.
     Query,
     /// Query bias, `[heads·head_size]`.
     QueryBias,
@@ -45,10 +45,10 @@ pub enum LayerWeight {
     KeyBias,
     /// Scale of the norm of the latent vector, `[rank]`.
     LatentNorm,
-    /// Projection of the queries of latent attention to the space of the latent vector, `[heads·rank, key]`: a matrix per head.
+    /// Projection of the queries of latent attention into the latent space, `[heads·rank, key_size]`: one matrix per head.
     LatentQuery,
-    /// Value projection, `[kv_heads·head_size, hidden]`; in latent attention, that of the mixed latent vectors, `[heads·value, rank]`: a
-    /// matrix per head.
+    /// Value projection, `[kv_heads·head_size, hidden]`; in latent attention, the projection of the weighted sums of latent vectors,
+    /// `[heads·value_size, rank]`: one matrix per head.
     Value,
     /// Value bias, `[kv_heads·head_size]`.
     ValueBias,
@@ -62,7 +62,7 @@ pub enum LayerWeight {
     KeyNormBias,
     /// Attention sinks, `[heads]`: per head, a score in the softmax that has no value vector.
     Sinks,
-    /// Output projection of attention, `[hidden, heads·head_size]`; in latent attention `[hidden, heads·value]`.
+    /// Output projection of attention, `[hidden, heads·head_size]`; in latent attention, `[hidden, heads·value_size]`.
     Output,
     /// Bias of the output projection, `[hidden]`.
     OutputBias,

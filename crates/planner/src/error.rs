@@ -68,10 +68,10 @@ pub enum PlannerError {
     /// A part that is pinned to both devices.
     #[error("the same part is pinned to both devices; pin it to one of them")]
     PinnedTwice,
-    /// Attention that is pinned to the GPU without kernels for it.
-    #[error("attention cannot be pinned to the GPU, whose kernels do not support {0}")]
+    /// Attention that is pinned to the GPU but has no GPU kernels.
+    #[error("attention cannot be pinned to the GPU: the GPU kernels do not support {0}")]
     AttentionOnGpu(&'static str),
-    /// Input sparsity of a model whose attention does not support it.
+    /// Input sparsity for a model whose attention does not support it.
     #[error("`--input-sparsity` does not support {0}")]
     InputSparsity(&'static str),
     /// A context length outside the model's range.

@@ -104,7 +104,7 @@ impl PlanOptions {
         }
     }
 
-    /// Checks that the options suit the model's attention.
+    /// Checks that the model's attention supports the options.
     pub(crate) fn check_attention(&self, config: &ModelConfig) -> Result<(), PlannerError> {
         let Some(obstacle) = config.attention_obstacle() else {
             return Ok(());

@@ -119,7 +119,7 @@ impl Layer {
         linear(x, &self.weights[&weight], self.weights.get(&bias))
     }
 
-    /// Returns queries, keys and values of latent attention before rotation, `[heads, tokens, …]`: all heads have their own.
+    /// Returns queries, keys and values of latent attention before rotation, `[heads, tokens, …]`; each head has its own.
     fn latent_projections(&self, x: &Tensor, latent: &LatentAttention) -> Result<[Tensor; 3]> {
         let (tokens, heads) = (x.dim(0)?, self.config.head_count);
         let config = ModelConfig {

@@ -36,7 +36,7 @@ pub(crate) struct Heads {
     pub(crate) kv_count: usize,
     /// Values of a head.
     pub(crate) size: usize,
-    /// Values of a query before it is projected to the space of the keys: scores are divided by the square root of this number.
+    /// Values of a query before any projection into the latent space; scores are divided by the square root of this number.
     pub(crate) query_size: usize,
 }
 

@@ -1,11 +1,11 @@
-//! Projections of latent attention (DeepSeek-V2, §2.1), around the attention of one KV head.
+//! Projections of latent attention (DeepSeek-V2, §2.1), before and after attention with a single KV head.
 //!
 //! ```text
-//! q_h, r_h = W_q x                     per head, r_h to be rotated
-//! r, c     = W_k x,  c ← norm(c)       one rotated key and one latent vector, which the KV cache stores
-//! q̃_h      = U_hᵀ q_h                  the projection U of keys, applied to the query instead
+//! q_h, r_h = W_q x                     per head; r_h will be rotated
+//! r, c     = W_k x,  c ← norm(c)       one rotated key and one latent vector, as stored in the KV cache
+//! q̃_h      = U_hᵀ q_h                  the key projection U, applied to the query instead
 //! scores   = [r_h, q̃_h] · [r, c]
-//! output_h = V_h Σ weight · c          the projection V of values, applied to the sum
+//! output_h = V_h Σ weight · c          the value projection V, applied to the sum
 //! ```
 
 use std::cell::Cell;
@@ -34,13 +34,13 @@ pub(crate) struct LatentBuffers {
     input: InputBuffers,
     /// Queries or their compressed form, then keys.
     products: Vec<f32>,
-    /// Queries of `query_size`, if they were compressed.
+    /// Queries of `query_size` elements, if they were compressed.
     queries: Vec<f32>,
     /// Products by head, `[heads, tokens, rows]`.
     by_head: Vec<f32>,
 }
 
-/// Vectors of all heads of some tokens: `length` elements from `first` on, of `[tokens, heads, stride]`.
+/// Vectors of all heads of some tokens: `length` elements, from `first` on, of each row of `all [tokens, heads, stride]`.
 struct Vectors<'a> {
     all: &'a [f32],
     stride: usize,
@@ -48,8 +48,9 @@ struct Vectors<'a> {
     length: usize,
 }
 
-/// Sets `projections` to the queries, keys and values of `x [tokens, hidden]`, prepared for the projection of keys: `[tokens, heads, size]`, then `[tokens, size]` twice, with
-/// the size of a head of the KV cache. The values are the keys before rotation: only their latent part counts. Returns the bytes read.
+/// Sets `projections` to the queries `[tokens, heads, size]`, then the keys and the values, both `[tokens, size]`, of `x [tokens, hidden]`.
+/// `x` is prepared for the key projection; `size` is that of a head in the KV cache. The values are the keys before rotation; only their
+/// latent part is used. Returns the bytes read.
 pub(crate) fn project(
     model: &Model,
     layer: usize,
@@ -116,7 +117,7 @@ pub(crate) fn project(
     bytes
 }
 
-/// Replaces `mixed [tokens, heads, size]`, the mixed vectors of the KV cache, by the output of each head, `[tokens, heads, value_size]`.
+/// Replaces `mixed [tokens, heads, size]`, the mixed vectors of the KV cache, with the output of each head, `[tokens, heads, value_size]`.
 /// Returns the bytes read.
 pub(crate) fn outputs(
     model: &Model,
@@ -154,7 +155,7 @@ pub(crate) fn outputs(
     bytes
 }
 
-/// Normalises the vectors of `x`, which are as long as `weight`.
+/// Normalises the vectors of `x`, each as long as `weight`.
 fn normalise(model: &Model, weight: &[f32], x: &mut [f32]) {
     let norm = Norm {
         kind: model.config.norm,
@@ -181,7 +182,7 @@ fn multiply(
     let bytes = matrix.rows() * matrix.row_bytes();
     threads.by_chunks(out, tokens * rows, bytes * tokens, |head, out| {
         let own = matrix.rows_range(head * rows..(head + 1) * rows);
-        // Few at a time, so that a thread needs little memory.
+        // A few vectors at a time, so that a thread needs little memory.
         for (batch, out) in out.chunks_mut(PREFILL_BATCH * rows).enumerate() {
             let count = out.len() / rows;
             ThreadBuffer(&VECTORS).stale(count * vectors.length, |x| {

@@ -235,7 +235,7 @@ fn floats_per_token(config: &ModelConfig, lists: usize) -> usize {
     let prepared = QuantisedActivations::vector_bytes(widest)
         .max(PackedActivations::vector_bytes(widest))
         .div_ceil(size_of::<f32>());
-    // Queries by token and by head, the compressed ones, and keys; or outputs by head.
+    // Queries, compressed queries and keys by token; projected queries or outputs by head.
     let latent = config.latent.as_ref().map_or(0, |latent| {
         let heads = config.head_count;
         let by_head = heads * latent.rank.max(latent.value_size);

@@ -103,7 +103,7 @@ fn latent_attention_is_that_of_the_reference_engine() {
             assert_near(&model.forward(&prompt).unwrap(), &want, 1e-4, &what);
             let computed = model.observers_mut().take_statistics().computed_share();
             let experts = checkpoint.config().experts.clone().unwrap();
-            // 44 neurons of selected experts and 22 shared ones, or 50, rounded up to experts.
+            // 44 neurons of selected experts and 22 shared ones; in a dense layer, 50, rounded up to whole experts.
             let neurons = 66 * (3 - latent.dense) + 66 * latent.dense;
             let share = neurons as f64 / (3 * experts.neurons()) as f64;
             assert!(
@@ -111,7 +111,7 @@ fn latent_attention_is_that_of_the_reference_engine() {
                 "{what}: {computed} {share}"
             );
         }
-        // Any batch and any number of threads give the same bits, in every format.
+        // Results are bit-identical for all batch sizes and thread counts, in every format.
         for quant in [Format::F32, Format::F16, Format::Q8_0, Format::Q4_0] {
             let mut model = runtime(&checkpoint, quant, 30, Policy::Dense, 1);
             let whole = model.forward(&prompt).unwrap();
@@ -735,7 +735,7 @@ fn older_gguf_files_of_deepseek_describe_the_same_model_as_its_safetensors() {
         assert_eq!(file.config().experts, config.experts, "{latent:?}");
         for weight in config.weights() {
             let (found, want) = (file.read(weight).unwrap(), checkpoint.read(weight).unwrap());
-            // The factor of YaRN has passed through float32.
+            // YaRN's factor was rounded to float32.
             assert_near(&found, &want, 1e-6, &format!("{latent:?} {weight:?}"));
         }
         let ids: Vec<u32> = (0..40).collect();

@@ -276,7 +276,7 @@ fn run_within_scratch(
     MEMORY.allocated() - before.min(MEMORY.allocated())
 }
 
-/// The memory of latent attention, whose dense FFNs are as small as its experts.
+/// Runs models with latent attention within the scratch of the plan; their dense FFNs are as small as their experts.
 fn latent_attention_fits_the_scratch() {
     let prompt: Vec<u32> = (0..90).map(|i| i * i % LATENT_VOCABULARY as u32).collect();
     for latent in LATENT {

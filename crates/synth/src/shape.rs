@@ -66,7 +66,7 @@ pub const EXPERT_SHAPES: [Named; 7] = [
             "tie_word_embeddings": false,
         })
     }),
-    // Without YaRN, for the context that it extends.
+    // Without YaRN, so the context is the original one, which YaRN would extend.
     ("deepseek-v2-lite", || {
         json!({
             "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2",

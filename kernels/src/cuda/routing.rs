@@ -16,7 +16,7 @@ pub struct Router {
     pub linear: GpuLinear,
     /// `[1, hidden]`: projection to the logit of the shared expert's weight; `None` if that weight is `shared_weight`.
     pub shared_gate: Option<GpuLinear>,
-    /// Weight of the shared expert without a gate.
+    /// Weight of the shared expert if `shared_gate` is `None`.
     pub shared_weight: f32,
     /// `[neurons]`: index of each neuron's block, that is, of its expert; the shared expert is the last block. Neurons whose index is
     /// `block_count` are not computed.

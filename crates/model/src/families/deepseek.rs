@@ -1,4 +1,4 @@
-//! DeepSeek-V2: latent attention; experts that are all shared or routed, after some layers with dense FFNs.
+//! DeepSeek-V2: latent attention, routed and shared experts, and dense FFNs in the first layers.
 
 use crate::{
     DenseLayers, Experts, LatentAttention, LayerWeight, ModelConfig, ModelError, RouterScores,
@@ -26,7 +26,7 @@ pub(super) const DEEPSEEK_V2: Family = Family {
             key_size: keys.size_or(&["qk_nope_head_dim"], 128)?,
             value_size: keys.size_or(&["v_head_dim"], 128)?,
         };
-        // Only the rotated part of a head has a position encoding.
+        // Only the rotated part of a head has a position encoding, so `head_dim` is the size of that part.
         if keys
             .size("head_dim")?
             .is_some_and(|size| size != latent.rotary_size)
@@ -60,8 +60,8 @@ pub(super) const DEEPSEEK_V2: Family = Family {
     ignored: IGNORED,
 };
 
-/// Factor of the attention scores that YaRN adds: the square of the factor of sines and cosines for `mscale_all_dim` (the published code;
-/// transformers omits it).
+/// Factor that YaRN applies to the attention scores, the square of `0.1·mscale_all_dim·ln(factor) + 1`, as in the published code;
+/// transformers omits it.
 fn score_scale(keys: &Keys<'_>) -> Result<f64, ModelError> {
     for key in ["rope_parameters", "rope_scaling"] {
         let Some(scaling) = keys.object(key)? else {
@@ -76,7 +76,7 @@ fn score_scale(keys: &Keys<'_>) -> Result<f64, ModelError> {
     Ok(1.0)
 }
 
-/// Reads the keys of experts.
+/// Reads the configuration of the experts.
 fn experts(keys: &Keys<'_>, config: &ModelConfig) -> Result<Experts, ModelError> {
     for (key, supported) in [("topk_method", "greedy"), ("scoring_func", "softmax")] {
         if let Some(other) = keys.text(key)?.filter(|value| *value != supported) {
@@ -86,7 +86,7 @@ fn experts(keys: &Keys<'_>, config: &ModelConfig) -> Result<Experts, ModelError>
     if let Some(step) = keys.size("moe_layer_freq")?.filter(|step| *step != 1) {
         return Err(keys.unsupported("moe_layer_freq", &step.to_string(), "1"));
     }
-    // With one method of selection, groups are not used; the class does not read the others.
+    // Greedy selection does not use groups; the model's class does not read the other keys.
     for unused in [
         "n_group",
         "topk_group",
@@ -132,7 +132,7 @@ fn source(config: &ModelConfig, weight: Weight) -> WeightSource {
     let heads = config.head_count;
     let tensor =
         |name: &str| layer_tensor("model.layers", layer, &format!("self_attn.{name}.weight"));
-    // The keys of each head, then its values.
+    // For each head, `kv_b_proj` has the rows of the keys, then those of the values.
     let step = latent.key_size + latent.value_size;
     let of_heads = |first: usize, length: usize, transform: Transform| WeightSource::Tensor {
         name: format!("model.layers.{layer}.self_attn.kv_b_proj.weight"),

@@ -125,7 +125,7 @@ fn experts(
     })
 }
 
-/// Reads which layers have a dense FFN, of `size` neurons.
+/// Reads which layers have a dense FFN; each of these FFNs has `size` neurons.
 fn dense_layers(
     keys: &Keys<'_>,
     count: usize,

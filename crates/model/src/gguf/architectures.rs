@@ -172,7 +172,7 @@ static ALL: [Architecture; 29] = [
             ("rope.freq_base", "rope_theta"),
         ],
         expert_keys: DEEPSEEK_EXPERTS,
-        // A file states the rank only if queries are compressed.
+        // A file states this rank only if queries are compressed.
         fixed: |_| json!({ "q_lora_rank": null }),
         ..PLAIN
     },

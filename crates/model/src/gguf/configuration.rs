@@ -79,7 +79,7 @@ pub(super) fn metadata(
                 None => continue,
             },
             "kv_lora_rank" => latent_of(config).rank.into(),
-            // Among the rotary settings.
+            // Written with the rotary settings.
             "qk_rope_head_dim" => continue,
             "n_shared_experts" => match experts_of(config).shared_size {
                 0 => continue,
@@ -139,7 +139,7 @@ pub(super) fn metadata(
     if let Some(rope) = rope {
         let lengths = match &config.latent {
             None => vec![("value_length", config.head_size)],
-            // Those of the KV cache, and those of the heads.
+            // Lengths in the KV cache, then lengths of the heads.
             Some(latent) => vec![
                 ("key_length", config.head_size),
                 ("value_length", latent.rank),
@@ -153,7 +153,7 @@ pub(super) fn metadata(
         metadata.push(format!("{prefix}.rope.dimension_count"), rope.width);
         rope.scaling.describe(prefix, &mut metadata);
         if let (Some(_), Scaling::Yarn { .. }) = (config.latent, &rope.scaling) {
-            // The weights contain the factor of the scores. Without this key, sines and cosines would have a factor.
+            // The weights already contain the factor of the scores. Without this key, sines and cosines would also be scaled.
             let key = format!("{prefix}.rope.scaling.yarn_log_multiplier");
             metadata.push(key, 1e-9f32);
         }
@@ -294,7 +294,7 @@ pub(super) fn configuration(
     Ok(Json::Object(config))
 }
 
-/// Adds settings of latent attention and its router.
+/// Adds the settings of latent attention and of the router.
 fn latent_settings(file: &GgufFile, config: &mut Map<String, Json>) {
     let number = |key: &str| {
         let value = file.value(&format!("deepseek2.{key}"));
@@ -438,7 +438,7 @@ fn rotary_settings(
     let kind = value("rope.scaling.type").and_then(Value::as_text);
     let factor = number("rope.scaling.factor").or(number("rope.scale_linear"));
     let original = || value("rope.scaling.original_context_length").and_then(Value::as_u64);
-    // llama.cpp takes this multiplier for both; with other architectures, no file has it.
+    // llama.cpp uses this multiplier for both `mscale` keys; files of other architectures do not have it.
     let log_multiplier = number("rope.scaling.yarn_log_multiplier").map(|scale| 10.0 * scale);
     let scaling = if file.shape(ROPE_DIVISORS).is_some() {
         json!({ "rope_type": rotary::DIVISORS, "divisors": file.read(ROPE_DIVISORS)? })

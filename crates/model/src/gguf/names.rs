@@ -19,7 +19,7 @@ pub(crate) struct Layout {
     fused_gate: bool,
     /// Whether each expert has separate tensors, as in files from before 2024-04.
     separate_experts: bool,
-    /// Whether the keys and values of latent attention are one tensor for each, with a matrix per head.
+    /// Whether the key and value projections of latent attention are separate tensors, each with one matrix per head.
     split_heads: bool,
 }
 
@@ -233,7 +233,7 @@ impl Layout {
                 let transform = Transform::RotaryFirst { heads: 1, rotary };
                 of("attn_kv_a_mqa", Rows::All, transform)
             }
-            // Newer files store a matrix for each head; llama.cpp has transposed those of the keys.
+            // Newer files store one matrix per head; llama.cpp's converter has transposed the key matrices.
             LayerWeight::LatentQuery if self.split_heads => {
                 of("attn_k_b", Rows::Heads { count: heads }, Transform::None)
             }

@@ -123,7 +123,7 @@ fn device_router(
             .map(|biases| upload.floats(biases))
             .transpose()?,
         block_count: experts.blocks(),
-        // The router of a dense layer is 0, so that the first blocks are selected, with equal weights.
+        // A dense layer's router matrix is 0, so the first blocks are selected, with equal weights.
         per_token: selected,
         is_sigmoid: matches!(experts.scores, RouterScores::SigmoidOfSelected),
         sums_all: matches!(experts.scores, RouterScores::Softmax) && dense.is_none(),

@@ -84,7 +84,7 @@ fn experts_on_either_device_give_the_logits_of_the_cpu() {
     }
 }
 
-/// Attention runs on the host; layers with dense FFNs are blocks of neurons that every token selects.
+/// Attention runs on the host; dense FFNs are blocks of neurons that every token selects.
 #[test]
 fn experts_beside_latent_attention_give_the_logits_of_the_cpu() {
     for (index, latent) in LATENT.into_iter().enumerate() {
@@ -102,7 +102,7 @@ fn experts_beside_latent_attention_give_the_logits_of_the_cpu() {
             let Some(emulator) = test_device(order) else {
                 return;
             };
-            // Without kernels for it, attention on the device is refused.
+            // Latent attention on the device is refused, because no kernel supports it.
             let refused = case.pack(&PLACEMENTS[..1]);
             let refused = Engine::with_device(refused, case.options(), Arc::clone(&emulator));
             assert!(matches!(refused, Err(RuntimeError::OnDevice { .. })));

@@ -25,7 +25,7 @@ pub(crate) const PLACEMENTS: [Placement; 6] = [
 ];
 
 impl Placement {
-    /// The same with attention and its KV cache on the host.
+    /// Returns this placement, but with attention and its KV cache on the host.
     pub(crate) fn with_attention_on_host(self) -> Self {
         Self {
             attention: Cpu,

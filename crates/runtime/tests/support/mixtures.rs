@@ -1,4 +1,4 @@
-//! Mixtures of experts: made from dense goldens, and with random weights.
+//! Mixtures of experts, made from dense goldens or with random weights.
 
 use std::{collections::HashMap, path::Path};
 
@@ -129,7 +129,7 @@ pub(crate) fn write_mixture(recipe: &Recipe, are_equal: bool, folder: &Path) -> 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Latent {
     pub(crate) query_rank: Option<usize>,
-    /// Number of first layers with a dense FFN, of three.
+    /// Number of leading layers with a dense FFN, out of three layers.
     pub(crate) dense: usize,
     pub(crate) has_yarn: bool,
 }
@@ -152,7 +152,7 @@ pub(crate) const LATENT: [Latent; 3] = [
     },
 ];
 
-/// Tokens of the vocabulary of [`write_latent`].
+/// Vocabulary size of the models that [`write_latent`] writes.
 pub(crate) const LATENT_VOCABULARY: usize = 61;
 
 /// Writes a model with the layout of DeepSeek-V2 into `folder`.
