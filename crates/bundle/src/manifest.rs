@@ -11,9 +11,25 @@ use serde::{Deserialize, Serialize};
 /// Format name in a bundle's headers.
 pub const FORMAT: &str = "powerinfer-bundle";
 /// Latest bundle version that this program reads and writes.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
+/// Version of mixtures of experts without what [`VERSION`] added: latent attention, layers with dense FFNs, and a factor of the routing
+/// weights.
+const EXPERTS_VERSION: u32 = 7;
 /// Version of bundles of dense models; the next version added mixtures of experts.
 pub const DENSE_VERSION: u32 = 6;
+
+/// Returns the version of a bundle of a model with `config`: the oldest that has its keys and tensors.
+pub(crate) fn version_of(config: &ModelConfig) -> u32 {
+    match &config.experts {
+        None if config.latent.is_none() => DENSE_VERSION,
+        Some(experts)
+            if config.latent.is_none() && experts.dense.is_none() && experts.scale == 1.0 =>
+        {
+            EXPERTS_VERSION
+        }
+        _ => VERSION,
+    }
+}
 
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const WEIGHTS: &str = "weights.safetensors";

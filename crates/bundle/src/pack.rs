@@ -18,8 +18,8 @@ use powerinfer_model::{Checkpoint, LayerWeight, ModelError, Weight};
 use powerinfer_tensor::{Format, Transposed, repack_q4_k, transpose};
 
 use crate::{
-    Bundle, BundleError, FORMAT, IntegrityCheck, Manifest, VERSION,
-    manifest::{DENSE_VERSION, MANIFEST, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, contents},
+    Bundle, BundleError, FORMAT, IntegrityCheck, Manifest,
+    manifest::{MANIFEST, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, contents, version_of},
     weights::{Layout, is_permutation, name, order_name, stored_format, stored_shape},
 };
 
@@ -209,13 +209,7 @@ fn write_all(
         seal: None,
     };
     Document {
-        header: header(
-            FORMAT,
-            match config.experts {
-                Some(_) => VERSION,
-                None => DENSE_VERSION,
-            },
-        ),
+        header: header(FORMAT, version_of(config)),
         body: manifest,
     }
     .sealed()

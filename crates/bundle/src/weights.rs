@@ -309,6 +309,9 @@ impl<'a> Finder<'a> {
 
     /// Returns the layout in which the file has `weight`.
     pub(crate) fn layout(&self, weight: Weight) -> Layout {
+        if self.config.latent.is_some() {
+            return Layout::default_for(weight); // thresholds of inputs are not supported
+        }
         let by_input = name(weight, Layout::ByInput);
         let has = |tensor: &str| self.file.find(tensor).is_some();
         match has(&by_input) || has(&format!("{by_input}.quants")) {

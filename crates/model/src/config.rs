@@ -350,7 +350,13 @@ impl ModelConfig {
             ];
             let mut sizes = sizes.into_iter().chain(latent.query_rank);
             let is_possible = sizes.all(|size| (1..=MAX_HEAD_SIZE).contains(&size))
-                && (self.head_size, self.kv_head_count) == (latent.head_size(), 1);
+                && (self.head_size, self.kv_head_count) == (latent.head_size(), 1)
+                && self
+                    .rotary_tables()
+                    .iter()
+                    .all(|rotary| rotary.width() == latent.rotary_size)
+                && !self.biases.query_key_value
+                && self.query_key_norm == QueryKeyNorm::None;
             if !is_possible {
                 return Err(format!(
                     "these sizes of latent attention are not supported: {latent:?}"
@@ -366,6 +372,8 @@ impl ModelConfig {
         for (a, b, what) in [
             (heads, self.head_size, "heads"),
             (self.ffn_size, self.hidden_size, "FFN neurons"),
+            (heads, self.query_size(), "heads"),
+            (heads, self.mixed_size() / heads, "heads"),
             (self.vocabulary_size, self.embedding_size, "embeddings"),
         ] {
             // No model has a matrix of more than 2^40 elements.
@@ -470,7 +478,7 @@ impl ModelConfig {
                 (Some(dense), LayerWeight::Gate | LayerWeight::Up | LayerWeight::Down) => {
                     (dense * self.hidden_size) as u64
                 }
-                (Some(_), LayerWeight::Router) => 0,
+                (Some(_), LayerWeight::Router | LayerWeight::SharedGate) => 0,
                 _ => size,
             }
         };

@@ -150,9 +150,8 @@ impl Experts {
         weights: &mut [f32],
     ) {
         assert_eq!((logits.len(), weights.len()), (self.count, self.blocks()));
-        if let Some(size) = self.dense_size(layer) {
-            weights.fill(0.0);
-            return weights[..size.div_ceil(self.size)].fill(1.0);
+        if self.route_all(layer, weights) {
+            return;
         }
         let mut order: Vec<usize> = (0..self.count).collect();
         // A stable sort keeps equal logits in the order of their experts.
@@ -178,6 +177,16 @@ impl Experts {
         if self.shared_size > 0 {
             weights[self.count] = shared_gate.map_or(1.0, |logit| sigmoid(logit.into()) as f32);
         }
+    }
+
+    /// Sets `weights`, one per block, to those of every token in `layer` if it has a dense FFN; returns whether it has.
+    pub fn route_all(&self, layer: usize, weights: &mut [f32]) -> bool {
+        let Some(size) = self.dense_size(layer) else {
+            return false;
+        };
+        weights.fill(0.0);
+        weights[..size.div_ceil(self.size)].fill(1.0);
+        true
     }
 
     /// Checks that sizes are within limits.
@@ -211,6 +220,9 @@ impl Experts {
         }
         let experts = self.count * self.size;
         match &self.dense {
+            Some(dense) if !dense.layers.is_sorted_by(|a, b| a < b) => {
+                Err("the layers with a dense FFN are not in increasing order".to_owned())
+            }
             Some(dense) if !(1..=experts).contains(&dense.size) => Err(format!(
                 "a dense FFN of {} neurons (`intermediate_size`) is not supported if a layer's experts have {experts} neurons in total",
                 dense.size
@@ -287,18 +299,18 @@ mod tests {
         let experts = Experts {
             dense: Some(DenseLayers {
                 layers: vec![0, 2],
-                size: 7,
+                size: 12,
             }),
             ..EXPERTS
         };
         experts.validate().unwrap();
         assert_eq!(
             (experts.dense_size(2), experts.dense_size(1)),
-            (Some(7), None)
+            (Some(12), None)
         );
         let mut weights = [9.0; 5];
         experts.route(2, &[1.0, 2.0, 3.0, 4.0], Some(0.0), &mut weights);
-        assert_eq!(weights, [1.0, 1.0, 1.0, 0.0, 0.0]);
+        assert_eq!(weights, [1.0, 1.0, 1.0, 1.0, 0.0]);
         experts.route(1, &[1.0, 2.0, 3.0, 4.0], Some(0.0), &mut weights);
         assert_eq!(weights[..2], [0.0, 0.0]);
         assert_eq!(
@@ -306,9 +318,9 @@ mod tests {
                 experts.neurons_per_token(),
                 experts.most_neurons_per_token()
             ),
-            (11, 11)
+            (11, 12)
         );
-        assert_eq!((experts.selected_in(2), experts.selected_in(1)), (3, 2));
+        assert_eq!((experts.selected_in(2), experts.selected_in(1)), (4, 2));
         let wider = DenseLayers {
             layers: vec![0],
             size: 13,

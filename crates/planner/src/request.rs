@@ -416,13 +416,23 @@ mod tests {
         let message = skipping.check(&latent).unwrap_err().to_string();
         assert!(message.contains("--input-sparsity"), "{message}");
         let budget = Budget {
-            vram_bytes: 12 << 30,
+            vram_bytes: 6 << 30,
             ..Plan::unplaced(1, 1, Policy::Dense, 4096).budget
         };
         let hardware = hardware::named("rtx4090").unwrap();
         let sizes = PredictorSizes::default();
+        let copying = problem(
+            &other,
+            budget.clone(),
+            hardware.clone(),
+            Format::Q4_0,
+            None,
+            sizes,
+            None,
+        );
+        assert!(copying.prompt_batch > PREFILL_BATCH);
         let problem = problem(&latent, budget, hardware, Format::Q4_0, None, sizes, None);
-        assert_eq!(problem.budget.vram_bytes, 12 << 30);
+        assert_eq!(problem.budget.vram_bytes, 6 << 30);
         assert_eq!(problem.prompt_batch, PREFILL_BATCH);
         let is_on_cpu = |layer: &Layer| layer.pins.attention == Some(Device::Cpu);
         assert!(problem.layers.iter().all(is_on_cpu));

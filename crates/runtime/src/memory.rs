@@ -231,7 +231,11 @@ fn floats_per_token(config: &ModelConfig, lists: usize) -> usize {
     let embedding = config.embedding_size + 2 * hidden;
     // Queries and attention outputs exist in a second order, padded to the block size.
     let ordered = config.head_count * config.head_size.next_multiple_of(BLOCK);
-    let widest = hidden.max(queries);
+    let rank = config.latent.and_then(|latent| latent.query_rank);
+    let widest = hidden
+        .max(queries)
+        .max(config.mixed_size())
+        .max(rank.unwrap_or(0));
     let prepared = QuantisedActivations::vector_bytes(widest)
         .max(PackedActivations::vector_bytes(widest))
         .div_ceil(size_of::<f32>());
@@ -355,7 +359,9 @@ pub fn host_copy_bytes(
 pub fn thread_bytes(config: &ModelConfig) -> usize {
     let width = config.head_size.next_multiple_of(BLOCK);
     let floats = ATTENTION_ROWS * (ATTENTION_SPAN + 2 * (width + 2));
+    let rank = config.latent.and_then(|latent| latent.query_rank);
     let columns = config.hidden_size.max(config.head_count * config.head_size);
+    let columns = columns.max(config.mixed_size()).max(rank.unwrap_or(0));
     // Next to a GEMM of few rows: the products of all tokens, and lists of the rows.
     let products = 64 * (PREFILL_BATCH + 8) * size_of::<f32>();
     let latent = config.latent.map_or(0, |latent| {

@@ -86,16 +86,21 @@ impl Router<'_> {
             input,
             ..
         } = routes;
+        let blocks = self.experts.blocks();
+        weights.resize(x.len() / self.linear.inputs() * blocks, 0.0);
+        let mut all = weights.chunks_exact_mut(blocks);
+        if self.experts.dense_size(self.layer).is_some() {
+            for weights in all {
+                self.experts.route_all(self.layer, weights);
+            }
+            return 0;
+        }
         let x = self.linear.input(threads, x, 0.0, input);
         let mut read = self.linear.product(threads, &x, 0.0, logits);
         if let Some(gate) = &self.shared_gate {
             read += gate.product(threads, &x, 0.0, shared_logits);
         }
-        let blocks = self.experts.blocks();
-        weights.resize(x.tokens() * blocks, 0.0);
-        let tokens = weights
-            .chunks_exact_mut(blocks)
-            .zip(logits.chunks_exact(self.experts.count));
+        let tokens = all.by_ref().zip(logits.chunks_exact(self.experts.count));
         for (token, (weights, logits)) in tokens.enumerate() {
             let shared = self.shared_gate.map(|_| shared_logits[token]);
             self.experts.route(self.layer, logits, shared, weights);

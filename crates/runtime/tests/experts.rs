@@ -103,8 +103,8 @@ fn latent_attention_is_that_of_the_reference_engine() {
             assert_near(&model.forward(&prompt).unwrap(), &want, 1e-4, &what);
             let computed = model.observers_mut().take_statistics().computed_share();
             let experts = checkpoint.config().experts.clone().unwrap();
-            // 44 neurons of selected experts and 22 shared ones; in a dense layer, 50, rounded up to whole experts.
-            let neurons = 66 * (3 - latent.dense) + 66 * latent.dense;
+            // 44 neurons of selected experts and 22 shared ones; in a dense layer, 85, rounded up to whole experts.
+            let neurons = 66 * (3 - latent.dense) + 88 * latent.dense;
             let share = neurons as f64 / (3 * experts.neurons()) as f64;
             assert!(
                 (computed - share).abs() < 1e-9,
@@ -696,7 +696,7 @@ fn older_gguf_files_of_deepseek_describe_the_same_model_as_its_safetensors() {
             ("context_length", config.context_length),
             ("embedding_length", config.hidden_size),
             ("block_count", config.layer_count),
-            ("feed_forward_length", 50),
+            ("feed_forward_length", 85),
             ("leading_dense_block_count", latent.dense),
             ("attention.head_count", config.head_count),
             ("attention.head_count_kv", config.head_count),

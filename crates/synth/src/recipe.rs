@@ -124,7 +124,7 @@ pub(crate) fn recipe(
             0 => ATTENTION_ENERGY.0,
             _ => ATTENTION_ENERGY.1 / layers,
         };
-        let width = (config.head_count * config.head_size) as f64;
+        let width = config.mixed_size() as f64;
         let values = HEAD_VARIANCE * scale(energy).powi(2);
         let output = (added / (width * values)).sqrt();
         let attended = energy + concentration * added;

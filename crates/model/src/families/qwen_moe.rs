@@ -1,5 +1,7 @@
 //! Mixtures of experts with Qwen's tensor names: Qwen2-MoE (a shared expert), Qwen3-MoE and OLMoE.
 
+use std::collections::BTreeSet;
+
 use crate::{
     DenseLayers, Experts, LayerWeight, ModelConfig, ModelError, QueryKeyNorm, RouterScores, Weight,
     families::{
@@ -132,9 +134,9 @@ fn dense_layers(
     size: usize,
 ) -> Result<Option<DenseLayers>, ModelError> {
     let step = keys.size_or(&["decoder_sparse_step"], 1)?;
-    let listed = keys.numbers("mlp_only_layers")?;
-    let is_dense =
-        |layer: &usize| !(layer + 1).is_multiple_of(step) || listed.contains(&(*layer as f64));
+    let listed = keys.numbers("mlp_only_layers")?.into_iter();
+    let listed: BTreeSet<usize> = listed.map(|layer| layer as usize).collect();
+    let is_dense = |layer: &usize| !(layer + 1).is_multiple_of(step) || listed.contains(layer);
     let layers: Vec<usize> = (0..count).filter(is_dense).collect();
     Ok((!layers.is_empty()).then_some(DenseLayers { layers, size }))
 }

@@ -26,8 +26,6 @@ const OTHER_KEYS: &[&str] = &[
     "attention.value_length",
     "attention.value_length_mla",
     "embedding_scale",
-    "expert_gating_func",
-    "expert_weights_norm",
     "logit_scale",
     "residual_scale",
     "rope.dimension_count",
@@ -38,6 +36,8 @@ const OTHER_KEYS: &[&str] = &[
     "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
     "rope.scaling.type",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
     "rope.scaling.yarn_log_multiplier",
     "tensor_data_layout",
 ];
@@ -81,15 +81,16 @@ pub(super) fn metadata(
             "kv_lora_rank" => latent_of(config).rank.into(),
             // Written with the rotary settings.
             "qk_rope_head_dim" => continue,
-            "n_shared_experts" => match experts_of(config).shared_size {
-                0 => continue,
-                size => (size / experts_of(config).size).into(),
-            },
+            // llama.cpp requires this key and the next but one.
+            "n_shared_experts" => {
+                let experts = experts_of(config);
+                (experts.shared_size / experts.size).into()
+            }
             "routed_scaling_factor" => experts_of(config).scale.into(),
-            "first_k_dense_replace" => match &experts_of(config).dense {
-                Some(dense) => dense.layers.len().into(),
-                None => continue,
-            },
+            "first_k_dense_replace" => {
+                let dense = experts_of(config).dense.as_ref();
+                dense.map_or(0, |dense| dense.layers.len()).into()
+            }
             "num_local_experts" | "num_experts" | "n_routed_experts" => {
                 experts_of(config).count.into()
             }
@@ -312,12 +313,6 @@ fn latent_settings(file: &GgufFile, config: &mut Map<String, Json>) {
     if let Some(size) = size("value_length") {
         config.insert("v_head_dim".to_owned(), json!(size));
     }
-    let scores = match number("expert_gating_func") {
-        None | Some(0 | 1) => "softmax",
-        Some(2) => "sigmoid",
-        Some(_) => "unknown",
-    };
-    config.insert("scoring_func".to_owned(), json!(scores));
 }
 
 /// Adds multipliers to `config`, converted to the form that `config.json` uses.
@@ -385,6 +380,13 @@ fn check_keys(
         };
         let mut mapped = architecture.all_keys();
         let neutral = match value {
+            // One group of experts, and the softmax of routers, are what other files do not state.
+            Value::Unsigned(1) if rest.starts_with("expert_group_") => true,
+            Value::Unsigned(1)
+                if rest == "expert_gating_func" && architecture.name == "deepseek2" =>
+            {
+                true
+            }
             Value::Unsigned(0) | Value::Signed(0) | Value::Bool(false) => true,
             Value::Float(number) => *number == 0.0,
             _ => false,
@@ -459,6 +461,8 @@ fn rotary_settings(
                 "attention_factor": number("rope.scaling.attn_factor"),
                 "mscale": log_multiplier,
                 "mscale_all_dim": log_multiplier,
+                "beta_fast": number("rope.scaling.yarn_beta_fast"),
+                "beta_slow": number("rope.scaling.yarn_beta_slow"),
                 "original_max_position_embeddings": original(),
                 // gpt-oss does not round the ramp; its files do not state this.
                 "truncate": (architecture.name == "gpt-oss").then_some(false),

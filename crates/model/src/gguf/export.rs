@@ -165,6 +165,20 @@ impl Export {
         };
         let rope = config.rotary_tables().first();
         let rope = rope.map(|rotary| Rope::new(rotary, stated.as_ref(), config.context_length));
+        if config.latent.is_some()
+            && rope
+                .as_ref()
+                .is_some_and(|rope| !rope.divisors().is_empty())
+        {
+            return Err(ModelError::NotInGguf {
+                model: name.to_owned(),
+                architecture: format!("`{}` in GGUF", architecture.name),
+                reason:
+                    "its rotary frequencies cannot be stated; export the model instead of a bundle"
+                        .to_owned(),
+                hint: None,
+            });
+        }
         let mut metadata = Metadata::default();
         metadata.push("general.architecture", architecture.name);
         if dialect == Dialect::Ggml {

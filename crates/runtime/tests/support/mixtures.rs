@@ -165,7 +165,7 @@ pub(crate) fn write_latent(latent: Latent, folder: &Path) -> Checkpoint {
     const VALUE: usize = 10;
     const EXPERTS: usize = 4;
     const SIZE: usize = 22;
-    const DENSE: usize = 50;
+    const DENSE: usize = 85;
     let mut random = Random::new(7);
     let mut tensors: HashMap<String, Tensor> = HashMap::new();
     let mut add = |name: String, shape: &[usize]| {
