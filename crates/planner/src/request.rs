@@ -417,6 +417,7 @@ mod tests {
         assert!(message.contains("--input-sparsity"), "{message}");
         let budget = Budget {
             vram_bytes: 6 << 30,
+            ram_bytes: 64 << 30,
             ..Plan::unplaced(1, 1, Policy::Dense, 4096).budget
         };
         let hardware = hardware::named("rtx4090").unwrap();
