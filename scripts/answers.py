@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -109,9 +110,14 @@ def functions(row):
 
 
 def prepare(folder, *arguments):
-    """Prepares a bundle unless it exists."""
-    if not RENDERS and not (WORK / folder / "demo.powerinfer" / "bundle" / "manifest.json").exists():
-        run(folder, "prepare", *arguments)
+    """Prepares a bundle unless one was already prepared with the same arguments."""
+    made = WORK / folder / "prepared.json"
+    if RENDERS or made.exists() and json.loads(made.read_text()) == list(arguments):
+        return
+    for found in (WORK / folder).glob("*"):
+        shutil.rmtree(found) if found.is_dir() else found.unlink()  # answers of another bundle
+    run(folder, "prepare", *arguments)
+    made.write_text(json.dumps(arguments))
 
 
 def effect(what, value, low=None, high=None, **more):
@@ -233,6 +239,9 @@ def on_emulator(*question):
         return None
 
 
+METHODS = ["closed-form", "trained"]
+
+
 def skip_threshold():
     """(b)"""
     levels = ",".join(
@@ -242,6 +251,13 @@ def skip_threshold():
         "demo", "skip-threshold", "sweep", "demo", "--policy", levels, "--vram", "0G,24G", "--tokens", "16384", "--tasks", "400",
         "--out", "skip-threshold.jsonl", "--html", "skip-threshold.html",
     )
+    methods = {
+        method: Asked(
+            method, f"skip-threshold-{method}", "sweep", "demo", "--policy", "dense,predicted:-2,predicted,predicted:+1,predicted:+2,predicted:+4",
+            "--vram", "0G", "--tokens", "16384", "--tasks", "400", "--out", "skip-threshold.jsonl",
+        )
+        for method in METHODS
+    }
     rows = [row for row in asked.rows() if row["axes"]["vram_bytes"] == 0]
     named = {row["axes"]["setting"]: row for row in rows}
     usual, dense, exact = named["predicted"], named["dense"], named["exact"]
@@ -258,7 +274,7 @@ def skip_threshold():
     speed = lambda row: row["speed"]["measured"]["tokens_per_second"]["median"]
     page = "## (b) How does the skip threshold trade accuracy, pass@1 and speed?\n\n"
     page += (
-        f"**Raising the threshold trades accuracy for bytes.** At the trained thresholds, {percent(usual['sparsity']['computed_share'])} of the neurons are computed. The predictors' recall is {percent(usual['predictor']['count_recall'])} of the active neurons "
+        f"**Raising the threshold trades accuracy for bytes.** At the calibrated thresholds, {percent(usual['sparsity']['computed_share'])} of the neurons are computed. The predictors' recall is {percent(usual['predictor']['count_recall'])} of the active neurons "
         f"and {percent(usual['predictor']['contribution_recall'])} of the contributions. Perplexity rises by {rise(usual['quality']['perplexity_rise'])}; pass@1 of {functions(usual)['pairs']} functions: "
         f"{verdict(functions(usual))}. `exact`, which computes the active neurons, has the same completions as `dense`; the largest logit difference is {exact['quality']['largest_logit_difference']:.4f}. "
     )
@@ -312,11 +328,31 @@ def skip_threshold():
         if row["axes"]["setting"] in standing
     )
     page += (
-        "\nThe page that this command draws (`--html`) has charts, and the sensitivity of each layer. The number after `predicted:` is added to the trained threshold of each layer, "
+        "\nThe page that this command draws (`--html`) has charts, and the sensitivity of each layer. The number after `predicted:` is added to the calibrated threshold of each layer, "
         "a logit.\n\nDoes pass@1 fall before perplexity rises? Not in statistical significance: thousands of tokens resolve a smaller effect than some hundred functions. In magnitude it does: "
         f"{costs}. In the literature, HumanEval falls from 0.56 to 0.46 where perplexity rises by 7% (another model at 50% sparsity, by another method).\n"
         if costs
         else "\nThe page that this command draws (`--html`) has charts.\n"
+    )
+    compared = {"auto": rows, **{method: found.rows() for method, found in methods.items()}}
+    page += (
+        "\n**Other methods**: `closed-form` calculates the predictors. `auto` (above) calculates them, then trains them further. `trained` starts from random weights and uses ReLU, as in the paper. "
+        "Each method's thresholds are calibrated for the same targets.\n\n"
+    )
+    page += table(
+        ["setting", "method", "neurons predicted", "recall, count", "recall, contribution", "perplexity", "pass@1 (95%)", "pass@1 vs dense", "bytes read per token"],
+        [
+            [
+                f"`{row['axes']['setting']}`", f"`{method}`", percent(predicted_share(row)),
+                *(percent(row["predictor"][name]) for name in ("count_recall", "contribution_recall")),
+                rise(row["quality"]["perplexity_rise"]), share(functions(row)["pass_at_1"]), verdict(functions(row)),
+                f"{row['speed']['measured']['bytes_per_token'] / 1e6:.2f} MB",
+            ]
+            for setting in [row["axes"]["setting"] for row in methods["closed-form"].rows()]
+            for method, found in compared.items()
+            for row in found
+            if row["axes"]["setting"] == setting and row["predictor"]
+        ],
     )
     effects = [
         effect(
@@ -331,13 +367,26 @@ def skip_threshold():
             pass_at_1=functions(row)["pass_at_1"],
         )
         for row in rows
+    ] + [
+        effect(
+            f"perplexity rise, {method}, {row['axes']['setting']}", *(row["quality"]["perplexity_rise"][end] for end in ("value", "low", "high")),
+            n=row["quality"]["tokens"], predicted=predicted_share(row), pass_at_1=functions(row)["pass_at_1"], p_value=functions(row)["p_value"],
+        )
+        for method, found in methods.items()
+        for row in found.rows()
+        if row["predictor"]
     ]
     answer = {
         "question": "How does the skip threshold trade accuracy, pass@1 and speed?",
         "verdict": f"without a raised threshold {rise(usual['quality']['perplexity_rise'])} of perplexity, pass@1: {verdict(functions(usual))}; significant in pass@1 from {first['axes']['setting'] if first else 'no setting'} on",
         "effects": effects,
     }
-    return page, answer, [asked]
+    return page, answer, [asked, *methods.values()]
+
+
+def predicted_share(row):
+    """Share of the neurons that are predicted active."""
+    return 1 - row["sparsity"]["predicted_share"]
 
 
 def pruning():
@@ -586,7 +635,9 @@ def commands(asked):
 
 
 def main():
-    prepare("demo", "demo", "--vram", "24G", "--method", "trained", "--contribution-recall", "0.99")
+    prepare("demo", "demo", "--vram", "24G")
+    for method in METHODS:
+        prepare(method, "demo", "--vram", "24G", "--method", method)
     prepare("silu-work", str(WORK / "silu" / "demo"), "--vram", "24G")
     sections, answers = [], []
     for letter, ask in zip("abcde", [hot_threshold, skip_threshold, pruning, sizes, without_zeros]):
@@ -602,7 +653,7 @@ def main():
         "and on the same architecture with SiLU. Speeds of large models are simulated, and marked so.\n\nRises of perplexity are relative to `dense` on the same tokens, with 95% intervals by the paired bootstrap of blocks of 64 tokens. Pass@1 is measured on held-out functions with greedy decoding, "
         "Wilson's intervals, and differences are tested by McNemar's exact test on the same functions. Where a difference is not significant, the minimum detectable effect is given.\n\n"
         f"Written by `scripts/answers.sh` ({identity['tool']}, {identity['processor']}, {identity['instruction_set']}, {first['speed']['measured']['threads']} threads; seed {identity['seed']}). Each section ends with its commands. They run in a folder "
-        "where `powerinfer prepare demo --vram 24G --method trained --contribution-recall 0.99` has run. Those of (e) run where the SiLU model was prepared (`scripts/train-demo.py --activation silu --steps 900 --out silu/demo`, `powerinfer prepare silu/demo --vram 24G`), and "
+        "where `powerinfer prepare demo --vram 24G` has run. For (b)'s other methods, it has run with `--method closed-form` or `--method trained`. The commands of (e) run where the SiLU model was prepared (`scripts/train-demo.py --activation silu --steps 900 --out silu/demo`, `powerinfer prepare silu/demo --vram 24G`), and "
         "(d)'s synthetic layers where `text.txt` is this repository's README, each in a folder of its own; `--device emulated` takes a build with `--features emulator`. Figures other than times are reproducible. "
         "[answers.json](answers.json) has the figures in machine-readable form.\n\n"
     )

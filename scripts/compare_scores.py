@@ -1,16 +1,12 @@
-#!/usr/bin/env python3
-"""Compares the scores that decide which weights a SiLU FFN skips, for docs/reports/predictors.md.
+"""Compares the scores that decide which weights a SiLU FFN skips, for compare_methods.py.
 
-usage: scripts/compare_scores.py FOLDER …     small Llama checkpoints in float32 (needs numpy; takes a few minutes)
-
-Each model generates two texts. Thresholds are quantiles of the scores on the first text, at the same share in every layer. Perplexity is
-measured on the second text. Prints the share of the FFN's bytes that must be read if perplexity may rise by 1% and by 5%.
+The model, a small Llama checkpoint, generates two texts. Thresholds are quantiles of the scores on the first text, at the same share in
+every layer. Perplexity is measured on the second text.
 """
 
 import json
 import struct
-import sys
-from pathlib import Path
+import time
 
 import numpy as np
 
@@ -26,10 +22,10 @@ class Model:
         start = 8 + struct.unpack("<Q", raw[:8])[0]
         header = json.loads(raw[8:start])
         header.pop("__metadata__", None)
-        self.weights = {
-            name: np.frombuffer(raw, np.float32, (info["data_offsets"][1] - info["data_offsets"][0]) // 4, start + info["data_offsets"][0])
-            .reshape(info["shape"]) for name, info in header.items()
-        }
+        types = {"F32": np.float32, "BF16": np.uint16}
+        values = lambda info: np.frombuffer(raw[start:][slice(*info["data_offsets"])], types[info["dtype"]])
+        wide = lambda found: found if found.dtype == np.float32 else (found.astype(np.uint32) << 16).view(np.float32)  # bfloat16
+        self.weights = {name: wide(values(info)).reshape(info["shape"]) for name, info in header.items()}
         self.layers, self.hidden = self.config["num_hidden_layers"], self.config["hidden_size"]
         self.neurons = self.config["intermediate_size"]
 
@@ -96,53 +92,83 @@ def regressions(x, target, ranks):
     return {rank: ((u[:, :rank] * s[:rank]) @ vt[:rank] @ inverse, mean) for rank in ranks}
 
 
-def compare(model):
-    fitted, ranks = {}, [model.hidden // 8, model.hidden // 4, model.hidden // 2, model.hidden]
+def compare(folder):
+    """Size, recalls and shares of bytes read for each score."""
+    model, fitted, seconds = Model(folder), {}, 0.0
+    ranks = [model.hidden // 8, model.hidden // 4, model.hidden // 2, model.hidden]
 
-    def scores(layer, x):
-        """Inputs, activations and all scores: of neurons, or of the inputs of gate and up and of down."""
+    def scores(layer, x, only=None):
+        """Inputs of down, their contributions, and scores by method (all or `only`): of neurons, or of the inputs of down and of gate and up."""
+        nonlocal seconds
         gate, up, down = model.mlp(layer)
         activation, products = silu(x @ gate.T), x @ up.T
         h, norms, inputs = activation * products, np.linalg.norm(down, axis=0), np.linalg.norm(np.concatenate([gate, up]), axis=0)
         if layer not in fitted:
-            flat = lambda values: values.reshape(-1, values.shape[-1])
+            flat, started = lambda values: values.reshape(-1, values.shape[-1]), time.monotonic()
             target = np.log(np.abs(flat(h)) * norms + 1e-6)
             fitted[layer] = np.sqrt((flat(products) ** 2).mean(0)), regressions(flat(x), target, ranks)
+            seconds += time.monotonic() - started
         rms, predictors = fitted[layer]
-        found = {"gate (CATS)": [np.abs(activation)], "weighted-gate": [np.abs(activation) * norms * rms],
-                 "contribution (CETT)": [np.abs(h) * norms], "TEAL": [np.abs(h), np.abs(x)], "WINA": [np.abs(h) * norms, np.abs(x) * inputs]}
+        calculated = {
+            "`gate` (CATS)": lambda: [np.abs(activation)], "`weighted-gate`": lambda: [np.abs(activation) * norms * rms],
+            "`contribution` (CETT)": lambda: [np.abs(h) * norms], "inputs of all matrices (TEAL)": lambda: [np.abs(h), np.abs(x)],
+            "inputs, weighted (WINA)": lambda: [np.abs(h) * norms, np.abs(x) * inputs],
+        }
         for rank, (weights, mean) in predictors.items():
-            found[f"predicted, rank {rank}"] = [x @ weights[:, :-1].T + weights[:, -1] + mean]
-        return h, found
+            calculated[f"predicted, rank {rank}"] = lambda weights=weights, mean=mean: [x @ weights[:, :-1].T + weights[:, -1] + mean]
+        return h, np.abs(h) * norms, {method: score() for method, score in calculated.items() if only in (None, method)}
 
     calibration, recorded = model.text(1), {}
 
     def record(layer, x):
-        h, recorded[layer] = scores(layer, x)
+        h, _, own = scores(layer, x)
+        recorded[layer] = {method: [np.sort(values, axis=None) for values in parts] for method, parts in own.items()}
         return h @ model.mlp(layer)[2].T
 
     model.loss(calibration, record)
     text = model.text(2)
-    dense = model.loss(text, lambda layer, x: scores(layer, x)[0] @ model.mlp(layer)[2].T)
-    print(f"perplexity {np.exp(dense):.3f}")
+    dense = model.loss(text, lambda layer, x: scores(layer, x, "")[0] @ model.mlp(layer)[2].T)
+
+    def skip(method, share, kept=None):
+        """Percent by which perplexity rises if `share` of the neurons or inputs is skipped; `kept` receives each layer's share and recalls."""
+        bounds = {layer: [values[int(share * len(values))] for values in of_layer[method]] for layer, of_layer in recorded.items()}
+
+        def ffn(layer, x):
+            h, contributions, own = scores(layer, x, method)
+            if len(own[method]) > 1:
+                h, contributions, own = scores(layer, x * (own[method][1] >= bounds[layer][1]), method)
+            chosen = own[method][0] >= bounds[layer][0]
+            if kept is not None:
+                largest = contributions >= np.quantile(contributions, 1 - chosen.mean())
+                kept.append([chosen.mean(), (chosen & largest).sum() / largest.sum(), contributions[chosen].sum() / contributions.sum()])
+            return (h * chosen) @ model.mlp(layer)[2].T
+
+        return 100 * np.expm1(model.loss(text, ffn) - dense)
+
+    found = {}
     for method in recorded[0]:
-        points = [(1.0, 0.0)]
+        rank = int(method.split()[-1]) if "rank" in method else 0
+        size = model.layers * rank * (model.hidden + model.neurons) / 2  # in 4 bits
+        points, best = [(1.0, 0.0)], 0.0
         for share in SHARES:
-            bounds = {layer: [np.quantile(values, share) for values in found[method]] for layer, found in recorded.items()}
-
-            def ffn(layer, x):
-                own = scores(layer, x)[1][method]
-                if len(own) > 1:
-                    x = x * (own[1] >= bounds[layer][1])
-                h, found = scores(layer, x)
-                return (h * (found[method][0] >= bounds[layer][0])) @ model.mlp(layer)[2].T
-
-            read = {"gate (CATS)": (3 - 2 * share) / 3, "weighted-gate": (3 - 2 * share) / 3, "contribution (CETT)": (3 - share) / 3}
-            read = read.get(method, 1 - share)
-            if "rank" in method:  # in 4 bits, next to weights in 8
-                read += int(method.split()[-1]) * (model.hidden + model.neurons) / (6 * model.hidden * model.neurons)
-            points.append((read, 100 * np.expm1(model.loss(text, ffn) - dense)))
-        print(f"  {method:22}", *(f"+{rise}%: {100 * least(points, rise):.0f}%" for rise in RISES))
+            read = {"`gate` (CATS)": (3 - 2 * share) / 3, "`weighted-gate`": (3 - 2 * share) / 3, "`contribution` (CETT)": (3 - share) / 3}
+            # The weights have 8 bits.
+            read = read.get(method, 1 - share) + size / (3 * model.layers * model.hidden * model.neurons)
+            points.append((read, skip(method, share)))
+            if points[-1][1] > max(RISES):
+                break
+            if all(rise <= 1 for _, rise in points):
+                best = share
+        kept = []
+        skip(method, best, kept)
+        found[method] = {
+            "bytes": size or None, "seconds": seconds if rank else None,
+            **dict(zip(("computed", "recall", "contribution_recall"), np.mean(kept, 0).tolist())),
+            **{f"read_{rise}": float(least(points, rise)) for rise in RISES},
+        }
+    # Only the rank that reads the fewest bytes is kept.
+    ranked = sorted((method for method in found if "rank" in method), key=lambda method: (found[method]["read_1"], found[method]["read_5"]))
+    return {method: point for method, point in found.items() if method not in ranked[1:]}
 
 
 def least(points, rise):
@@ -151,8 +177,3 @@ def least(points, rise):
         if high > rise:
             return min(read + (less - read) * max(rise - low, 0) / (high - low), 1)
     return points[-1][0]
-
-
-for argument in sys.argv[1:]:
-    print(Path(argument).name)
-    compare(Model(Path(argument)))

@@ -638,6 +638,12 @@ fn predictor_settings_that_cannot_be_met_are_reported() {
             1,
             "omit `--max-time`",
         ),
+        (&["--min-saving", "3%"], 2, "a share from 0 to 1"),
+        (
+            &["--min-saving", "0.1", "--method", "closed-form"],
+            1,
+            "omit `--min-saving`",
+        ),
     ] {
         let all = [&["train-predictors", "demo"], arguments].concat();
         sandbox.run(&all).bad(code, &[message]);

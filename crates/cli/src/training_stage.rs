@@ -15,7 +15,9 @@ use powerinfer_artifact::{
 use powerinfer_import::{OriginalPredictors, PredictedSizes};
 use powerinfer_model::Checkpoint;
 use powerinfer_pipeline::{ByteBudget, DEFAULT_TARGETS, Stage, Training};
-use powerinfer_predictor::{Import, Method, QUANT_SETTING, Recipe, Sizing, Targets, is_current};
+use powerinfer_predictor::{
+    Import, Method, QUANT_SETTING, Recipe, Settings, Sizing, Targets, is_current,
+};
 use powerinfer_profile::Profile;
 use powerinfer_tensor::{Format, TensorError};
 
@@ -46,6 +48,10 @@ pub(crate) struct TrainingArguments {
     /// Time limit for all predictors, after which `auto` stops training
     #[arg(long, value_name = "MINUTES", value_parser = minutes)]
     max_time: Option<Duration>,
+    /// Smallest estimated saving, as a share of a layer's bytes per token, for which `auto` trains the layer's predictor further;
+    /// 0 trains every layer [default: 0.03]
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true, value_parser = saving)]
+    min_saving: Option<f64>,
     /// How a predictor's rank is found: `evidence`: the rank at which a token reads the fewest bytes; `paper`: the
     /// paper's rule, ignores contribution recall
     #[arg(long, value_name = "METHOD", default_value = "evidence", value_parser = sizing)]
@@ -91,6 +97,13 @@ fn minutes(text: &str) -> Result<Duration, String> {
     time.ok_or_else(|| "give a number of minutes, such as `20`".to_owned())
 }
 
+/// A share from 0 to 1.
+fn saving(text: &str) -> Result<f64, String> {
+    let share = text.parse::<f64>().ok();
+    let share = share.filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "give a share from 0 to 1, such as `0.03`".to_owned())
+}
+
 /// The sizing method of this name.
 fn sizing(name: &str) -> Result<Sizing, String> {
     let known = Sizing::ALL.into_iter().find(|way| way.name() == name);
@@ -108,9 +121,15 @@ impl TrainingArguments {
             ),
             (method, _) => method.unwrap_or_default(),
         };
-        if self.max_time.is_some() && method != Method::Auto {
+        let limits = [
+            ("--max-time", self.max_time.is_some()),
+            ("--min-saving", self.min_saving.is_some()),
+        ];
+        if let Some((option, _)) = limits.iter().find(|(_, is_given)| *is_given)
+            && method != Method::Auto
+        {
             bail!(
-                "`--max-time` applies only to `--method auto`, not to `{}`; omit `--max-time`",
+                "`{option}` applies only to `--method auto`, not to `{}`; omit `{option}`",
                 method.name()
             );
         }
@@ -204,6 +223,7 @@ impl TrainingArguments {
                     max_bytes: self.max_bytes,
                     method: self.method()?,
                     max_time: self.max_time,
+                    min_saving: self.min_saving.unwrap_or(Settings::MIN_SAVING),
                     sizing: self.sizing,
                     steps: self.steps,
                     patience: self.patience,
@@ -273,7 +293,7 @@ fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
         && !calculated.is_empty()
     {
         output.say(format!(
-            "{}: calculated but not trained, because training saves too little{}; `-v` shows how much",
+            "{}: kept as calculated, because training saves too little{}; `-v` shows how much",
             numbered("layer", &calculated),
             if settings.max_time.is_some() {
                 ", or `--max-time` was reached"

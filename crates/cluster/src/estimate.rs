@@ -1,13 +1,12 @@
 //! Estimates the cost of each stage of a preparation: time, memory, disk and traffic.
 //!
 //! Time is work divided by rate. The work follows from the model's shape. The rates are those of prompt GEMMs, which `doctor`
-//! measures: `profile` and training multiply floats, and bundles are quantised. The GEMMs of `profile` reach the full rate. The
-//! efficiency of the other stages is fitted to runs of `llama-1b` with 3 layers, and of `llama-7b` and `llama-13b` with one, on two
-//! cores of an AMD EPYC (Zen 5) and of an Intel Xeon; see the guide. The efficiency of calculating predictors, packing and
-//! certifying is fitted to the whole `llama-1b` and to one layer of `llama-7b` on the Xeon. The efficiency of counting activations
-//! is also fitted to `demo`.
+//! measures: `profile` and training multiply floats, and bundles are quantised. The efficiency of training is fitted to runs of
+//! `llama-1b` with 3 layers, and of `llama-7b` and `llama-13b` with one, on two cores of an AMD EPYC (Zen 5) and of an Intel Xeon;
+//! see the guide. The efficiency of the other stages is fitted to one layer of `llama-7b` (with ReLU and with SiLU) and of
+//! `qwen3-30b-a3b`, and to `demo`, on two cores of an AMD EPYC with AVX2.
 
-use powerinfer_artifact::hardware::Hardware;
+use powerinfer_artifact::{hardware::Hardware, threshold_curve::ERRORS};
 use powerinfer_model::{ModelConfig, Weight};
 use powerinfer_tensor::Format;
 
@@ -16,11 +15,19 @@ use crate::StageKind;
 /// Memory of the program itself, with its libraries and buffers.
 const PROGRAM: u64 = 256 << 20;
 /// Seconds that `profile` takes to count one neuron's activation for one token. One thread counts.
-const COUNT: f64 = 70e-9;
+const COUNT: f64 = 9e-9;
+/// Seconds per token and layer that `profile` takes to start and join threads.
+const START: f64 = 45e-6;
+/// Seconds on one core that attention in `profile` takes per head, token and token of the sequence, in addition to its GEMMs.
+const ATTEND: f64 = 10e-9;
+/// Share of the rate that the GEMMs of experts reach in `profile`. They are small.
+const EXPERT_GEMMS: f64 = 0.33;
 /// Tokens of a full sequence in a profile.
 const SEQUENCE: f64 = 512.0;
-/// Parameters per second that `profile` reads and converts to f32, on one core.
-const LOAD: f64 = 90e6;
+/// Parameters per second that each of up to [`LOADERS`] cores reads and converts to f32.
+const LOAD: f64 = 130e6;
+/// Largest number of cores that read a layer's weights at once: most weights are in three matrices.
+const LOADERS: f64 = 3.0;
 /// Operations per neuron and token in training for labels, losses and their gradients.
 const LOSS: f64 = 2400.0;
 /// Seconds per training step in addition to its operations.
@@ -39,13 +46,22 @@ const DIRECTION: f64 = 110.0;
 const FIT: f64 = 3300.0;
 /// Number of ranks calculated per layer.
 const RANKS: f64 = 4.0;
+/// Tokens on which thresholds are calibrated.
+const THRESHOLD_TOKENS: u64 = 2048;
+/// Cost of calibrating thresholds, per neuron and token: seconds on one core, and operations per hidden element.
+const THRESHOLD: f64 = 300e-9;
+const THRESHOLD_OPERATIONS: f64 = 9.0;
 /// Share of the rate reached by passes that compute the logits of all tokens.
 const SCORING: f64 = 0.6;
+/// Seconds that such a pass takes per token and layer, in addition to its operations.
+const SCORE: f64 = 20e-6;
 /// Cost of certifying, in `dense` passes over the certificate's text: one pass of `dense`, and one of the plan with its
 /// verification, which computes less.
-const CERTIFY: f64 = 1.8;
-/// Cost of the search for policies within the perplexity budget, in `dense` passes over the certificate's text.
-const DECIDE: f64 = 3.0;
+const CERTIFY: f64 = 1.6;
+/// Cost of the search for policies within the perplexity budget, in `dense` passes over the certificate's text: one pass of `dense`,
+/// and one with predictors, which computes less. A search with thresholds takes about six passes.
+const DECIDE: f64 = 1.8;
+const DECIDE_THRESHOLDS: f64 = 6.0;
 /// Weights per second and core that `place` quantises and writes.
 const PACK: f64 = 30e6;
 /// Read bandwidth of the shared storage, in bytes per second.
@@ -88,8 +104,15 @@ pub struct Workload {
     hidden: u64,
     neurons: u64,
     parameters: u64,
+    /// Parameters by which a token is multiplied: in the layers, and in total.
+    computed_in_layers: u64,
+    computed: u64,
     /// Parameters of the largest layer.
     layer_parameters: u64,
+    heads: u64,
+    has_experts: bool,
+    /// Whether thresholds are calibrated, because no activation is exactly zero.
+    has_thresholds: bool,
     /// Bytes of the checkpoint.
     checkpoint_bytes: u64,
     /// Tokens to profile.
@@ -161,7 +184,12 @@ impl Workload {
             hidden: config.hidden_size as u64,
             neurons: config.ffn_size as u64,
             parameters,
+            computed_in_layers: config.parameters_per_token() - size(&Weight::Head),
+            computed: config.parameters_per_token(),
             layer_parameters: of_layer(0),
+            heads: config.head_count as u64,
+            has_experts: config.experts.is_some(),
+            has_thresholds: !config.activation.has_exact_zeros(),
             checkpoint_bytes: 2 * parameters,
             tokens: 131_072,
             sequence_tokens: SEQUENCE,
@@ -200,20 +228,27 @@ impl Workload {
         let rate = of_cores(self.rates.operations_per_second);
         let float_rate = of_cores(self.rates.float_operations_per_second);
         let read = |bytes: u64| bytes as f64 / READ;
-        let scored = 2.0 * self.parameters as f64 * self.certify_tokens as f64 / SCORING;
-        let in_layers = (self.layers * self.layer_parameters) as f64;
+        // Seconds of a `dense` pass over the certificate's text.
+        let operations = 2.0 * self.computed as f64 / SCORING;
+        let scored = (operations / rate + SCORE * self.layers as f64) * self.certify_tokens as f64;
+        let loading =
+            |layers: f64| layers * self.layer_parameters as f64 / (LOAD * cores.min(LOADERS));
         let samples = self.layers * self.sample_bytes();
         let (seconds, memory, written_bytes, read_bytes) = match kind {
             StageKind::Profile => {
                 let tokens = self.tokens.div_ceil(tasks);
                 // On average, a token attends to half of its sequence: scores, and sums of values.
                 let attention = 2.0 * self.sequence_tokens * (self.layers * self.hidden) as f64;
-                let operations = (2.0 * in_layers + attention) * tokens as f64;
-                let counting = COUNT * (self.layers * self.neurons * tokens) as f64;
-                let time = operations / float_rate + counting + in_layers / LOAD;
+                let efficiency = if self.has_experts { EXPERT_GEMMS } else { 1.0 };
+                let computed = 2.0 * self.computed_in_layers as f64 / efficiency;
+                let scores = (self.layers * self.heads) as f64 * self.sequence_tokens;
+                let per_token = (computed + attention) / float_rate
+                    + ATTEND * scores / cores
+                    + (COUNT * self.neurons as f64 + START) * self.layers as f64;
+                let time = per_token * tokens as f64 + loading(self.layers as f64);
                 // A layer in f32, and the hidden states of all tokens before and after it.
                 let memory = 4 * self.layer_parameters + 2 * 4 * tokens * self.hidden;
-                let bytes = self.checkpoint_bytes;
+                let bytes = 2 * self.layers * self.layer_parameters;
                 (time + read(bytes), memory, samples / tasks, bytes)
             }
             StageKind::Merge => (
@@ -222,6 +257,19 @@ impl Workload {
                 samples,
                 samples,
             ),
+            StageKind::Train if self.has_thresholds => {
+                let layers = self.layers.div_ceil(tasks) as f64;
+                let used = self.trace_tokens.min(self.tokens).min(THRESHOLD_TOKENS);
+                let each =
+                    THRESHOLD / cores + THRESHOLD_OPERATIONS * self.hidden as f64 / float_rate;
+                let of_layer = each * (self.neurons * used) as f64;
+                let memory = 4 * self.layer_parameters + 9 * 4 * self.neurons * used;
+                // Per neuron: three scores, each with a share of tokens per error level, and three vectors.
+                let written = (layers as u64) * self.neurons * 4 * (3 * ERRORS.len() as u64 + 3);
+                let bytes = (samples + 2 * self.layers * self.layer_parameters) / tasks;
+                let time = layers * of_layer + loading(layers) + read(bytes);
+                (time, memory, written, bytes)
+            }
             StageKind::Train => {
                 let layers = self.layers.div_ceil(tasks) as f64;
                 let (hidden, neurons) = (self.hidden as f64, self.neurons as f64);
@@ -249,17 +297,17 @@ impl Workload {
                 (time + read(bytes), memory, (layers * network) as u64, bytes)
             }
             StageKind::Place => {
-                let searching = if self.searches {
-                    DECIDE * scored / rate
-                } else {
-                    0.0
+                let searching = match (self.searches, self.has_thresholds) {
+                    (false, _) => 0.0,
+                    (true, false) => DECIDE * scored,
+                    (true, true) => DECIDE_THRESHOLDS * scored,
                 };
                 let time = self.parameters as f64 / (PACK * cores) + searching;
                 let memory = 2 * 4 * self.layer_parameters;
                 (time, memory, self.bundle_bytes(), self.checkpoint_bytes)
             }
             StageKind::Certify => {
-                let time = CERTIFY * scored / rate / tasks as f64;
+                let time = CERTIFY * scored / tasks as f64;
                 let bytes = self.bundle_bytes();
                 (time + read(bytes), bytes, 1 << 20, bytes)
             }

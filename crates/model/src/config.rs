@@ -465,24 +465,35 @@ impl ModelConfig {
 
     /// Returns the number of parameters.
     pub fn parameters(&self) -> u64 {
-        let size = |weight| {
-            let size = self.shape(weight).iter().product::<usize>() as u64;
-            let Weight::Layer(layer, layer_weight) = weight else {
-                return size;
-            };
-            let experts = self.experts.as_ref();
-            match (
-                experts.and_then(|experts| experts.dense_size(layer)),
-                layer_weight,
-            ) {
-                (Some(dense), LayerWeight::Gate | LayerWeight::Up | LayerWeight::Down) => {
-                    (dense * self.hidden_size) as u64
-                }
-                (Some(_), LayerWeight::Router | LayerWeight::SharedGate) => 0,
-                _ => size,
-            }
+        let weights = self.weights().into_iter();
+        weights
+            .map(|weight| self.size(weight, Experts::neurons))
+            .sum()
+    }
+
+    /// Returns the number of parameters by which one token is multiplied. It counts only the experts that the token uses; it includes the
+    /// head, but not the embedding.
+    pub fn parameters_per_token(&self) -> u64 {
+        let weights = self.weights().into_iter();
+        let weights = weights.filter(|weight| !matches!(weight, Weight::Embedding | Weight::Head));
+        let size = |weight| self.size(weight, Experts::neurons_per_token);
+        weights.chain([Weight::Head]).map(size).sum()
+    }
+
+    /// Number of parameters of `weight`. In layers with experts, the FFN's matrices count as many neurons as `neurons` returns.
+    fn size(&self, weight: Weight, neurons: fn(&Experts) -> usize) -> u64 {
+        let size = self.shape(weight).iter().product::<usize>();
+        let (Weight::Layer(layer, layer_weight), Some(experts)) = (weight, &self.experts) else {
+            return size as u64;
         };
-        self.weights().into_iter().map(size).sum()
+        let size = match (experts.dense_size(layer), layer_weight) {
+            (dense, LayerWeight::Gate | LayerWeight::Up | LayerWeight::Down) => {
+                dense.unwrap_or_else(|| neurons(experts)) * self.hidden_size
+            }
+            (Some(_), LayerWeight::Router | LayerWeight::SharedGate) => 0,
+            _ => size,
+        };
+        size as u64
     }
 
     /// Returns rows and columns of a weight; a norm or a bias has one dimension.

@@ -3,7 +3,7 @@
 use std::{ops::Range, path::PathBuf, sync::Arc};
 
 use powerinfer_artifact::{Digest, TensorFile, tensor_file::Dtype};
-use powerinfer_tensor::{bf16, f16};
+use powerinfer_tensor::f16;
 
 use crate::{Files, ModelError, mxfp4, source::transposed};
 
@@ -184,9 +184,10 @@ impl Safetensors {
                 .chunks_exact(2)
                 .map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32())
                 .collect(),
+            // Skips the NaN check of `half`, because `checkpoint` checks the values.
             Dtype::BF16 => bytes
                 .chunks_exact(2)
-                .map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())
+                .map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16))
                 .collect(),
             other => {
                 return Err(ModelError::WrongType {

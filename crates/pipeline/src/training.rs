@@ -29,6 +29,8 @@ pub struct Training {
     pub method: Method,
     /// Time limit for all predictors, after which calculated ones are not trained further.
     pub max_time: Option<Duration>,
+    /// Smallest estimated saving, as a share of a layer's bytes per token, for which calculated predictors are trained further.
+    pub min_saving: f64,
     /// How a predictor's rank is found.
     pub sizing: Sizing,
     /// Optimiser steps per network, at most.
@@ -46,6 +48,7 @@ impl Default for Training {
             max_bytes: ByteBudget::Share(0.03),
             method: Method::Auto,
             max_time: None,
+            min_saving: Settings::MIN_SAVING,
             sizing: Sizing::Evidence,
             steps: 2000,
             patience: 60,
@@ -74,6 +77,7 @@ impl Training {
                 Sizing::Paper => Method::Trained,
             },
             max_time: self.max_time,
+            min_saving: self.min_saving,
             sizing: self.sizing,
             steps: self.steps,
             patience: self.patience,

@@ -24,7 +24,7 @@ use powerinfer_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{PlannerError, search::windows};
+use crate::{PlannerError, machine, search::windows};
 
 /// Floating-point operations of a certification by default; large models are certified on fewer tokens.
 const WORK: f64 = 2e13;
@@ -357,12 +357,14 @@ pub(crate) fn remove_windows(folder: &Path) {
     }
 }
 
-/// Predicted time of two passes over `tokens` tokens on the CPU; `None` below two seconds, and if the plan's hardware has
-/// no speed of GEMMs.
+/// Predicted time of two passes over `tokens` tokens on this machine's CPU; `None` if it is below two seconds or the machine was not
+/// measured.
 fn seconds(bundle: &Bundle, tokens: usize) -> Option<f64> {
-    let operations = 2.0 * 2.0 * bundle.config().parameters() as f64 * tokens as f64;
-    let cpu = &bundle.plan().hardware.cpu;
-    let seconds = operations / cpu.gemm_operations_per_second(bundle.quant())?;
+    let operations = 2.0 * 2.0 * bundle.config().parameters_per_token() as f64 * tokens as f64;
+    let hardware = machine::kept().ok()??;
+    let rate = hardware.cpu.gemm_operations_per_second(bundle.quant())?;
+    // Passes that compute all logits reach about this share of the rate.
+    let seconds = operations / (0.6 * rate);
     (seconds >= 2.0).then_some(seconds)
 }
 

@@ -36,7 +36,7 @@ struct Fingerprint {
 }
 
 /// Version of the measurements. Raise it if a figure is measured differently, so that older figures in the cache folder are not used.
-const FIGURES: u32 = 2;
+const FIGURES: u32 = 3;
 
 /// Environment variables that choose the GPU or the order in which GPUs are numbered.
 const GPU_VARIABLES: [&str; 3] = [
@@ -86,7 +86,7 @@ fn kept_file() -> Option<PathBuf> {
 }
 
 /// This machine's hardware from an earlier measurement; `None` if it was never measured or has changed since.
-fn kept() -> Result<Option<Hardware>, PlannerError> {
+pub(crate) fn kept() -> Result<Option<Hardware>, PlannerError> {
     let fingerprint = Fingerprint::of_this_machine()?;
     let kept = kept_file().and_then(|file| fs::read(file).ok());
     let kept = kept.and_then(|bytes| serde_json::from_slice::<CachedHardware>(&bytes).ok());
@@ -126,6 +126,32 @@ pub fn this_machine(progress: &dyn Progress) -> Result<Hardware, PlannerError> {
     Ok(text
         .and_then(|text| serde_json::from_str(&text))
         .unwrap_or(hardware))
+}
+
+/// This machine's `hardware` with the speed of GEMMs measured again, because the machine's load may have changed since the earlier
+/// measurement. If the speed cannot be measured, returns `hardware` unchanged.
+pub fn with_current_speed(mut hardware: Hardware) -> Hardware {
+    const WINDOW: usize = 16 << 20;
+    let speeds = || {
+        let pool = Threads::new(Isa::detect()?, hardware.cpu.threads)?;
+        let test = speed_test(WINDOW, 2 * WINDOW as u64)?;
+        Ok::<_, PlannerError>(gemm_speeds(&test, &pool))
+    };
+    if let Ok([operations, float_operations]) = speeds() {
+        hardware.cpu.operations_per_second = Some(operations);
+        hardware.cpu.float_operations_per_second = Some(float_operations);
+    }
+    hardware
+}
+
+/// Operations per second of GEMMs with quantised weights and with float weights.
+fn gemm_speeds(test: &SpeedTest, pool: &Threads) -> [f64; 2] {
+    const ROUNDS: usize = 5;
+    [Format::Q8_0, Format::F16].map(|format| {
+        let mut speeds = [0.0; ROUNDS].map(|_| test.operations(pool, format));
+        speeds.sort_unstable_by(f64::total_cmp);
+        speeds[ROUNDS / 2]
+    })
 }
 
 /// Keeps the hardware of `measured` in the cache folder as this machine's hardware, and returns the file. Returns `None` if there is
@@ -256,8 +282,7 @@ pub fn measure(
     }
     let pool = Threads::new(isa, threads)?;
     let other = test.decode_overheads(&pool)?;
-    let [operations, float_operations] =
-        [Format::Q8_0, Format::F16].map(|format| test.operations(&pool, format));
+    let [operations, float_operations] = gemm_speeds(&test, &pool);
     let disturbance = disturbance(before.since(threads));
     progress.advance(1)?;
     let gpu = MeasuredGpu::measure();

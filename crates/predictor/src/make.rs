@@ -98,6 +98,7 @@ impl Recipe {
                     layer_bytes,
                     method,
                     max_time,
+                    min_saving,
                     sizing,
                     steps,
                     patience,
@@ -106,7 +107,7 @@ impl Recipe {
                     weights,
                     seed,
                 } = *settings;
-                header(seed, weights, PredictorInput::Normed)
+                let header = header(seed, weights, PredictorInput::Normed)
                     .with_setting("recall", targets.recall)
                     .with_setting("contribution_recall", targets.contribution_recall)
                     .with_setting("layer_bytes", layer_bytes)
@@ -115,7 +116,13 @@ impl Recipe {
                     .with_setting("sizing", sizing.name())
                     .with_setting("steps", steps)
                     .with_setting("patience", patience)
-                    .with_setting(QUANT_SETTING, quant.to_string())
+                    .with_setting(QUANT_SETTING, quant.to_string());
+                // The default is left out, so that predictors made by earlier versions stay current.
+                if min_saving == Settings::MIN_SAVING {
+                    header
+                } else {
+                    header.with_setting("min_saving", min_saving)
+                }
             }
             Self::Import(import) => {
                 let Import {

@@ -19,8 +19,6 @@ use crate::{
 const WORTHWHILE: f64 = 0.01;
 /// Share of the inactive predicted neurons that training a calculated network is assumed to remove; 29% on the demo.
 const LIKELY_SAVED: f64 = 0.25;
-/// Smallest estimated saving, as a share of a layer's bytes per token, that makes training worthwhile.
-const WORTH_TRAINING: f64 = 0.03;
 
 /// Statistics of a layer from the profile.
 #[derive(Debug, Clone, Copy)]
@@ -122,7 +120,7 @@ impl Search<'_> {
         let wrong = self.bytes_read(predicted_density - density * recall, 0.0);
         let saved = LIKELY_SAVED * wrong / calculated.cost;
         let is_late = self.deadline.is_some_and(|end| Instant::now() >= end);
-        let is_worth = saved >= WORTH_TRAINING;
+        let is_worth = saved >= self.settings.min_saving;
         self.progress.detail(&format!(
             "layer {}: training may save {:.1}% of the bytes{}",
             self.known.layer,

@@ -76,6 +76,8 @@ pub struct Settings {
     pub method: Method,
     /// Time limit for all predictors, after which [`Method::Auto`] stops training.
     pub max_time: Option<Duration>,
+    /// Smallest estimated saving, as a share of a layer's bytes per token, for which [`Method::Auto`] trains the layer's predictor further.
+    pub min_saving: f64,
     /// Method of choosing the rank.
     pub sizing: Sizing,
     /// Limit of optimiser steps per network.
@@ -93,6 +95,9 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Default of [`Self::min_saving`].
+    pub const MIN_SAVING: f64 = 0.03;
+
     /// Bytes of a predictor of `rank` for a layer of `neurons` neurons with inputs of `hidden` values.
     pub(crate) fn predictor_bytes(&self, rank: usize, hidden: usize, neurons: usize) -> u64 {
         let row = self.weights.row_bytes(rank) + BIAS.row_bytes(1);

@@ -15,6 +15,7 @@ use powerinfer_artifact::{
 use powerinfer_model::{Checkpoint, Experts};
 use powerinfer_profile::{Profile, TracePart};
 use powerinfer_reference::FeedForward;
+use rayon::prelude::*;
 
 use crate::{PredictorError, verdict::check_samples};
 
@@ -24,6 +25,9 @@ const ERROR_TOKENS: usize = 192;
 const USUAL_TOKENS: usize = 2048;
 /// Points of the error curve, at equal steps of the share of skipped neurons.
 const POINTS: usize = 24;
+/// Length of the random projection on which errors are measured if the FFN's output is longer. A token's error is accurate to 3–4%,
+/// and the mean over tokens is more accurate. Held-out tokens use a different projection.
+const PROJECTED: usize = 512;
 
 /// Calibrated thresholds of a layer.
 #[derive(Debug)]
@@ -72,33 +76,66 @@ struct Scoring<'a> {
 }
 
 impl Scoring<'_> {
-    /// Coefficient of each neuron's column of down, and its score.
-    fn of(&self, sample: &Sample) -> (Vec<f32>, Vec<f32>) {
-        let neurons = sample.neurons();
-        let ScoreVectors {
-            gate_scale,
-            contribution_scale,
-            centre,
-            ..
-        } = self.vectors;
-        let coefficient = |index: usize| {
-            if self.centred {
-                sample.product[index] - centre[index % neurons]
-            } else {
-                sample.product[index]
-            }
-        };
-        let score = |index: usize| match self.score {
-            Score::Gate => sample.activation[index].abs(),
-            Score::WeightedGate => sample.activation[index].abs() * gate_scale[index % neurons],
-            Score::Contribution => coefficient(index).abs() * contribution_scale[index % neurons],
-        };
-        let all = 0..sample.product.len();
-        (
-            all.clone().map(coefficient).collect(),
-            all.map(score).collect(),
-        )
+    /// Coefficients of the neurons' columns of down, `[tokens, neurons]`.
+    fn coefficients(&self, sample: &Sample) -> Vec<f32> {
+        let mut coefficients = sample.product.clone();
+        if self.centred {
+            in_rows(&mut coefficients, &self.vectors.centre, |value, centre| {
+                value - centre
+            });
+        }
+        coefficients
     }
+
+    /// Scores, `[tokens, neurons]`.
+    fn scores(&self, sample: &Sample) -> Vec<f32> {
+        let (mut scores, factors) = match self.score {
+            Score::Gate => {
+                let scores = sample.activation.par_iter().map(|value| value.abs());
+                return scores.collect();
+            }
+            Score::WeightedGate => (sample.activation.clone(), &self.vectors.gate_scale),
+            Score::Contribution => (self.coefficients(sample), &self.vectors.contribution_scale),
+        };
+        in_rows(&mut scores, factors, |value, factor| value.abs() * factor);
+        scores
+    }
+}
+
+/// Replaces each of `values [tokens, neurons]` with `function` of it and of the neuron's value in `of_neurons`.
+fn in_rows(values: &mut [f32], of_neurons: &[f32], function: impl Fn(f32, f32) -> f32 + Sync) {
+    let rows = values.par_chunks_exact_mut(of_neurons.len());
+    rows.for_each(|row| {
+        let each = row.iter_mut().zip(of_neurons);
+        each.for_each(|(value, own)| *value = function(*value, *own));
+    });
+}
+
+/// Result of `function` for each neuron, called with the neuron and its values for all tokens; `values` are `[tokens, neurons]`.
+fn of_columns(
+    values: &[f32],
+    neurons: usize,
+    function: impl Fn(usize, &mut [f32]) -> f32 + Sync,
+) -> Vec<f32> {
+    /// Neurons whose columns are gathered at once, because gathering one column touches a cache line per value.
+    const TOGETHER: usize = 64;
+    let tokens = values.len() / neurons;
+    let blocks = (0..neurons.div_ceil(TOGETHER)).into_par_iter();
+    let found = blocks.map(|block| {
+        let block = block * TOGETHER..((block + 1) * TOGETHER).min(neurons);
+        let mut columns = vec![0.0; block.len() * tokens];
+        for (token, row) in values.chunks_exact(neurons).enumerate() {
+            for (column, value) in row[block.clone()].iter().enumerate() {
+                columns[column * tokens + token] = *value;
+            }
+        }
+        let columns = columns.chunks_exact_mut(tokens);
+        let found = block
+            .zip(columns)
+            .map(|(neuron, column)| function(neuron, column));
+        found.collect::<Vec<f32>>()
+    });
+    found.collect::<Vec<_>>().concat()
 }
 
 /// Calibrates thresholds for `layer` on the training samples of `profile`, and evaluates them on the held-out samples.
@@ -113,8 +150,11 @@ pub(crate) fn thresholds(
     let usual = Sample::new(&traces.training, USUAL_TOKENS, &ffn)?;
     let experts = checkpoint.config().experts.as_ref();
     let vectors = vectors(&usual, &ffn, experts)?;
-    let search = Errors::new(Sample::new(&traces.training, ERROR_TOKENS, &ffn)?, &ffn)?;
-    let judge = Errors::new(Sample::new(&traces.held_out, ERROR_TOKENS, &ffn)?, &ffn)?;
+    let errors = |part, seed| {
+        let down = ffn.projected_down(PROJECTED, seed)?;
+        Errors::new(Sample::new(part, ERROR_TOKENS, &ffn)?, down)
+    };
+    let (search, judge) = (errors(&traces.training, 0)?, errors(&traces.held_out, 1)?);
 
     let mut made = Thresholds {
         vectors,
@@ -167,42 +207,28 @@ fn vectors(
     // A neuron of an expert that the router can select is computed only for the tokens that select the expert.
     let is_routed =
         |neuron: usize| experts.is_some_and(|experts| experts.block_of(neuron) < experts.count);
-    let column = |values: &[f32], neuron: usize| -> Vec<f32> {
-        values
-            .iter()
-            .skip(neuron)
-            .step_by(neurons)
-            .copied()
-            .collect()
-    };
     let norms = ffn.contribution_norms()?;
     let gate_scale = match &usual.up {
         None => norms.clone(),
-        Some(up) => (0..neurons)
-            .map(|neuron| {
-                let up = column(up, neuron);
-                let square = up.iter().map(|up| up * up).sum::<f32>();
-                let tokens = if is_routed(neuron) {
-                    up.iter().filter(|up| **up != 0.0).count().max(1)
-                } else {
-                    usual.tokens
-                };
-                norms[neuron] * (square / tokens as f32).sqrt()
-            })
-            .collect(),
+        Some(up) => of_columns(up, neurons, |neuron, up| {
+            let square = up.iter().map(|up| up * up).sum::<f32>();
+            let tokens = if is_routed(neuron) {
+                up.iter().filter(|up| **up != 0.0).count().max(1)
+            } else {
+                usual.tokens
+            };
+            norms[neuron] * (square / tokens as f32).sqrt()
+        }),
     };
     // The median: the typical value of an activation that is slightly negative on most tokens and large on few.
     // For neurons of such experts, the centre is 0: any other value would also be added for tokens that do not select the expert.
-    let centre: Vec<f32> = (0..neurons)
-        .map(|neuron| {
-            if is_routed(neuron) {
-                return 0.0;
-            }
-            let mut values = column(&usual.product, neuron);
-            let middle = values.len() / 2;
-            *values.select_nth_unstable_by(middle, f32::total_cmp).1
-        })
-        .collect();
+    let centre = of_columns(&usual.product, neurons, |neuron, values| {
+        if is_routed(neuron) {
+            return 0.0;
+        }
+        let middle = values.len() / 2;
+        *values.select_nth_unstable_by(middle, f32::total_cmp).1
+    });
     let centres = Tensor::from_slice(&centre, (1, neurons), &Device::Cpu)?;
     Ok(ScoreVectors {
         gate_scale,
@@ -213,66 +239,91 @@ fn vectors(
 }
 
 /// Measures the relative error of the FFN output when neurons are skipped.
-struct Errors<'a> {
+struct Errors {
     sample: Sample,
-    ffn: &'a FeedForward,
+    /// Down projection, with outputs projected to at most [`PROJECTED`] values.
+    down: FeedForward,
     /// `‖y‖` per token.
     sizes: Vec<f32>,
 }
 
-impl<'a> Errors<'a> {
-    fn new(sample: Sample, ffn: &'a FeedForward) -> Result<Self, PredictorError> {
-        let sizes = lengths(ffn, sample.product.clone(), sample.tokens)?;
-        Ok(Self { sample, ffn, sizes })
+impl Errors {
+    fn new(sample: Sample, down: FeedForward) -> Result<Self, PredictorError> {
+        let sizes = lengths(&down, sample.product.clone(), sample.tokens)?;
+        Ok(Self {
+            sample,
+            down,
+            sizes,
+        })
     }
 
-    /// Mean relative error when neurons with scores below `threshold` are skipped.
+    /// Mean relative error for each of `thresholds` if neurons with scores below it are skipped.
     fn at(
         &self,
         coefficients: &[f32],
         scores: &[f32],
-        threshold: f32,
-    ) -> Result<f64, PredictorError> {
-        let dropped = coefficients.iter().zip(scores);
-        let dropped = dropped.map(|(value, score)| if *score < threshold { *value } else { 0.0 });
-        let missing = lengths(self.ffn, dropped.collect(), self.sample.tokens)?;
-        let relative = missing.iter().zip(&self.sizes).map(|(missing, size)| {
-            if *missing == 0.0 {
-                0.0
-            } else {
-                f64::from(missing / size.max(f32::MIN_POSITIVE))
-            }
-        });
-        Ok(relative.sum::<f64>() / self.sample.tokens as f64)
+        thresholds: &[f32],
+    ) -> Result<Vec<f64>, PredictorError> {
+        /// Number of coefficients in one product, because products with more rows are faster.
+        const TOGETHER: usize = 1 << 24;
+        let each = (TOGETHER / coefficients.len().max(1)).max(1);
+        let mut errors = Vec::new();
+        for thresholds in thresholds.chunks(each) {
+            let mut dropped = vec![0.0; thresholds.len() * coefficients.len()];
+            let parts = dropped.par_chunks_exact_mut(coefficients.len());
+            parts.zip(thresholds).for_each(|(dropped, threshold)| {
+                let values = coefficients.iter().zip(scores);
+                for (dropped, (value, score)) in dropped.iter_mut().zip(values) {
+                    *dropped = if score < threshold { *value } else { 0.0 };
+                }
+            });
+            let tokens = thresholds.len() * self.sample.tokens;
+            let missing = lengths(&self.down, dropped, tokens)?;
+            errors.extend(missing.chunks_exact(self.sample.tokens).map(|missing| {
+                let relative = missing.iter().zip(&self.sizes).map(|(missing, size)| {
+                    if *missing == 0.0 {
+                        0.0
+                    } else {
+                        f64::from(missing / size.max(f32::MIN_POSITIVE))
+                    }
+                });
+                relative.sum::<f64>() / self.sample.tokens as f64
+            }));
+        }
+        Ok(errors)
     }
 }
 
 /// `‖down · h‖` for each token's `h`.
-fn lengths(ffn: &FeedForward, h: Vec<f32>, tokens: usize) -> Result<Vec<f32>, PredictorError> {
+fn lengths(down: &FeedForward, h: Vec<f32>, tokens: usize) -> Result<Vec<f32>, PredictorError> {
     let neurons = h.len() / tokens;
     let h = Tensor::from_vec(h, (tokens, neurons), &Device::Cpu)?;
-    Ok(ffn.down_unbiased(&h)?.sqr()?.sum(1)?.sqrt()?.to_vec1()?)
+    Ok(down.down_unbiased(&h)?.sqr()?.sum(1)?.sqrt()?.to_vec1()?)
 }
 
 /// Threshold curve of `scoring`, and the share of `usual` tokens on which each neuron is computed.
 fn calibrated(
     scoring: &Scoring<'_>,
-    search: &Errors<'_>,
-    judge: &Errors<'_>,
+    search: &Errors,
+    judge: &Errors,
     usual: &Sample,
 ) -> Result<(ThresholdCurve, Vec<f32>), PredictorError> {
     let values = invert(scoring, search)?;
-    let (coefficients, scores) = scoring.of(&judge.sample);
-    let mut levels = Vec::new();
-    for value in values {
+    let (coefficients, scores) = (
+        scoring.coefficients(&judge.sample),
+        scoring.scores(&judge.sample),
+    );
+    let errors = judge.at(&coefficients, &scores, &values)?;
+    let levels = values.into_iter().zip(errors).map(|(value, error)| {
         let kept = scores.iter().filter(|score| **score >= value).count();
-        levels.push(ThresholdLevel {
+        ThresholdLevel {
             value,
-            error: judge.at(&coefficients, &scores, value)?,
+            error,
             density: kept as f64 / scores.len() as f64,
-        });
-    }
-    let kept = shares(&scoring.of(usual).1, &levels, usual.neurons());
+        }
+    });
+    let levels: Vec<_> = levels.collect();
+    let kept = shares(&scoring.scores(usual), &levels, usual.neurons());
     let curve = ThresholdCurve {
         score: scoring.score,
         centred: scoring.centred,
@@ -282,16 +333,20 @@ fn calibrated(
 }
 
 /// Thresholds at the error levels [`ERRORS`].
-fn invert(scoring: &Scoring<'_>, errors: &Errors<'_>) -> Result<Vec<f32>, PredictorError> {
-    let (coefficients, scores) = scoring.of(&errors.sample);
+fn invert(scoring: &Scoring<'_>, errors: &Errors) -> Result<Vec<f32>, PredictorError> {
+    let sample = &errors.sample;
+    let (coefficients, scores) = (scoring.coefficients(sample), scoring.scores(sample));
     let mut sorted = scores.clone();
-    sorted.sort_unstable_by(f32::total_cmp);
+    sorted.par_sort_unstable_by(f32::total_cmp);
     // Thresholds at quantiles of the scores, and their errors, which increase.
-    let mut curve = vec![(0f64, 0f64)];
-    for point in 1..=POINTS {
+    let values = (1..=POINTS).map(|point| {
         let index = (point * sorted.len() / POINTS).min(sorted.len() - 1);
-        let value = sorted[index];
-        let error = errors.at(&coefficients, &scores, value)?;
+        sorted[index]
+    });
+    let values: Vec<f32> = values.collect();
+    let mut curve = vec![(0f64, 0f64)];
+    let reached = errors.at(&coefficients, &scores, &values)?;
+    for (value, error) in values.into_iter().zip(reached) {
         let (before, least) = *curve.last().expect("the curve starts with a point");
         if f64::from(value) > before {
             curve.push((f64::from(value), error.max(least)));
@@ -319,25 +374,31 @@ fn value_at(curve: &[(f64, f64)], error: f64) -> f32 {
 /// `[levels, neurons]`: share of tokens on which a neuron's score reaches the threshold of the level.
 fn shares(scores: &[f32], levels: &[ThresholdLevel], neurons: usize) -> Vec<f32> {
     let tokens = scores.len() / neurons;
-    let mut reached = vec![0u32; levels.len() * neurons];
-    for scores in scores.chunks_exact(neurons) {
-        for (neuron, score) in scores.iter().enumerate() {
-            // Levels ascend: count the last one that the score reaches.
-            let count = levels.partition_point(|level| *score >= level.value);
-            if let Some(last) = count.checked_sub(1) {
-                reached[last * neurons + neuron] += 1;
-            }
+    let values: Vec<f32> = levels.iter().map(|level| level.value).collect();
+    // Levels ascend: count each score only at the last level that it reaches.
+    let count = |mut counts: Vec<u32>, scores: &[f32]| {
+        for (counts, score) in counts.chunks_exact_mut(values.len() + 1).zip(scores) {
+            counts[values.iter().filter(|value| score >= value).count()] += 1;
+        }
+        counts
+    };
+    let none = || vec![0u32; (values.len() + 1) * neurons];
+    let counted = scores.par_chunks_exact(neurons).fold(none, count);
+    let counts = counted.reduce(none, |mut sum, counts| {
+        sum.iter_mut()
+            .zip(counts)
+            .for_each(|(sum, count)| *sum += count);
+        sum
+    });
+    let mut shares = vec![0.0; values.len() * neurons];
+    for (neuron, counts) in counts.chunks_exact(values.len() + 1).enumerate() {
+        let mut reached = 0;
+        for (level, count) in counts[1..].iter().enumerate().rev() {
+            reached += count;
+            shares[level * neurons + neuron] = reached as f32 / tokens as f32;
         }
     }
-    for level in (0..levels.len() - 1).rev() {
-        for neuron in 0..neurons {
-            reached[level * neurons + neuron] += reached[(level + 1) * neurons + neuron];
-        }
-    }
-    reached
-        .iter()
-        .map(|count| *count as f32 / tokens as f32)
-        .collect()
+    shares
 }
 
 #[cfg(test)]

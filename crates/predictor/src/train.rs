@@ -157,6 +157,7 @@ mod tests {
         layer_bytes: 100_000,
         method: Method::Trained,
         max_time: None,
+        min_saving: Settings::MIN_SAVING,
         sizing: Sizing::Evidence,
         steps: 300,
         patience: 60,
@@ -235,9 +236,10 @@ mod tests {
         let (traces, mut gate) = (planted(hard, 1), planted_gate(hard, 1));
         let rows = gate.chunks_exact_mut(hard.hidden).step_by(16);
         rows.flatten().for_each(|value| *value *= 30.0);
-        let make = |method, deadline| {
+        let make = |method, min_saving, deadline| {
             let settings = Settings {
                 method,
+                min_saving,
                 layer_bytes: 40_000,
                 ..SETTINGS
             };
@@ -245,16 +247,19 @@ mod tests {
                 .unwrap()
                 .unwrap()
         };
-        let (calculated, before) = make(Method::ClosedForm, None);
-        let (trained, after) = make(Method::Auto, None);
+        let usual = Settings::MIN_SAVING;
+        let (calculated, before) = make(Method::ClosedForm, usual, None);
+        let (trained, after) = make(Method::Auto, usual, None);
         assert!(trained.is_linear && trained.steps > 0);
         assert_eq!(trained.rank, calculated.rank);
         assert!(
             after.predicted_density < 0.95 * before.predicted_density,
             "{before:?} {after:?}"
         );
-        let (late, _) = make(Method::Auto, Some(Instant::now()));
+        let (late, _) = make(Method::Auto, usual, Some(Instant::now()));
         assert_eq!(late.steps, 0, "no time is left");
+        let (frugal, _) = make(Method::Auto, 0.9, None);
+        assert_eq!(frugal.steps, 0, "training does not save so much");
     }
 
     #[test]

@@ -5,11 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use candle_core::{CpuStorage, Device as CandleDevice, Storage, Tensor, bail};
+use candle_core::{Device as CandleDevice, Tensor};
 use powerinfer_gpu::{LayerWeights, ObservedLayer};
 use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
-use powerinfer_reference::{FfnObservation, FfnObserver, Layer};
+use powerinfer_reference::{FfnObservation, FfnObserver, Layer, with_values};
 
 use crate::{
     LayerActivity, ProfileError, Traces,
@@ -172,21 +172,6 @@ pub(crate) struct Observer {
     counter: Counter,
     /// Time spent on observation.
     elapsed: Duration,
-}
-
-/// Calls `read` with the contiguous values of `tensor`.
-fn with_values<Output>(
-    tensor: &Tensor,
-    read: impl FnOnce(&[f32]) -> Output,
-) -> candle_core::Result<Output> {
-    let tensor = tensor.contiguous()?;
-    let (storage, layout) = tensor.storage_and_layout();
-    match (&*storage, layout.contiguous_offsets()) {
-        (Storage::Cpu(CpuStorage::F32(values)), Some((start, end))) => {
-            Ok(read(&values[start..end]))
-        }
-        _ => bail!("expected a contiguous float32 tensor on the CPU"),
-    }
 }
 
 impl FfnObserver for Observer {

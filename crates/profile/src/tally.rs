@@ -30,8 +30,8 @@ impl Recent {
         self.tokens = 0;
     }
 
-    /// Adds a token, and counts its active neurons that were also active within each window.
-    fn observe(&mut self, activations: &[f32], locality: &mut [Reuse]) {
+    /// Adds a token, and counts its active neurons that were also active within each window. Returns the mask of its active neurons.
+    fn observe(&mut self, activations: &[f32], locality: &mut [Reuse]) -> &[u64] {
         let capacity = self.rows.len();
         let row = &mut self.rows[self.tokens % capacity];
         for (word, group) in row.iter_mut().zip(activations.chunks(64)) {
@@ -62,6 +62,7 @@ impl Recent {
             reuse.active += u64::from(active);
         }
         self.tokens += 1;
+        &self.rows[(self.tokens - 1) % capacity]
     }
 }
 
@@ -180,14 +181,19 @@ impl Counter {
             is_finite,
         } = &mut self.tally;
         let counts = &mut counts[self.place.source][self.place.half];
-        let mut sum = 0.0;
-        for ((count, total), value) in counts.active.iter_mut().zip(magnitude_sum).zip(product) {
-            *count += u64::from(*value != 0.0);
-            sum += value;
-            *total = total.saturating_add(in_units(f64::from(value.abs())));
+        let active = self.recent.observe(product, locality);
+        for (word, bits) in active.iter().enumerate() {
+            let mut bits = *bits;
+            while bits != 0 {
+                let neuron = 64 * word + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                let value = product[neuron];
+                counts.active[neuron] += 1;
+                *is_finite &= value.is_finite();
+                let total = &mut magnitude_sum[neuron];
+                *total = total.saturating_add(in_units(f64::from(value.abs())));
+            }
         }
-        *is_finite &= sum.is_finite();
-        self.recent.observe(product, locality);
         counts.tokens += 1;
     }
 }

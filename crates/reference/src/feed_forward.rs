@@ -2,10 +2,11 @@
 
 use std::{collections::HashMap, ops::Range};
 
-use candle_core::{Device, Result, Tensor};
-use powerinfer_model::{Activation, Checkpoint, Experts, FfnKind, LayerWeight, ModelError, Weight};
+use candle_core::{Device, Result, Tensor, bail};
+use powerinfer_artifact::random::Random;
+use powerinfer_model::{Activation, Checkpoint, Experts, FfnKind, LayerWeight, ModelError};
 
-use crate::operations::{activate, failed, linear, load};
+use crate::operations::{activate, failed, linear, load_all, with_values};
 
 /// Weights of an FFN.
 const WEIGHTS: [LayerWeight; 9] = [
@@ -58,9 +59,7 @@ impl FeedForward {
             activation: config.activation,
             experts: config.experts.clone(),
             layer: index,
-            weights: weights
-                .map(|weight| Ok((weight, load(checkpoint, Weight::Layer(index, weight))?)))
-                .collect::<std::result::Result<_, ModelError>>()?,
+            weights: load_all(checkpoint, index, weights.collect())?,
         })
     }
 
@@ -104,14 +103,16 @@ impl FeedForward {
             ];
             for (part, all, is_weighted) in parts {
                 let Some(part) = part else { continue };
-                let part = part.to_vec2::<f32>()?;
-                for (token, part) in selected.iter().map(|token| *token as usize).zip(part) {
-                    let weight = if is_weighted { weights[token] } else { 1.0 };
-                    let own = &mut all[token * neurons..][places.clone()];
-                    own.iter_mut()
-                        .zip(part)
-                        .for_each(|(own, value)| *own = value * weight);
-                }
+                with_values(part, |part| {
+                    for (token, part) in selected.iter().zip(part.chunks_exact(places.len())) {
+                        let token = *token as usize;
+                        let weight = if is_weighted { weights[token] } else { 1.0 };
+                        let own = &mut all[token * neurons..][places.clone()];
+                        own.iter_mut()
+                            .zip(part)
+                            .for_each(|(own, value)| *own = value * weight);
+                    }
+                })?;
             }
         }
         let tensor = |values| Tensor::from_vec(values, (tokens, neurons), &Device::Cpu);
@@ -212,27 +213,64 @@ impl FeedForward {
         let Some(experts) = &self.experts else {
             return linear(product, down, None);
         };
-        let mut output = Tensor::zeros(
-            (product.dim(0)?, down.dim(0)?),
-            product.dtype(),
-            &Device::Cpu,
-        )?;
+        let (hidden, neurons) = down.dims2()?;
+        let (tokens, width) = product.dims2()?;
+        if width != neurons {
+            bail!("expected values of {neurons} neurons per token, not of {width}");
+        }
+        let mut output = vec![0.0; tokens * hidden];
         for block in 0..experts.blocks() {
             let places = experts.neurons_of(block);
-            let part = product.narrow(1, places.start, places.len())?;
-            let is_active = |values: &Vec<f32>| values.iter().any(|value| *value != 0.0);
-            let active = part.to_vec2::<f32>()?;
-            let active = (0..).zip(&active).filter(|(_, values)| is_active(values));
-            let active: Vec<u32> = active.map(|(token, _)| token).collect();
+            let (mut active, mut values) = (Vec::new(), Vec::new());
+            with_values(product, |product| {
+                for (token, row) in product.chunks_exact(neurons).enumerate() {
+                    let own = &row[places.clone()];
+                    if own.iter().any(|value| *value != 0.0) {
+                        active.push(token);
+                        values.extend_from_slice(own);
+                    }
+                }
+            })?;
             if active.is_empty() {
                 continue;
             }
-            let down = down.narrow(1, places.start, places.len())?.contiguous()?;
-            let part = linear(&rows(&part.contiguous()?, &active)?, &down, None)?;
-            let active = Tensor::new(&active[..], &Device::Cpu)?;
-            output = output.index_add(&active, &part, 0)?;
+            let values = Tensor::from_vec(values, (active.len(), places.len()), &Device::Cpu)?;
+            // The product accepts a matrix's columns without copying them.
+            let down = down.narrow(1, places.start, places.len())?;
+            with_values(&linear(&values, &down, None)?, |part| {
+                for (token, part) in active.iter().zip(part.chunks_exact(hidden)) {
+                    let sums = output[token * hidden..][..hidden].iter_mut();
+                    sums.zip(part).for_each(|(sum, value)| *sum += value);
+                }
+            })?;
         }
-        Ok(output)
+        Tensor::from_vec(output, (tokens, hidden), &Device::Cpu)
+    }
+
+    /// Returns this FFN's down projection, without biases, followed by a random projection to `size` values. The projection preserves
+    /// lengths with a relative error of about `1/√(2·size)` (Johnson and Lindenstrauss 1984, with signs as in Achlioptas 2003). If
+    /// outputs have at most `size` values, they are not projected.
+    ///
+    /// # Errors
+    ///
+    /// The tensor library failed.
+    pub fn projected_down(&self, size: usize, seed: u64) -> Result<Self> {
+        let down = &self.weights[&LayerWeight::Down];
+        let hidden = down.dim(0)?;
+        let down = if hidden <= size {
+            down.clone()
+        } else {
+            let mut random = Random::new(seed);
+            let length = (size as f32).sqrt().recip();
+            let mut sign = || if random.chance(50) { length } else { -length };
+            let signs: Vec<f32> = (0..size * hidden).map(|_| sign()).collect();
+            Tensor::from_vec(signs, (size, hidden), &Device::Cpu)?.matmul(down)?
+        };
+        Ok(Self {
+            weights: HashMap::from([(LayerWeight::Down, down)]),
+            experts: self.experts.clone(),
+            ..*self
+        })
     }
 
     /// Computes the L2 norm of each neuron's column of the down projection, `[ffn]`: its contribution per unit
@@ -242,9 +280,17 @@ impl FeedForward {
     ///
     /// The tensor library failed.
     pub fn contribution_norms(&self) -> std::result::Result<Vec<f32>, ModelError> {
-        let norms = self.weights[&LayerWeight::Down]
-            .sqr()
-            .and_then(|square| square.sum(0)?.sqrt()?.to_vec1());
+        let down = &self.weights[&LayerWeight::Down];
+        let norms = down.dim(1).and_then(|neurons| {
+            let mut squares = vec![0.0f32; neurons];
+            with_values(down, |down| {
+                for row in down.chunks_exact(neurons) {
+                    let sums = squares.iter_mut().zip(row);
+                    sums.for_each(|(sum, value)| *sum += value * value);
+                }
+            })?;
+            Ok(squares.into_iter().map(f32::sqrt).collect())
+        });
         norms.map_err(failed)
     }
 }

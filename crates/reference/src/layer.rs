@@ -4,15 +4,15 @@
 use std::collections::HashMap;
 
 use candle_core::{D, Device, Result, Tensor};
-use candle_nn::ops::softmax_last_dim;
 use powerinfer_model::{
     Block, Checkpoint, LatentAttention, LayerWeight, ModelConfig, ModelError, Positions,
-    QueryKeyNorm, Rotary, Weight, alibi_bias,
+    QueryKeyNorm, Rotary, alibi_bias,
 };
+use rayon::prelude::*;
 
 use crate::{
     FeedForward, FfnObservation, FfnObserver, Neurons,
-    operations::{failed, linear, load, norm, soft_cap},
+    operations::{failed, linear, load_all, norm, soft_cap},
 };
 
 /// Decoder layer.
@@ -31,17 +31,12 @@ impl Layer {
     ///
     /// A weight cannot be read.
     pub fn load(checkpoint: &Checkpoint, index: usize) -> std::result::Result<Self, ModelError> {
-        let weights = checkpoint
-            .config()
-            .layer_weights()
-            .into_iter()
-            .filter(|weight| !FeedForward::has(*weight))
-            .map(|weight| Ok((weight, load(checkpoint, Weight::Layer(index, weight))?)))
-            .collect::<std::result::Result<_, ModelError>>()?;
+        let weights = checkpoint.config().layer_weights().into_iter();
+        let weights = weights.filter(|weight| !FeedForward::has(*weight));
         Ok(Self {
             index,
             config: checkpoint.config().clone(),
-            weights,
+            weights: load_all(checkpoint, index, weights.collect())?,
             ffn: FeedForward::load(checkpoint, index)?,
         })
     }
@@ -167,28 +162,20 @@ impl Layer {
         // Each key/value head serves `group` consecutive query heads.
         let kv_head_count = key.dim(0)?;
         let group = head_count / kv_head_count;
-        let query = query.reshape((kv_head_count, group * tokens, ()))?;
+        let scale = 1.0 / (self.config.query_size() as f64).sqrt();
+        let query = (query.reshape((kv_head_count, group * tokens, ()))? * scale)?;
         let scores = query
             .matmul(&key.t()?)?
             .reshape((head_count, tokens, tokens))?;
         let scores = match &self.config.positions {
-            Positions::Alibi { slopes } => scores.broadcast_add(&alibi(slopes, tokens)?)?,
+            Positions::Alibi { slopes } => {
+                scores.broadcast_add(&(alibi(slopes, tokens)? * scale)?)?
+            }
             _ => scores,
         };
-        let scores = (scores * (1.0 / (self.config.query_size() as f64).sqrt()))?;
         let scores = soft_cap(self.config.soft_caps.attention, scores)?;
         let window = self.config.attention_windows[self.index];
-        let scores = scores.broadcast_add(&causal_mask(tokens, window)?)?;
-        let weights = match self.weights.get(&LayerWeight::Sinks) {
-            None => softmax_last_dim(&scores)?,
-            Some(sinks) => {
-                let sinks = sinks.reshape((head_count, 1, 1))?;
-                let sinks = sinks.broadcast_as((head_count, tokens, 1))?;
-                let all = Tensor::cat(&[&scores, &sinks], D::Minus1)?.contiguous()?;
-                let weights = softmax_last_dim(&all)?;
-                weights.narrow(D::Minus1, 0, tokens)?.contiguous()?
-            }
-        };
+        let weights = causal_softmax(&scores, window, self.weights.get(&LayerWeight::Sinks))?;
         let weights = weights.reshape((kv_head_count, group * tokens, tokens))?;
         let mixed = weights.matmul(&value)?.reshape((head_count, tokens, ()))?;
         let mixed = mixed.transpose(0, 1)?.reshape((tokens, ()))?;
@@ -301,14 +288,33 @@ fn alibi(slopes: &[f32], tokens: usize) -> Result<Tensor> {
     Tensor::from_vec(biases, (slopes.len(), 1, tokens), &Device::Cpu)
 }
 
-/// Causal mask `[tokens, tokens]`: 0 for visible keys, −∞ for later ones and those before the window.
-fn causal_mask(tokens: usize, window: Option<usize>) -> Result<Tensor> {
-    let mask = (0..tokens * tokens)
-        .map(|index| {
-            let (query, key) = (index / tokens, index % tokens);
-            let visible = key <= query && window.is_none_or(|window| query < key + window);
-            if visible { 0.0 } else { f32::NEG_INFINITY }
-        })
-        .collect();
-    Tensor::from_vec(mask, (tokens, tokens), &Device::Cpu)
+/// Softmax of `scores [heads, tokens, tokens]` over the keys that each query sees: its own and earlier ones, within the window. Other keys
+/// get the weight 0. If there are `sinks [heads]`, each head's sink is an additional score without a key.
+fn causal_softmax(
+    scores: &Tensor,
+    window: Option<usize>,
+    sinks: Option<&Tensor>,
+) -> Result<Tensor> {
+    let (heads, tokens, _) = scores.dims3()?;
+    let sinks = sinks.map(|sinks| sinks.to_vec1::<f32>()).transpose()?;
+    let mut weights = scores.flatten_all()?.to_vec1::<f32>()?;
+    let rows = weights.par_chunks_mut(tokens.max(1)).enumerate();
+    rows.for_each(|(row, weights)| {
+        let (head, query) = (row / tokens, row % tokens);
+        let first = window.map_or(0, |window| (query + 1).saturating_sub(window));
+        weights[..first].fill(0.0);
+        weights[query + 1..].fill(0.0);
+        let visible = &mut weights[first..=query];
+        let sink = sinks
+            .as_ref()
+            .map_or(f32::NEG_INFINITY, |sinks| sinks[head]);
+        let largest = visible.iter().copied().fold(sink, f32::max);
+        let mut sum = (sink - largest).exp();
+        for weight in &mut *visible {
+            *weight = (*weight - largest).exp();
+            sum += *weight;
+        }
+        visible.iter_mut().for_each(|weight| *weight /= sum);
+    });
+    Tensor::from_vec(weights, (heads, tokens, tokens), &Device::Cpu)
 }

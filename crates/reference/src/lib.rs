@@ -17,3 +17,4 @@ pub use head::Head;
 pub use layer::Layer;
 pub use model::ReferenceModel;
 pub use observer::{FfnObservation, FfnObserver, NoObserver};
+pub use operations::with_values;

@@ -1,7 +1,12 @@
 //! Operations shared by embedding, layers and head.
 
-use candle_core::{D, Device, Result, Tensor};
-use powerinfer_model::{Activation, Checkpoint, ModelConfig, ModelError, NormKind, Weight};
+use std::collections::HashMap;
+
+use candle_core::{CpuStorage, D, Device, Result, Storage, Tensor, bail};
+use powerinfer_model::{
+    Activation, Checkpoint, LayerWeight, ModelConfig, ModelError, NormKind, Weight,
+};
+use rayon::prelude::*;
 
 /// Converts an error of candle.
 pub(crate) fn failed(error: candle_core::Error) -> ModelError {
@@ -17,6 +22,18 @@ pub(crate) fn load(
     Tensor::from_vec(values, checkpoint.config().shape(weight), &Device::Cpu).map_err(failed)
 }
 
+/// Loads weights of layer `index` in parallel.
+pub(crate) fn load_all(
+    checkpoint: &Checkpoint,
+    index: usize,
+    weights: Vec<LayerWeight>,
+) -> std::result::Result<HashMap<LayerWeight, Tensor>, ModelError> {
+    let load = |weight| Ok((weight, load(checkpoint, Weight::Layer(index, weight))?));
+    // Waits for all weights, then returns the error of the first one, in their order, that failed.
+    let loaded: Vec<_> = weights.into_par_iter().map(load).collect();
+    loaded.into_iter().collect()
+}
+
 /// Loads a weight if the model has it.
 pub(crate) fn load_if(
     present: bool,
@@ -24,6 +41,22 @@ pub(crate) fn load_if(
     weight: Weight,
 ) -> std::result::Result<Option<Tensor>, ModelError> {
     present.then(|| load(checkpoint, weight)).transpose()
+}
+
+/// Calls `read` with the values of a float32 tensor in row-major order.
+///
+/// # Errors
+///
+/// The tensor has another type or is not on the CPU.
+pub fn with_values<Output>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> Output) -> Result<Output> {
+    let tensor = tensor.contiguous()?;
+    let (storage, layout) = tensor.storage_and_layout();
+    match (&*storage, layout.contiguous_offsets()) {
+        (Storage::Cpu(CpuStorage::F32(values)), Some((start, end))) => {
+            Ok(read(&values[start..end]))
+        }
+        _ => bail!("expected a float32 tensor on the CPU"),
+    }
 }
 
 /// `x · Wᵀ + b`, with or without bias.

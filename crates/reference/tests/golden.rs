@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
 use golden::{FAMILIES, Golden, MIXTURES, MODELS, PROMPTS, SPARSE_MODELS, floats};
-use powerinfer_artifact::TensorFile;
-use powerinfer_model::{LanguageModel, greedy_token};
-use powerinfer_reference::{FfnObservation, FfnObserver, NoObserver, ReferenceModel};
+use powerinfer_artifact::{TensorFile, random::Random};
+use powerinfer_model::{LanguageModel, LayerWeight, Weight, greedy_token};
+use powerinfer_reference::{FeedForward, FfnObservation, FfnObserver, NoObserver, ReferenceModel};
 
 fn load(golden: &Golden) -> ReferenceModel {
     ReferenceModel::load(&golden.checkpoint()).unwrap()
@@ -190,4 +190,73 @@ fn masked_logits_match_transformers() {
             .unwrap();
         golden.assert_close(&flat(&dense), &golden.floats("p17.logits"), "unmasked");
     }
+}
+
+/// Products of `tokens` tokens. About a tenth of the blocks of `block` neurons are not 0; the last block of a token may be shorter.
+fn products(tokens: usize, neurons: usize, block: usize) -> Tensor {
+    let mut random = Random::new(9);
+    let mut values = vec![0.0; tokens * neurons];
+    for block in values
+        .chunks_mut(neurons)
+        .flat_map(|row| row.chunks_mut(block))
+    {
+        if random.chance(10) {
+            block.fill_with(|| random.normal() as f32);
+        }
+    }
+    Tensor::from_vec(values, (tokens, neurons), &Device::Cpu).unwrap()
+}
+
+#[test]
+fn sums_over_selected_experts_equal_those_over_all_neurons() {
+    for (name, golden) in Golden::present(&MIXTURES) {
+        let checkpoint = golden.checkpoint();
+        let experts = checkpoint.config().experts.clone().unwrap();
+        let ffn = FeedForward::load(&checkpoint, 0).unwrap();
+        let products = products(31, experts.neurons(), experts.size);
+        let found = flat(&ffn.down_unbiased(&products).unwrap());
+        let weight = Weight::Layer(0, LayerWeight::Down);
+        let shape = checkpoint.config().shape(weight);
+        let down = Tensor::from_vec(checkpoint.read(weight).unwrap(), shape, &Device::Cpu).unwrap();
+        let expected = flat(&products.matmul(&down.t().unwrap()).unwrap());
+        let size = expected
+            .iter()
+            .fold(0.0, |size: f32, value| size.max(value.abs()));
+        assert!(size > 0.0, "{name}");
+        for (found, expected) in found.iter().zip(expected) {
+            assert!(
+                (found - expected).abs() < 1e-5 * size,
+                "{name}: {found}, expected {expected}"
+            );
+        }
+        let narrow = products.narrow(1, 0, experts.neurons() - 1).unwrap();
+        assert!(ffn.down_unbiased(&narrow).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn projections_keep_lengths() {
+    let (_, golden) = Golden::present(&["llama-silu"]).remove(0);
+    let checkpoint = golden.checkpoint();
+    let config = checkpoint.config();
+    let ffn = FeedForward::load(&checkpoint, 1).unwrap();
+    let products = products(40, config.ffn_size, 1);
+    let lengths = |ffn: &FeedForward| {
+        let outputs = ffn.down_unbiased(&products).unwrap();
+        flat(&outputs.sqr().unwrap().sum(1).unwrap().sqrt().unwrap())
+    };
+    let projected = |size| lengths(&ffn.projected_down(size, 3).unwrap());
+    let exact = lengths(&ffn);
+    assert_eq!(projected(config.hidden_size), exact, "nothing is projected");
+    let size = config.hidden_size / 2;
+    let found = projected(size);
+    assert_eq!(found, projected(size), "the same seed, the same projection");
+    let errors = found.iter().zip(&exact);
+    let squares = errors.map(|(found, exact)| f64::from(found / exact - 1.0).powi(2));
+    let error = (squares.sum::<f64>() / exact.len() as f64).sqrt();
+    let expected = (1.0 / (2.0 * size as f64)).sqrt();
+    assert!(
+        (0.3..2.0).contains(&(error / expected)),
+        "{error}, expected {expected}"
+    );
 }

@@ -8,7 +8,7 @@ use powerinfer_artifact::{hardware::Hardware, plan::Policy, shell_quoted};
 use powerinfer_cluster::{Rates, StageKind, Workload};
 use powerinfer_model::Checkpoint;
 use powerinfer_pipeline::{AUTO_LIMIT, Prepare, SEQUENCE, Tokens, Work, check_paths, prepare};
-use powerinfer_planner::machine::this_machine;
+use powerinfer_planner::machine::{this_machine, with_current_speed};
 use powerinfer_predictor::{Method, Recipe};
 use powerinfer_profile::Profile;
 use powerinfer_text::Tokenizer;
@@ -80,8 +80,9 @@ pub(crate) fn run(
     let run = |arguments: &PrepareArguments| {
         prepare_model(arguments, &checkpoint, &tokenizer, &folder, output)
     };
+    let check = |arguments: &PrepareArguments| arguments.training.method().map(drop);
     let (folder, model) = (Some(&folder), checkpoint.identity());
-    with_earlier(arguments, matches, folder, model, output, |_| Ok(()), run)
+    with_earlier(arguments, matches, folder, model, output, check, run)
 }
 
 /// Prepares `checkpoint` in the work `folder`.
@@ -121,7 +122,7 @@ fn prepare_model(
             checkpoint,
             AUTO_LIMIT,
             SEQUENCE as f64,
-            &this_machine(&bar)?,
+            &with_current_speed(this_machine(&bar)?),
         ));
         make_quick(&mut how, checkpoint, training);
         how.trace_tokens = samples(&how.recipe);
@@ -144,7 +145,7 @@ fn prepare_model(
             sequence_tokens,
         } => {
             if !std::mem::replace(&mut is_announced, true)
-                && let Ok(machine) = this_machine(&bar)
+                && let Ok(machine) = this_machine(&bar).map(with_current_speed)
             {
                 let workload = workload(&how, checkpoint, tokens, sequence_tokens, &machine);
                 output.say(times(&how, stage, &workload));

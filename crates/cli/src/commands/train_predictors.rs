@@ -73,8 +73,9 @@ pub(crate) fn run(
     let folder = model_argument::work_folder(&checkpoint.identity().name);
     let is_whole = arguments.out.is_none() && arguments.shard == Shard::WHOLE;
     let run = |arguments: &TrainPredictorsArguments| make(arguments, &checkpoint, &folder, output);
+    let check = |arguments: &TrainPredictorsArguments| arguments.training.method().map(drop);
     let (folder, model) = (is_whole.then_some(&folder), checkpoint.identity());
-    with_earlier(arguments, matches, folder, model, output, |_| Ok(()), run)
+    with_earlier(arguments, matches, folder, model, output, check, run)
 }
 
 /// Makes the predictors of `checkpoint`, whose artifacts are in the work `folder`.
