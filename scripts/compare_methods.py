@@ -193,7 +193,7 @@ def without_zeros():
         + table(["model", "score", "size", "neurons computed", "recall", "contribution recall", "read at 1%", "at 5%", "seconds"], rows)
         + "The policy that `place` chooses for the demo with SiLU, within its default budget of 1%:\n\n"
         + table(
-            ["", "dense", "threshold"],
+            ["demo with SiLU", "dense", "threshold"],
             [
                 ["neurons computed, read per token", f"100%, {dense['bytes_per_token'] / (1 << 20):.2f} MiB", f"{percent(row['ffn_neurons_computed'], 0)}, {own['bytes_per_token'] / (1 << 20):.2f} MiB"],
                 [f"perplexity, {placed['fidelity']['tokens']:,} tokens", f"{placed['fidelity']['dense_perplexity']:.4f}", f"{row['perplexity']:.4f}, {percent(row['perplexity_rise']['value'], 2)} ({100 * row['perplexity_rise']['low']:.2f} to {100 * row['perplexity_rise']['high']:.2f})"],
