@@ -4,10 +4,11 @@ use std::{collections::BTreeSet, ops::Range, path::Path, sync::Arc};
 
 use powerinfer_artifact::{Digest, ModelIdentity};
 use powerinfer_tensor::f16;
+use rayon::prelude::*;
 
 use crate::{
     Files, GenerationConfig, ModelConfig, ModelError, Weight,
-    container::Container,
+    container::{Container, PART},
     families, foreign,
     gguf::{self, Layout},
     quantised,
@@ -188,15 +189,15 @@ impl Checkpoint {
                     };
                     self.check_finite(&name, before, &own)?;
                     let own = part.apply(own, &part_shape);
-                    let (width, all) = match by_columns {
-                        true => (part_shape[1], shape[1]),
-                        false => (own.len(), own.len()),
+                    let all: usize = shape[1..].iter().product();
+                    let (width, start, column, step) = match by_columns {
+                        true => (part_shape[1], 0, first, part_shape[1]),
+                        false => (all, first, 0, own.len()),
                     };
-                    let rows = own.chunks_exact(width).enumerate();
-                    rows.for_each(|(row, own)| {
-                        values[first + row * all..][..width].copy_from_slice(own);
-                    });
-                    first += width;
+                    let rows = values[start..].par_chunks_mut(all);
+                    let rows = rows.zip(own.par_chunks(width)).with_min_len(PART / all);
+                    rows.for_each(|(row, own)| row[column..][..width].copy_from_slice(own));
+                    first += step;
                 }
                 values
             }
@@ -319,7 +320,12 @@ impl Checkpoint {
 
     /// Checks that `values` are finite; `first` is the index of the first value within the tensor.
     fn check_finite(&self, name: &str, first: usize, values: &[f32]) -> Result<(), ModelError> {
-        match values.iter().position(|value| !value.is_finite()) {
+        let parts = values.par_chunks(PART).enumerate();
+        let found = parts.find_map_first(|(part, values)| {
+            let index = values.iter().position(|value| !value.is_finite())?;
+            Some(part * PART + index)
+        });
+        match found {
             None => Ok(()),
             Some(index) => Err(ModelError::NotFinite {
                 path: self.container.path(name),

@@ -4,8 +4,12 @@ use std::{ops::Range, path::PathBuf, sync::Arc};
 
 use powerinfer_artifact::{Digest, TensorFile, tensor_file::Dtype};
 use powerinfer_tensor::f16;
+use rayon::prelude::*;
 
 use crate::{Files, ModelError, mxfp4, source::transposed};
+
+/// Elements of a part that one thread converts.
+pub(crate) const PART: usize = 1 << 16;
 
 /// Named tensors that can be read as f32.
 ///
@@ -167,6 +171,21 @@ impl Mxfp4<'_> {
     }
 }
 
+/// Converts elements of `SIZE` bytes in parallel. Tensors are read one after another, so that one of them is in memory twice.
+fn converted<const SIZE: usize>(
+    bytes: &[u8],
+    convert: impl Fn([u8; SIZE]) -> f32 + Sync,
+) -> Vec<f32> {
+    let (elements, _) = bytes.as_chunks();
+    let mut values = vec![0.0; elements.len()];
+    let parts = values.par_chunks_mut(PART).zip(elements.par_chunks(PART));
+    parts.for_each(|(values, elements)| {
+        let pairs = values.iter_mut().zip(elements);
+        pairs.for_each(|(value, element)| *value = convert(*element));
+    });
+    values
+}
+
 impl Safetensors {
     /// Returns the shard with the tensor called `name`.
     fn shard(&self, name: &str) -> Option<&TensorFile> {
@@ -176,19 +195,12 @@ impl Safetensors {
     /// Converts stored elements to f32.
     fn values(&self, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<Vec<f32>, ModelError> {
         Ok(match dtype {
-            Dtype::F32 => bytes
-                .chunks_exact(4)
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect(),
-            Dtype::F16 => bytes
-                .chunks_exact(2)
-                .map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32())
-                .collect(),
+            Dtype::F32 => converted(bytes, f32::from_le_bytes),
+            Dtype::F16 => converted(bytes, |bytes| f16::from_le_bytes(bytes).to_f32()),
             // Skips the NaN check of `half`, because `checkpoint` checks the values.
-            Dtype::BF16 => bytes
-                .chunks_exact(2)
-                .map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16))
-                .collect(),
+            Dtype::BF16 => converted(bytes, |bytes| {
+                f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
+            }),
             other => {
                 return Err(ModelError::WrongType {
                     path: self.path(name),

@@ -6,7 +6,6 @@ use candle_core::{CpuStorage, D, Device, Result, Storage, Tensor, bail};
 use powerinfer_model::{
     Activation, Checkpoint, LayerWeight, ModelConfig, ModelError, NormKind, Weight,
 };
-use rayon::prelude::*;
 
 /// Converts an error of candle.
 pub(crate) fn failed(error: candle_core::Error) -> ModelError {
@@ -22,16 +21,14 @@ pub(crate) fn load(
     Tensor::from_vec(values, checkpoint.config().shape(weight), &Device::Cpu).map_err(failed)
 }
 
-/// Loads weights of layer `index` in parallel.
+/// Loads weights of layer `index`.
 pub(crate) fn load_all(
     checkpoint: &Checkpoint,
     index: usize,
     weights: Vec<LayerWeight>,
 ) -> std::result::Result<HashMap<LayerWeight, Tensor>, ModelError> {
     let load = |weight| Ok((weight, load(checkpoint, Weight::Layer(index, weight))?));
-    // Waits for all weights, then returns the error of the first one, in their order, that failed.
-    let loaded: Vec<_> = weights.into_par_iter().map(load).collect();
-    loaded.into_iter().collect()
+    weights.into_iter().map(load).collect()
 }
 
 /// Loads a weight if the model has it.

@@ -6,6 +6,7 @@ use std::{
 };
 
 use powerinfer_artifact::{Digest, mapped_file::FileBytes};
+use rayon::prelude::*;
 
 use super::{
     contents::{Contents, Tensor},
@@ -15,7 +16,7 @@ use super::{
 };
 use crate::{
     ModelError,
-    container::{Container, sampled_digest},
+    container::{Container, PART, sampled_digest},
 };
 
 /// Open GGUF file. It may be split, or in the original PowerInfer's variant of the format.
@@ -170,8 +171,11 @@ impl GgufFile {
                 encoding.name
             ),
         })?;
+        let blocks = PART / encoding.block_length;
         let mut values = vec![0.0; bytes.len() / encoding.block_bytes * encoding.block_length];
-        decode(bytes, &mut values);
+        let parts = values.par_chunks_mut(blocks * encoding.block_length);
+        let parts = parts.zip(bytes.par_chunks(blocks * encoding.block_bytes));
+        parts.for_each(|(values, bytes)| decode(bytes, values));
         Ok(values)
     }
 
