@@ -24,7 +24,7 @@ fn main() {
 mod linux {
     use std::hint::black_box;
 
-    use powerinfer_kernels::{Isa, Norm, QuantisedActivations};
+    use powerinfer_kernels::{AXPY_GROUP_ROWS, Isa, Norm, QuantisedActivations};
     use powerinfer_tensor::{Format, NormKind, OwnedMatrix, pack};
 
     const COLUMNS: usize = 4096;
@@ -32,6 +32,8 @@ mod linux {
     const BATCH_ROWS: usize = 16;
     /// Vectors of a batch.
     const BATCH_TOKENS: usize = 32;
+    /// Vectors of a batched axpy.
+    const AXPY_TOKENS: usize = 4;
     /// Rows of the other kernels.
     const ROWS: usize = 4;
 
@@ -48,13 +50,17 @@ mod linux {
         IntegerAxpy,
         /// GEMM with 32 tokens, integer, per token.
         IntegerBatch,
+        /// Axpy with 4 tokens and whole groups of rows, integer, per token.
+        AxpyBatch,
         /// Rounding of a float32 vector to int8, which one thread does for all threads.
         Rounding,
         /// RMSNorm of a float32 vector, which one thread computes for all threads.
         RmsNorm,
     }
 
-    use Kernel::{Arithmetic, IntegerAxpy, IntegerBatch, IntegerProduct, RmsNorm, Rounding, Sum};
+    use Kernel::{
+        Arithmetic, AxpyBatch, IntegerAxpy, IntegerBatch, IntegerProduct, RmsNorm, Rounding, Sum,
+    };
 
     /// Limits in instructions per row of 4096 weights, about 10% above the measured counts. A quarter of the integer axpy's
     /// instructions prefetch lines, which makes it 17% faster from memory and 20% slower from caches.
@@ -104,12 +110,14 @@ mod linux {
                     Sum,
                     IntegerAxpy,
                     IntegerBatch,
+                    AxpyBatch,
                     Rounding,
                     RmsNorm,
                 ] {
-                    let is_integer = matches!(kernel, IntegerProduct | IntegerAxpy | IntegerBatch);
+                    let is_integer = matches!(kernel, IntegerProduct | IntegerBatch);
+                    let is_axpy = matches!(kernel, IntegerAxpy | AxpyBatch);
                     if is_integer && !format.is_quantised()
-                        || kernel == IntegerAxpy && !format.has_nibbles()
+                        || is_axpy && !format.has_nibbles()
                         || matches!(kernel, Rounding | RmsNorm) && format != Format::F32
                     {
                         continue;
@@ -147,6 +155,7 @@ mod linux {
     fn per_row(isa: Isa, format: Format, kernel: Kernel) -> Option<u64> {
         let (rows, vectors) = match kernel {
             IntegerBatch => (BATCH_ROWS, BATCH_TOKENS),
+            AxpyBatch => (AXPY_GROUP_ROWS, AXPY_TOKENS),
             _ => (ROWS, 1),
         };
         // The difference of two calls removes the fixed cost.
@@ -178,7 +187,7 @@ mod linux {
             .take(BATCH_TOKENS * COLUMNS)
             .collect();
         let listed: Vec<u32> = (0..rows as u32).collect();
-        let mut out = vec![0.0; (rows * BATCH_TOKENS).max(COLUMNS)];
+        let mut out = vec![0.0; (rows * BATCH_TOKENS).max(AXPY_TOKENS * COLUMNS)];
         match kernel {
             Arithmetic => run(&mut || isa.gemv(&matrix, x, &mut out[..rows])),
             IntegerProduct => {
@@ -204,6 +213,22 @@ mod linux {
                     &mut out[..COLUMNS],
                 )
             }),
+            AxpyBatch => {
+                let length = AXPY_TOKENS * COLUMNS;
+                let (coefficients, mut sums) = (&values[..AXPY_TOKENS * rows], out.clone());
+                let ends = vec![false; rows / AXPY_GROUP_ROWS * AXPY_TOKENS];
+                run(&mut || {
+                    isa.axpy_rows_batch_integer(
+                        &matrix,
+                        &listed,
+                        coefficients,
+                        0..COLUMNS,
+                        &ends,
+                        &mut sums[..length],
+                        &mut out[..length],
+                    );
+                });
+            }
             Rounding => run(&mut || isa.quantise(&values, COLUMNS, &mut rounded)),
             RmsNorm => {
                 let norm = Norm {

@@ -24,10 +24,8 @@ const ATTEND: f64 = 10e-9;
 const EXPERT_GEMMS: f64 = 0.33;
 /// Tokens of a full sequence in a profile.
 const SEQUENCE: f64 = 512.0;
-/// Parameters per second that each of up to [`LOADERS`] cores reads and converts to f32.
+/// Parameters per second and core that `profile` and the calibration of thresholds read and convert to f32.
 const LOAD: f64 = 130e6;
-/// Largest number of cores that read a layer's weights at once: most weights are in three matrices.
-const LOADERS: f64 = 3.0;
 /// Operations per neuron and token in training for labels, losses and their gradients.
 const LOSS: f64 = 2400.0;
 /// Seconds per training step in addition to its operations.
@@ -231,8 +229,7 @@ impl Workload {
         // Seconds of a `dense` pass over the certificate's text.
         let operations = 2.0 * self.computed as f64 / SCORING;
         let scored = (operations / rate + SCORE * self.layers as f64) * self.certify_tokens as f64;
-        let loading =
-            |layers: f64| layers * self.layer_parameters as f64 / (LOAD * cores.min(LOADERS));
+        let loading = |layers: f64| layers * self.layer_parameters as f64 / (LOAD * cores);
         let samples = self.layers * self.sample_bytes();
         let (seconds, memory, written_bytes, read_bytes) = match kind {
             StageKind::Profile => {
@@ -319,6 +316,98 @@ impl Workload {
             memory_bytes: PROGRAM + memory,
             written_bytes,
             read_bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use powerinfer_synth::Shape;
+
+    use super::*;
+
+    /// Work for the shape called `name` on a core of 100 billion operations per second.
+    fn workload(name: &str, change: fn(&mut ModelConfig)) -> Workload {
+        let mut config = Shape::find(name).unwrap().describe().unwrap();
+        change(&mut config);
+        let rates = Rates {
+            cores: 1,
+            operations_per_second: 2e11,
+            float_operations_per_second: 1e11,
+        };
+        Workload::new(&config, Format::Q4_0, 1, rates)
+    }
+
+    fn seconds(workload: &Workload, kind: StageKind) -> f64 {
+        workload.needs(kind, 1).seconds
+    }
+
+    /// Seconds per token of a profile, without loading.
+    fn per_token(mut workload: Workload) -> f64 {
+        let times = [4096, 8192].map(|tokens| {
+            workload.tokens = tokens;
+            seconds(&workload, StageKind::Profile)
+        });
+        (times[1] - times[0]) / 4096.0
+    }
+
+    #[test]
+    fn a_token_computes_only_the_experts_that_it_selects() {
+        let half = workload("qwen3-30b-a3b", |config| {
+            config.ffn_size /= 2;
+            config.experts.as_mut().unwrap().count /= 2;
+        });
+        let all = workload("qwen3-30b-a3b", |_| ());
+        assert!(all.layer_parameters as f64 > 1.9 * half.layer_parameters as f64);
+        let counting = COUNT * (all.neurons - half.neurons) as f64 * all.layers as f64;
+        let difference = per_token(all) - per_token(half);
+        // Besides their neurons, the other experts have rows in the router.
+        assert!(
+            (counting..1.1 * counting).contains(&difference),
+            "{difference} {counting}"
+        );
+
+        let selected = workload("qwen3-30b-a3b", |config| {
+            config.experts.as_mut().unwrap().per_token *= 2;
+        });
+        assert!(per_token(selected) > 1.3 * per_token(all));
+    }
+
+    #[test]
+    fn profiles_of_long_sequences_take_longer() {
+        let mut workload = workload("llama-7b", |_| ());
+        let times = [64.0, 512.0, 4096.0].map(|tokens| {
+            workload.sequence_tokens = tokens;
+            per_token(workload)
+        });
+        assert!(times.is_sorted(), "{times:?}");
+        let dense = 2.0 * workload.computed_in_layers as f64 / 1e11;
+        assert!(
+            (1.0..1.1).contains(&(times[0] / dense)),
+            "{times:?} {dense}"
+        );
+    }
+
+    #[test]
+    fn thresholds_need_no_training() {
+        for (name, trains) in [("llama-7b", true), ("mixtral-8x7b", false)] {
+            let mut workload = workload(name, |_| ());
+            let times = [100, 2_000].map(|steps| {
+                workload.steps = steps;
+                seconds(&workload, StageKind::Train)
+            });
+            assert!(times[0] > 1.0, "{name} {times:?}");
+            assert_eq!(times[0] < times[1], trains, "{name} {times:?}");
+            let place = [false, true].map(|searches| {
+                workload.searches = searches;
+                seconds(&workload, StageKind::Place)
+            });
+            let passes = (place[1] - place[0]) / seconds(&workload, StageKind::Certify) * CERTIFY;
+            let expected = if trains { DECIDE } else { DECIDE_THRESHOLDS };
+            assert!(
+                (0.8 * expected..expected * 1.01).contains(&passes),
+                "{name} {passes}"
+            );
         }
     }
 }

@@ -171,8 +171,6 @@ pub(crate) trait IntegerOps: SpanOps {
         unsigned: Self::Integers,
         x: Self::Integers,
     ) -> Self::Integers;
-    /// Whether [`Self::dot_nibbles`] of several registers takes fewer instructions than a [`Self::dot_unsigned`] for each.
-    const SUMS_PAIRS: bool = false;
     /// Adds [`Self::dot_unsigned`] of each of up to 8 registers to `sums`; `nibbles` are at most 15.
     #[inline(always)]
     fn dot_nibbles<const N: usize>(
@@ -185,6 +183,27 @@ pub(crate) trait IntegerOps: SpanOps {
         both.fold(sums, |sums, (nibbles, x)| {
             self.dot_unsigned(sums, nibbles, x)
         })
+    }
+    /// For each vector of `x`, adds [`Self::dot_unsigned`] of `nibbles`, at most 15, and the vector's first `N` registers to its word of
+    /// `totals`.
+    #[inline(always)]
+    fn add_nibble_products<const N: usize>(
+        self,
+        nibbles: [&[u8; 64]; N],
+        x: &[[[u8; 64]; 8]],
+        totals: &mut [[u8; 64]],
+    ) {
+        let mut loaded = [self.splat_i32(0); N];
+        for (loaded, nibbles) in loaded.iter_mut().zip(nibbles) {
+            *loaded = self.load_bytes(nibbles);
+        }
+        for (x, total) in x.iter().zip(totals) {
+            let mut sum = self.load_bytes(total);
+            for (nibbles, x) in loaded.into_iter().zip(x) {
+                sum = self.dot_unsigned(sum, nibbles, self.load_bytes(x));
+            }
+            self.store_bytes(sum, total);
+        }
     }
     /// Transposes a 4 × 4 matrix of quarters: quarter `q` of result `r` is quarter `r` of operand `q`.
     fn transpose_quarters(self, four: [Self::Integers; 4]) -> [Self::Integers; 4];
@@ -200,6 +219,8 @@ pub(crate) trait IntegerOps: SpanOps {
     fn pack_bytes(self, four: [Self::Integers; 4]) -> Self::Integers;
     /// The lowest byte of every word.
     fn low_bytes(self, integers: Self::Integers) -> [u8; 16];
+    /// The lowest bytes of the four words of a quarter, in every word of the quarter.
+    fn quarter_bytes(self, integers: Self::Integers) -> Self::Integers;
     /// Four values repeated in every quarter.
     fn broadcast_quarters(self, values: &[f32; 4]) -> Self::Lanes;
     /// Converts integers below 2^24 to `f32`.

@@ -124,8 +124,6 @@ impl IntegerOps for Avx2 {
         sums
     }
 
-    const SUMS_PAIRS: bool = true;
-
     #[inline(always)]
     fn dot_nibbles<const N: usize>(
         self,
@@ -147,6 +145,40 @@ impl IntegerOps for Avx2 {
             }
         }
         sums
+    }
+
+    #[inline(always)]
+    fn add_nibble_products<const N: usize>(
+        self,
+        nibbles: [&[u8; 64]; N],
+        x: &[[[u8; 64]; 8]],
+        totals: &mut [[u8; 64]],
+    ) {
+        // As in `dot_nibbles`. Registers hold a half of eight operands.
+        const { assert!(N <= 8) };
+        for half in 0..2 {
+            let of_half = |bytes: &[u8; 64]| bytes.as_chunks::<32>().0[half].as_ptr().cast();
+            // SAFETY: the token proves the features; loads and stores take the 32 bytes of a half.
+            unsafe {
+                let mut loaded = [_mm256_setzero_si256(); N];
+                for (loaded, nibbles) in loaded.iter_mut().zip(nibbles) {
+                    *loaded = _mm256_loadu_si256(of_half(nibbles));
+                }
+                for (x, total) in x.iter().zip(&mut *totals) {
+                    let first = _mm256_loadu_si256(of_half(&x[0]));
+                    let mut pairs = _mm256_maddubs_epi16(loaded[0], first);
+                    for index in 1..N {
+                        let x = _mm256_loadu_si256(of_half(&x[index]));
+                        let products = _mm256_maddubs_epi16(loaded[index], x);
+                        pairs = _mm256_add_epi16(pairs, products);
+                    }
+                    let sum = _mm256_loadu_si256(of_half(total));
+                    let sum = _mm256_add_epi32(sum, sum_pairs(pairs));
+                    let total = total.as_chunks_mut::<32>().0[half].as_mut_ptr();
+                    _mm256_storeu_si256(total.cast(), sum);
+                }
+            }
+        }
     }
 
     #[inline(always)]
@@ -242,6 +274,15 @@ impl IntegerOps for Avx2 {
             _mm_storeu_si128(bytes.as_mut_ptr().cast(), _mm_packus_epi16(low, high));
         }
         bytes
+    }
+
+    #[inline(always)]
+    fn quarter_bytes(self, mut whole: [__m256i; 2]) -> [__m256i; 2] {
+        for half in &mut whole {
+            // SAFETY: the token proves the features.
+            *half = unsafe { _mm256_shuffle_epi8(*half, _mm256_set1_epi32(0x0c08_0400)) };
+        }
+        whole
     }
 
     #[inline(always)]

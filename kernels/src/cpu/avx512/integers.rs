@@ -191,6 +191,12 @@ impl<const VNNI: bool> IntegerOps for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn quarter_bytes(self, whole: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_shuffle_epi8(whole, _mm512_set1_epi32(0x0c08_0400)) }
+    }
+
+    #[inline(always)]
     fn broadcast_quarters(self, values: &[f32; 4]) -> __m512 {
         // SAFETY: the token proves the features; the load takes the 4 values.
         unsafe { _mm512_broadcast_f32x4(_mm_loadu_ps(values.as_ptr())) }

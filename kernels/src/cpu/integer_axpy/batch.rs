@@ -38,14 +38,28 @@ pub(super) fn axpy_tokens<S: Simd, W: Weights<Row: NibbleRow>>(
     let mut minima = vec![[0.0; SPAN]; tokens * spans * usize::from(W::Row::HAS_MINIMA)];
     let mut values = [[Line::ZERO; REGISTERS]; GROUP_ROWS / ROWS];
     let mut quads = [[0.0; WORDS]; GROUP_ROWS / ROWS];
+    let mut words = [[[Line::ZERO; QUADS]; TOKENS]; GROUP_ROWS / ROWS / QUADS];
+    let mut totals = [[Line::ZERO; TOKENS]; REGISTERS];
+    let mut scales_of = [[0.0; WORDS]; TOKENS];
+    let bytes_of = |rows: &[u32]| {
+        let mut bytes = [[].as_slice(); GROUP_ROWS];
+        for (bytes, row) in bytes.iter_mut().zip(rows) {
+            *bytes = part.row(*row).bytes();
+        }
+        bytes
+    };
+    let (mut group_bytes, mut next_bytes);
+    next_bytes = bytes_of(rows);
     let ends_any = ends.contains(&true);
     sums.chunks_exact_mut(width).for_each(to_register_order);
     if ends_any {
         out.chunks_exact_mut(width).for_each(to_register_order);
     }
     for (group, ends) in groups(rows).zip(ends.chunks_exact(tokens)) {
-        let group_rows = &rows[group.clone()];
-        for (listed, scales) in group_rows.iter().zip(scales.chunks_exact_mut(spans)) {
+        for (listed, scales) in rows[group.clone()]
+            .iter()
+            .zip(scales.chunks_exact_mut(spans))
+        {
             let row = part.row(*listed);
             for (span, stored) in scales.iter_mut().enumerate() {
                 let [scales, minima] = row.span_scales(simd, span);
@@ -71,7 +85,8 @@ pub(super) fn axpy_tokens<S: Simd, W: Weights<Row: NibbleRow>>(
             }
         }
         let quad_count = group.len().div_ceil(ROWS);
-        let next_group = &rows[group.end..];
+        group_bytes = next_bytes;
+        next_bytes = bytes_of(&rows[group.end..]);
         for line in 0..lines {
             let block = line * LINE_BLOCKS;
             for (quad, (values, quads)) in values
@@ -80,64 +95,67 @@ pub(super) fn axpy_tokens<S: Simd, W: Weights<Row: NibbleRow>>(
                 .take(quad_count)
                 .enumerate()
             {
-                *quads = [0.0; WORDS];
-                let quad_rows = &group_rows[quad * ROWS..];
-                let mut bytes = [[].as_slice(); ROWS];
-                for index in 0..ROWS {
-                    // A partial quad repeats its last row with a factor of 0.
-                    bytes[index] = part.row(quad_rows[index.min(quad_rows.len() - 1)]).bytes();
-                }
+                let first = quad * ROWS;
                 // One line of every row of a group is read in turn, a pattern that hardware prefetchers miss. The next group's
                 // lines are prefetched quad by quad: in one burst, most prefetches would be dropped.
-                for listed in next_group.iter().skip(quad * ROWS).take(ROWS) {
-                    let bytes = part.row(*listed).bytes();
-                    simd.prefetch(
-                        &bytes[bytes.len().min(line * LINE)..bytes.len().min(line * LINE + 1)],
-                    );
+                for bytes in &next_bytes[first..first + ROWS] {
+                    simd.prefetch(bytes.get(line * LINE..=line * LINE).unwrap_or_default());
                 }
-                for index in 0..ROWS.min(quad_rows.len()) {
-                    let scales = &scales[(quad * ROWS + index) * spans + block / SPAN].scales;
-                    for (quarter, scale) in scales[block % SPAN..][..4].iter().enumerate() {
-                        quads[quarter * ROWS + index] = *scale;
-                    }
+                // A partial quad repeats its last row with a factor of 0.
+                let mut bytes = [group_bytes[first]; ROWS];
+                let mut of_rows = [&[0; 4 * ROWS]; ROWS];
+                for index in 0..ROWS.min(group.len() - first) {
+                    bytes[index] = group_bytes[first + index];
+                    let scales = &scales[(first + index) * spans + block / SPAN].scales;
+                    let of_line = &scales.as_chunks::<LINE_BLOCKS>().0[block % SPAN / LINE_BLOCKS];
+                    of_rows[index] = bytemuck::cast_ref(of_line);
                 }
+                *quads = bytemuck::cast(simd.transpose_words(of_rows));
                 let unpacked = unpack(simd, load_lines(simd, &bytes, line));
                 for (line, unpacked) in values.iter_mut().zip(unpacked) {
                     simd.store_bytes(unpacked, &mut line.0);
                 }
             }
-            let (values, quads) = (&values[..quad_count], &quads[..quad_count]);
-            for token in 0..tokens {
-                let factors = Factors::new(simd, token_coefficients(token), quads);
-                let minima = if W::Row::HAS_MINIMA {
-                    let minima = &minima[token * spans + block / SPAN];
-                    per_quarter(&minima[block % SPAN..])
-                } else {
-                    [0.0; WORDS]
-                };
-                let bias = factors.sums.map(|sum| -W::Row::BIAS * sum);
-                let mut totals = [simd.load_bytes(bytemuck::cast_ref(&bias)); REGISTERS];
-                for (half, totals) in totals.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                    let (mut values, mut words) = (values, &factors.words[..]);
-                    if S::SUMS_PAIRS {
-                        let (several, rest) = values.as_chunks::<QUADS>();
-                        let of_several = words.as_chunks::<QUADS>().0;
-                        for (values, words) in several.iter().zip(of_several) {
-                            add_quads(simd, values, words, half, totals);
-                        }
-                        (values, words) = (rest, &words[several.len() * QUADS..]);
+            let quads = &quads[..quad_count];
+            for first in (0..tokens).step_by(TOKENS) {
+                let tile = TOKENS.min(tokens - first);
+                for token in 0..tile {
+                    let coefficients = token_coefficients(first + token);
+                    let factors = Factors::new(simd, coefficients, quads, &mut words, token);
+                    let bias = factors.sums.map(|sum| -W::Row::BIAS * sum);
+                    for totals in &mut totals {
+                        totals[token] = Line(bytemuck::cast(bias));
                     }
-                    for (values, words) in values.iter().zip(words) {
-                        let words = simd.broadcast_words(words);
-                        for (total, values) in totals.iter_mut().zip(&values[4 * half..]) {
-                            let values = simd.load_bytes(&values.0);
-                            *total = simd.dot_unsigned(*total, values, words);
+                    scales_of[token] = factors.scales;
+                }
+                let chunks = values[..quad_count].chunks(QUADS).zip(&words);
+                for (values, words) in chunks {
+                    let words = &words[..tile];
+                    for (register, totals) in totals.iter_mut().enumerate() {
+                        let totals = &mut totals[..tile];
+                        match values.len() {
+                            1 => add_products::<S, 1>(simd, values, register, words, totals),
+                            2 => add_products::<S, 2>(simd, values, register, words, totals),
+                            3 | 4 => add_products::<S, 4>(simd, values, register, words, totals),
+                            _ => add_products::<S, QUADS>(simd, values, register, words, totals),
                         }
                     }
                 }
-                let line_columns = line * LINE_COLUMNS..width.min((line + 1) * LINE_COLUMNS);
-                let sums = &mut sums[token * width..][line_columns];
-                accumulate_line::<S, W::Row>(simd, &totals, &factors.scales, &minima, sums);
+                for token in 0..tile {
+                    let minima = if W::Row::HAS_MINIMA {
+                        let minima = &minima[(first + token) * spans + block / SPAN];
+                        per_quarter(&minima[block % SPAN..])
+                    } else {
+                        [0.0; WORDS]
+                    };
+                    let mut of_token = [simd.splat_i32(0); REGISTERS];
+                    for (total, totals) in of_token.iter_mut().zip(&totals) {
+                        *total = simd.load_bytes(&totals[token].0);
+                    }
+                    let line_columns = line * LINE_COLUMNS..width.min((line + 1) * LINE_COLUMNS);
+                    let sums = &mut sums[(first + token) * width..][line_columns];
+                    accumulate_line::<S, W::Row>(simd, &of_token, &scales_of[token], &minima, sums);
+                }
             }
         }
         let both = sums
@@ -155,27 +173,28 @@ pub(super) fn axpy_tokens<S: Simd, W: Weights<Row: NibbleRow>>(
 
 /// Quads whose products are added together.
 const QUADS: usize = 8;
+/// Tokens that share each load of a quad.
+const TOKENS: usize = 4;
 
-/// Adds the products of several quads to `totals`, for half `half` of the registers.
+/// Adds the products of up to `N` quads in register `register` with each token's `words` to the token's `totals`. Missing quads repeat
+/// the last one; their words are 0.
 #[inline(always)]
-fn add_quads<S: Simd>(
+fn add_products<S: Simd, const N: usize>(
     simd: S,
-    values: &[[Line; REGISTERS]; QUADS],
-    words: &[[u32; 4]; QUADS],
-    half: usize,
-    totals: &mut [S::Integers; REGISTERS / 2],
+    values: &[[Line; REGISTERS]],
+    register: usize,
+    words: &[[Line; QUADS]],
+    totals: &mut [Line],
 ) {
-    let mut factors = [simd.splat_i32(0); QUADS];
-    for quad in 0..QUADS {
-        factors[quad] = simd.broadcast_words(&words[quad]);
+    let mut nibbles = [&values[0][register].0; N];
+    for (quad, nibbles) in nibbles.iter_mut().enumerate() {
+        *nibbles = &values[quad.min(values.len() - 1)][register].0;
     }
-    for index in 0..REGISTERS / 2 {
-        let mut numbers = [simd.splat_i32(0); QUADS];
-        for quad in 0..QUADS {
-            numbers[quad] = simd.load_bytes(&values[quad][4 * half + index].0);
-        }
-        totals[index] = simd.dot_nibbles(totals[index], numbers, factors);
-    }
+    simd.add_nibble_products(
+        nibbles,
+        bytemuck::cast_slice(words),
+        bytemuck::cast_slice_mut(totals),
+    );
 }
 
 /// Four coefficients times the scales of four rows, `[quarter, row]`.
@@ -187,10 +206,8 @@ fn factors<S: Simd>(simd: S, coefficients: &[f32; ROWS], scales: &[f32; WORDS]) 
     )
 }
 
-/// Quantised factors of one token for the rows of a group in one line.
+/// Scales and sums of the quantised factors of one token for the rows of a group in one line.
 struct Factors {
-    /// Factors of four rows, one word per quarter.
-    words: [[u32; 4]; GROUP_ROWS / ROWS],
     /// Scale of the factors, per lane.
     scales: [f32; WORDS],
     /// Sum of the quantised factors, per lane.
@@ -198,17 +215,28 @@ struct Factors {
 }
 
 impl Factors {
-    /// Quantises coefficients times `scales`, `[row / 4, quarter, row % 4]`.
+    /// Quantises coefficients times `scales`, `[row / 4, quarter, row % 4]`, to the `words` of token `token`, `[row / 32, token, row / 4]`:
+    /// the four factors of a quarter are in each of its words. Words of missing rows are 0.
     #[inline(always)]
-    fn new<S: Simd>(simd: S, coefficients: &[f32], scales: &[[f32; WORDS]]) -> Self {
+    fn new<S: Simd>(
+        simd: S,
+        coefficients: &[f32],
+        scales: &[[f32; WORDS]],
+        words: &mut [[[Line; QUADS]; TOKENS]],
+        token: usize,
+    ) -> Self {
         let mut padded = [[0.0; ROWS]; GROUP_ROWS / ROWS];
-        padded.as_flattened_mut()[..coefficients.len()].copy_from_slice(coefficients);
+        let coefficients = match coefficients.as_chunks() {
+            (whole, []) => whole,
+            _ => {
+                padded.as_flattened_mut()[..coefficients.len()].copy_from_slice(coefficients);
+                &padded[..scales.len()]
+            }
+        };
         let mut largest = simd.splat_i32(0);
-        for quad in 0..scales.len() {
-            largest = simd.max_i32(
-                largest,
-                simd.magnitude_bits(factors(simd, &padded[quad], &scales[quad])),
-            );
+        for (coefficients, scales) in coefficients.iter().zip(scales) {
+            let products = factors(simd, coefficients, scales);
+            largest = simd.max_i32(largest, simd.magnitude_bits(products));
         }
         let mut lanes = [0u32; WORDS];
         simd.store_bytes(largest, bytemuck::cast_mut(&mut lanes));
@@ -217,13 +245,17 @@ impl Factors {
             (scale[quarter], inverse[quarter]) = int8_scale(*a.max(b).max(c.max(d)));
         }
         let inverses = simd.load_lanes(&per_quarter(&inverse));
-        let mut words = [[0u32; 4]; GROUP_ROWS / ROWS];
         let mut sums = simd.splat_i32(0);
-        for (quad, words) in words[..scales.len()].iter_mut().enumerate() {
-            let rounded =
-                simd.quantise_lanes(factors(simd, &padded[quad], &scales[quad]), inverses);
-            sums = simd.add_i32(sums, rounded);
-            *words = bytemuck::cast(simd.low_bytes(rounded));
+        let chunks = coefficients.chunks(QUADS).zip(scales.chunks(QUADS));
+        for ((coefficients, scales), words) in chunks.zip(words) {
+            let words = &mut words[token];
+            for ((coefficients, scales), words) in coefficients.iter().zip(scales).zip(&mut *words)
+            {
+                let rounded = simd.quantise_lanes(factors(simd, coefficients, scales), inverses);
+                sums = simd.add_i32(sums, rounded);
+                simd.store_bytes(simd.quarter_bytes(rounded), &mut words.0);
+            }
+            words[scales.len()..].fill(Line::ZERO);
         }
         let mut lanes = [0i32; WORDS];
         simd.store_bytes(sums, bytemuck::cast_mut(&mut lanes));
@@ -232,7 +264,6 @@ impl Factors {
             *sum = of_quarter.iter().sum();
         }
         Self {
-            words,
             scales: per_quarter(&scale),
             sums: per_quarter(&sums),
         }

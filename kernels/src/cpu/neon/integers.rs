@@ -200,6 +200,18 @@ impl IntegerOps for Neon {
     }
 
     #[inline(always)]
+    fn quarter_bytes(self, mut whole: Self::Integers) -> Self::Integers {
+        for quarter in &mut whole {
+            // SAFETY: the token proves the feature.
+            *quarter = unsafe {
+                let order = vreinterpretq_u8_u32(vdupq_n_u32(0x0c08_0400));
+                vreinterpretq_s32_s8(vqtbl1q_s8(vreinterpretq_s8_s32(*quarter), order))
+            };
+        }
+        whole
+    }
+
+    #[inline(always)]
     fn broadcast_quarters(self, values: &[f32; 4]) -> Self::Lanes {
         // SAFETY: the token proves the feature; the load takes the 4 values.
         unsafe { [vld1q_f32(values.as_ptr()); 4] }
