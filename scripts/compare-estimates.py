@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = Path(os.environ.get("POWERINFER", ROOT / "target/release/powerinfer")).resolve()
 FOLDER = ROOT / "target/estimates"
+SILU = os.environ.get("SILU")
 STAGES = {
     "profile": "^profiled",
     "predictors": "^(calculated|trained|calibrated)",
@@ -27,7 +28,7 @@ STAGES = {
 RUNS = [
     ("`demo --quick`", None, ["demo", "--quick"]),
     ("`demo`", None, ["demo"]),
-    ("`demo` with SiLU", None, [os.environ.get("SILU", "")]),
+    ("`demo` with SiLU", None, [str(Path(SILU).resolve())] if SILU else []),
     ("`llama-1b --quick`", ("llama-1b", None), ["--quick"]),
     ("`llama-7b --quick` (1)", ("llama-7b", 1), ["--quick"]),
     ("`llama3-8b --quick` (1)", ("llama3-8b", 1), ["--quick", "--tokens", "2048"]),
@@ -47,7 +48,7 @@ def run(arguments):
     shutil.rmtree(bundle, ignore_errors=True)
     command = [PROGRAM, "prepare", *arguments, "--vram", "24G", "--out", bundle]
     process = subprocess.Popen(command, cwd=FOLDER, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    estimated, measured, tokens, lines = {}, {}, "", []
+    estimated, measured, tokens, lines, since = {}, {}, "", [], time.monotonic()
     for line in process.stdout:
         now = time.monotonic()
         lines.append(line)
@@ -61,7 +62,7 @@ def run(arguments):
         for stage, pattern in STAGES.items():
             if stage not in measured and re.match(pattern, line):
                 measured[stage], since = now - since, now
-    if process.wait() or not estimated:
+    if process.wait() or not estimated or measured.keys() != STAGES.keys():
         raise SystemExit("".join(lines))
     measured["all"] = sum(measured.values())
     return estimated, measured, tokens
@@ -71,7 +72,7 @@ def main():
     FOLDER.mkdir(parents=True, exist_ok=True)
     rows = []
     for name, shape, options in RUNS:
-        if options == [""]:
+        if not options:
             continue
         arguments = options
         if shape:

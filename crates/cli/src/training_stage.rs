@@ -14,7 +14,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_import::{OriginalPredictors, PredictedSizes};
 use powerinfer_model::Checkpoint;
-use powerinfer_pipeline::{ByteBudget, DEFAULT_TARGETS, Stage, Training};
+use powerinfer_pipeline::{ByteBudget, Stage, Training, default_targets};
 use powerinfer_predictor::{
     Import, Method, QUANT_SETTING, Recipe, Settings, Sizing, Targets, is_current,
 };
@@ -34,7 +34,7 @@ pub(crate) struct TrainingArguments {
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     recall: Option<f64>,
     /// Share of the contributions (`|h|·‖down‖`) that predicted neurons must have on held-out tokens [default:
-    /// 0.995, with `--import` what the predictors' own threshold gives]
+    /// 0.995, with `--method closed-form` 0.998, with `--import` what the predictors' own threshold gives]
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     contribution_recall: Option<f64>,
     /// Bytes of all predictors, at most: a size, or a share of the model's bytes
@@ -141,18 +141,15 @@ impl TrainingArguments {
         self.method.is_some() || self.sizing == Sizing::Paper
     }
 
-    /// The targets, if any is given.
-    fn targets(&self) -> Option<Targets> {
-        if self.recall.is_none() && self.contribution_recall.is_none() {
-            return None;
-        }
-        let usual = DEFAULT_TARGETS;
-        Some(Targets {
+    /// The targets of predictors made by `method`: those given, and the usual ones.
+    pub(crate) fn targets(&self, method: Method) -> Targets {
+        let usual = default_targets(method);
+        Targets {
             recall: self.recall.unwrap_or(usual.recall),
             contribution_recall: self
                 .contribution_recall
                 .unwrap_or(usual.contribution_recall),
-        })
+        }
     }
 
     /// Like [`Self::recipe`], but keeps the weight format of the predictors in the work `folder` if only `quant` differs.
@@ -213,15 +210,17 @@ impl TrainingArguments {
                     Some(model) => OriginalPredictors::open(files(model, output)?.folder(), sizes)?,
                     None => OriginalPredictors::open(path, sizes)?,
                 },
-                targets: self.targets(),
+                targets: (self.recall.or(self.contribution_recall))
+                    .map(|_| self.targets(Method::Auto)),
                 weights: self.predictor_quant.unwrap_or(Format::Q8_0),
                 seed,
             }),
             None => {
+                let method = self.method()?;
                 let training = Training {
-                    targets: self.targets().unwrap_or(DEFAULT_TARGETS),
+                    targets: Some(self.targets(method)),
                     max_bytes: self.max_bytes,
-                    method: self.method()?,
+                    method,
                     max_time: self.max_time,
                     min_saving: self.min_saving.unwrap_or(Settings::MIN_SAVING),
                     sizing: self.sizing,

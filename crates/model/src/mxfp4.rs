@@ -1,6 +1,8 @@
 //! MXFP4, the OCP microscaling format of gpt-oss's experts: blocks of 32 four-bit floating-point numbers (E2M1), each block with a
 //! power of two as its scale (E8M0).
 
+use rayon::prelude::*;
+
 /// Number of elements in a block.
 pub(crate) const BLOCK_LENGTH: usize = 32;
 
@@ -16,12 +18,22 @@ pub(crate) fn scale(exponent: u8) -> f32 {
 
 /// Dequantises blocks whose bytes each hold two neighbouring elements, the first in the low nibble; `exponents` has one per block.
 pub(crate) fn dequantise(bytes: &[u8], exponents: &[u8]) -> Vec<f32> {
-    let mut values = Vec::with_capacity(2 * bytes.len());
-    for (block, exponent) in bytes.chunks_exact(BLOCK_LENGTH / 2).zip(exponents) {
-        let scale = scale(*exponent);
-        let codes = block.iter().flat_map(|byte| [byte & 15, byte >> 4]);
-        values.extend(codes.map(|code| VALUES[usize::from(code)] * scale));
-    }
+    // Blocks that one thread dequantises.
+    const BLOCKS: usize = 1 << 11;
+    let mut values = vec![0.0; 2 * bytes.len()];
+    let parts = values.par_chunks_mut(BLOCKS * BLOCK_LENGTH);
+    let stored = bytes.par_chunks(BLOCKS * BLOCK_LENGTH / 2);
+    let parts = parts.zip(stored).zip(exponents.par_chunks(BLOCKS));
+    parts.for_each(|((values, bytes), exponents)| {
+        let blocks = bytes.chunks_exact(BLOCK_LENGTH / 2).zip(exponents);
+        for (values, (block, exponent)) in values.chunks_exact_mut(BLOCK_LENGTH).zip(blocks) {
+            let scale = scale(*exponent);
+            let codes = block.iter().flat_map(|byte| [byte & 15, byte >> 4]);
+            for (value, code) in values.iter_mut().zip(codes) {
+                *value = VALUES[usize::from(code)] * scale;
+            }
+        }
+    });
     values
 }
 

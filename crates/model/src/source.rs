@@ -1,5 +1,7 @@
 //! Mapping of weights to checkpoint tensors: which rows, and which transformation.
 
+use rayon::prelude::*;
+
 /// Origin of a weight's values in a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum WeightSource {
@@ -330,13 +332,19 @@ impl WeightSource {
 
 /// Transposes a matrix whose rows have `width` values.
 pub(crate) fn transposed(values: &[f32], width: usize) -> Vec<f32> {
+    // Columns that one thread transposes, about a cache line.
+    const COLUMNS: usize = 16;
     let rows = values.len() / width.max(1);
     let mut out = vec![0.0; values.len()];
-    for (row, stored) in values.chunks_exact(width).enumerate() {
-        for (column, value) in stored.iter().enumerate() {
-            out[column * rows + row] = *value;
+    let parts = out.par_chunks_mut(COLUMNS * rows.max(1)).enumerate();
+    parts.for_each(|(part, out)| {
+        for (row, stored) in values.chunks_exact(width).enumerate() {
+            let columns = stored[part * COLUMNS..].iter().take(COLUMNS);
+            for (column, value) in columns.enumerate() {
+                out[column * rows + row] = *value;
+            }
         }
-    }
+    });
     out
 }
 

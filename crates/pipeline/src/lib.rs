@@ -21,4 +21,4 @@ pub use error::PipelineError;
 pub use prepare::{Prepare, Report, Work, place, prepare};
 pub use stages::{Stage, profile, train};
 pub use tokenizer::tokenizer;
-pub use training::{ByteBudget, DEFAULT_TARGETS, Training};
+pub use training::{ByteBudget, DEFAULT_TARGETS, Training, default_targets};

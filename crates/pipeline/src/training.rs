@@ -8,12 +8,24 @@ use powerinfer_model::{Checkpoint, ModelConfig};
 use powerinfer_predictor::{Method, Settings, Sizing, Targets};
 use powerinfer_tensor::Format;
 
-/// Targets of calculated and trained predictors. With a contribution recall of 0.99 instead, linear ones read 10% less, but 2% of
+/// Targets of trained predictors. With a contribution recall of 0.99 instead, linear ones read 10% less, but 2% of
 /// the demo's outputs differ from those of `dense`.
 pub const DEFAULT_TARGETS: Targets = Targets {
     recall: 0.95,
     contribution_recall: 0.995,
 };
+
+/// Targets of predictors made by `method`: [`DEFAULT_TARGETS`], or for [`Method::ClosedForm`] a contribution recall of 0.998. At equal
+/// contribution recall, a calculated network's misses change the outputs more than a trained one's.
+pub fn default_targets(method: Method) -> Targets {
+    match method {
+        Method::ClosedForm => Targets {
+            contribution_recall: 0.998,
+            ..DEFAULT_TARGETS
+        },
+        Method::Auto | Method::Trained => DEFAULT_TARGETS,
+    }
+}
 
 /// Contribution recall that every predictor has.
 const LOWEST_CONTRIBUTION_RECALL: f64 = 0.01;
@@ -21,8 +33,8 @@ const LOWEST_CONTRIBUTION_RECALL: f64 = 0.01;
 /// Options of training.
 #[derive(Debug, Clone)]
 pub struct Training {
-    /// Recalls on held-out tokens.
-    pub targets: Targets,
+    /// Recalls on held-out tokens; `None` means [`default_targets`].
+    pub targets: Option<Targets>,
     /// Bytes of all predictors, at most.
     pub max_bytes: ByteBudget,
     /// How predictors are made.
@@ -44,7 +56,7 @@ pub struct Training {
 impl Default for Training {
     fn default() -> Self {
         Self {
-            targets: DEFAULT_TARGETS,
+            targets: None,
             max_bytes: ByteBudget::Share(0.03),
             method: Method::Auto,
             max_time: None,
@@ -62,13 +74,14 @@ impl Training {
     /// neuron.
     pub fn settings(&self, checkpoint: &Checkpoint, quant: Format, seed: u64) -> Settings {
         let config = checkpoint.config();
+        let targets = self.targets.unwrap_or(default_targets(self.method));
         Settings {
             targets: match self.sizing {
-                Sizing::Evidence => self.targets,
+                Sizing::Evidence => targets,
                 // The paper's rule uses only recall.
                 Sizing::Paper => Targets {
                     contribution_recall: LOWEST_CONTRIBUTION_RECALL,
-                    ..self.targets
+                    ..targets
                 },
             },
             layer_bytes: self.max_bytes.per_layer(config, quant),

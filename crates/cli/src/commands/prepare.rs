@@ -216,6 +216,7 @@ fn make_quick(how: &mut Prepare<'_>, checkpoint: &Checkpoint, training: &Trainin
         && !training.chooses_method()
     {
         settings.method = Method::ClosedForm;
+        settings.targets = training.targets(settings.method);
     }
     how.options.certify_tokens = how.options.certify_tokens.or(Some(certified));
 }
