@@ -240,7 +240,7 @@ def on_emulator(*question):
 
 
 METHODS = ["closed-form", "trained"]
-# The default of `auto`; that of `closed-form` is higher.
+# The default of `auto`; the default of `closed-form` is higher.
 EQUAL = ["--contribution-recall", "0.995"]
 
 

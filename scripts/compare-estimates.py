@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Compares the estimates of `powerinfer prepare` with what its stages take, and rewrites the table of docs/guide/large-models.md.
+"""Compares the time estimates of `powerinfer prepare` with measured times by stage, and rewrites the table of docs/guide/large-models.md.
 
-Takes about half an hour on two cores. Nothing else may run meanwhile. POWERINFER names the program, and SILU a model with SiLU and the
-shape of the demo (scripts/answers.sh trains one); without it, its row is left out.
+Takes about half an hour on two cores. Nothing else may run at the same time. POWERINFER names the program, and SILU a model with SiLU
+and the shape of the demo (scripts/answers.sh trains one). Without SILU, the row of that model is left out.
 
 usage: scripts/compare-estimates.py
 """

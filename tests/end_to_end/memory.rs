@@ -54,7 +54,7 @@ fn a_model_is_never_in_memory_as_a_whole() {
     let profile = [
         "profile", "model", "--data", "text.txt", "--tokens", "300", "-v",
     ];
-    // More threads than the machine has: memory must not grow with them.
+    // Uses more threads than the machine has: memory must not grow with the number of threads.
     let mut command = sandbox.command(&profile);
     command.env("RAYON_NUM_THREADS", "8");
     let profile = peak(&run_command(command, b"").good().stderr);

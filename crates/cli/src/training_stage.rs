@@ -141,7 +141,7 @@ impl TrainingArguments {
         self.method.is_some() || self.sizing == Sizing::Paper
     }
 
-    /// The targets of predictors made by `method`: those given, and the usual ones.
+    /// Targets of predictors made by `method`: the values given as options, and defaults for the rest.
     pub(crate) fn targets(&self, method: Method) -> Targets {
         let usual = default_targets(method);
         Targets {

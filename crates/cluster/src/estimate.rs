@@ -24,7 +24,7 @@ const ATTEND: f64 = 10e-9;
 const EXPERT_GEMMS: f64 = 0.33;
 /// Tokens of a full sequence in a profile.
 const SEQUENCE: f64 = 512.0;
-/// Parameters per second and core that `profile` and the calibration of thresholds read and convert to f32.
+/// Parameters that `profile` and the calibration of thresholds read and convert to f32, per second and core.
 const LOAD: f64 = 130e6;
 /// Operations per neuron and token in training for labels, losses and their gradients.
 const LOSS: f64 = 2400.0;
@@ -361,7 +361,7 @@ mod tests {
         assert!(all.layer_parameters as f64 > 1.9 * half.layer_parameters as f64);
         let counting = COUNT * (all.neurons - half.neurons) as f64 * all.layers as f64;
         let difference = per_token(all) - per_token(half);
-        // Besides their neurons, the other experts have rows in the router.
+        // Besides neurons, the additional experts add rows to the router.
         assert!(
             (counting..1.1 * counting).contains(&difference),
             "{difference} {counting}"

@@ -171,7 +171,7 @@ impl Mxfp4<'_> {
     }
 }
 
-/// Converts elements of `SIZE` bytes in parallel. Tensors are read one after another, so that one of them is in memory twice.
+/// Converts elements of `SIZE` bytes in parallel. Tensors are read one after another, so at most one at a time is in memory twice.
 fn converted<const SIZE: usize>(
     bytes: &[u8],
     convert: impl Fn([u8; SIZE]) -> f32 + Sync,

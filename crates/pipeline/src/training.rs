@@ -15,8 +15,8 @@ pub const DEFAULT_TARGETS: Targets = Targets {
     contribution_recall: 0.995,
 };
 
-/// Targets of predictors made by `method`: [`DEFAULT_TARGETS`], or for [`Method::ClosedForm`] a contribution recall of 0.998. At equal
-/// contribution recall, a calculated network's misses change the outputs more than a trained one's.
+/// Targets of predictors made by `method`: [`DEFAULT_TARGETS`], but with a contribution recall of 0.998 for [`Method::ClosedForm`]. At
+/// equal contribution recall, a calculated network's misses change the outputs more than a trained one's.
 pub fn default_targets(method: Method) -> Targets {
     match method {
         Method::ClosedForm => Targets {

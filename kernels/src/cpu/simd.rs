@@ -184,8 +184,8 @@ pub(crate) trait IntegerOps: SpanOps {
             self.dot_unsigned(sums, nibbles, x)
         })
     }
-    /// For each vector of `x`, adds [`Self::dot_unsigned`] of `nibbles`, at most 15, and the vector's first `N` registers to its word of
-    /// `totals`.
+    /// For each vector of `x`, adds [`Self::dot_unsigned`] of `nibbles` and the vector's first `N` registers to the vector's entry in
+    /// `totals`; `nibbles` are at most 15.
     #[inline(always)]
     fn add_nibble_products<const N: usize>(
         self,

@@ -154,7 +154,7 @@ impl IntegerOps for Avx2 {
         x: &[[[u8; 64]; 8]],
         totals: &mut [[u8; 64]],
     ) {
-        // As in `dot_nibbles`. Registers hold a half of eight operands.
+        // At most 8, as in `dot_nibbles`. One half at a time, because the registers hold only half of eight operands.
         const { assert!(N <= 8) };
         for half in 0..2 {
             let of_half = |bytes: &[u8; 64]| bytes.as_chunks::<32>().0[half].as_ptr().cast();

@@ -101,7 +101,7 @@ pub(super) fn axpy_tokens<S: Simd, W: Weights<Row: NibbleRow>>(
                 for bytes in &next_bytes[first..first + ROWS] {
                     simd.prefetch(bytes.get(line * LINE..=line * LINE).unwrap_or_default());
                 }
-                // A partial quad repeats its last row with a factor of 0.
+                // A partial quad repeats its first row with a factor of 0.
                 let mut bytes = [group_bytes[first]; ROWS];
                 let mut of_rows = [&[0; 4 * ROWS]; ROWS];
                 for index in 0..ROWS.min(group.len() - first) {
@@ -176,8 +176,8 @@ const QUADS: usize = 8;
 /// Tokens that share each load of a quad.
 const TOKENS: usize = 4;
 
-/// Adds the products of up to `N` quads in register `register` with each token's `words` to the token's `totals`. Missing quads repeat
-/// the last one; their words are 0.
+/// For each token, adds the products of register `register` of up to `N` quads and the token's `words` to its `totals`. Missing quads
+/// repeat the last one; their words are 0.
 #[inline(always)]
 fn add_products<S: Simd, const N: usize>(
     simd: S,
@@ -215,8 +215,8 @@ struct Factors {
 }
 
 impl Factors {
-    /// Quantises coefficients times `scales`, `[row / 4, quarter, row % 4]`, to the `words` of token `token`, `[row / 32, token, row / 4]`:
-    /// the four factors of a quarter are in each of its words. Words of missing rows are 0.
+    /// Quantises coefficients times `scales` (`[row / 4, quarter, row % 4]`) into the words of token `token` in `words`
+    /// (`[row / 32, token, row / 4]`). Each word of a quarter holds the quarter's four factors. Words of missing rows are 0.
     #[inline(always)]
     fn new<S: Simd>(
         simd: S,
