@@ -58,6 +58,11 @@ fn a_quick_preparation_calculates_predictors_and_says_what_more_would_do() {
     let full = plan.good();
     full.stderr_contains(&["as in earlier runs: --tokens 3000", "trained 6 predictors"]);
     assert!(!full.stderr.contains("--quick"), "{}", full.stderr);
+    // Its predictors are not those of a quick run, even if only the format of the weights were to change.
+    let quick = ["prepare", "demo", "--quick", "--quant", "q8_0"];
+    let again = sandbox.run(&quick).good();
+    again.stderr_contains(&["calculated 6 predictors"]);
+    assert!(!again.stderr.contains("are kept"), "{}", again.stderr);
 }
 
 #[test]
@@ -94,7 +99,7 @@ fn a_bundle_is_packed_again_when_a_tokenizer_file_of_the_model_changes() {
     .unwrap();
     let prepare = || {
         let arguments = ["prepare", "./llama-relu-gqa", "--data", "text.txt"];
-        let options = ["--out", "out", "--vram", "0G", "--steps", "5"];
+        let options = words("--out out --vram 0G --steps 5 --certify none");
         let run = sandbox
             .run(&[arguments.as_slice(), &options].concat())
             .good();
@@ -153,6 +158,8 @@ fn placement_does_not_change_the_text() {
                 vram,
                 "--hardware",
                 machine,
+                "--certify",
+                "none",
                 "--json",
             ])
             .good();
@@ -246,8 +253,9 @@ fn every_format_runs() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     for quant in ["f32", "bf16", "q8_0", "q4_k", "q4_0"] {
+        let place = ["place", "demo", "--vram", "24G", "--certify", "none"];
         sandbox
-            .run(&["place", "demo", "--vram", "24G", "--quant", quant])
+            .run(&[&place[..], &["--quant", quant]].concat())
             .good();
         let run = sandbox
             .run(&["run", "--prompt", "def f(xs):", "-n", "5", "--json"])
@@ -266,10 +274,8 @@ fn q4_k_is_closer_to_the_model_than_q4_0() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let [exact, k, zero] = ["f32", "q4_k", "q4_0"].map(|quant| {
-        let place = ["place", "demo", "--vram", "24G", "--policy", "dense"];
-        sandbox
-            .run(&[&place[..], &["--quant", quant]].concat())
-            .good();
+        let place = words("place demo --vram 24G --policy dense --certify none --quant");
+        sandbox.run(&[&place[..], &[quant]].concat()).good();
         let eval = words("eval perplexity demo.powerinfer --tokens 2000 --json");
         let report = sandbox.run(&eval).good().json();
         report["dense_perplexity"].as_f64().unwrap().ln()

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// How predictors are made.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub(crate) struct TrainingArguments {
     /// Share of active neurons that must be predicted on held-out tokens [default: 0.95, with
     /// `--import` what the predictors' own threshold gives]
@@ -136,9 +136,15 @@ impl TrainingArguments {
         Ok(method)
     }
 
-    /// Whether the options say how predictors are made.
-    pub(crate) fn chooses_method(&self) -> bool {
-        self.method.is_some() || self.sizing == Sizing::Paper
+    /// These options with the method of `prepare --quick`, unless they say how predictors are made.
+    pub(crate) fn quick(&self) -> Self {
+        let trains =
+            self.sizing == Sizing::Paper || self.max_time.is_some() || self.min_saving.is_some();
+        let usual = (!trains).then_some(Method::ClosedForm);
+        Self {
+            method: self.method.or(usual),
+            ..self.clone()
+        }
     }
 
     /// Targets of predictors made by `method`: the values given as options, and defaults for the rest.

@@ -96,7 +96,9 @@ fn prepare_model(
     let bar = Bar::new(output);
     let seed = arguments.seed;
     let quant = arguments.budget.quant();
-    let training = &arguments.training;
+    let full_training = &arguments.training;
+    let quick_training = arguments.quick.then(|| full_training.quick());
+    let training = quick_training.as_ref().unwrap_or(full_training);
     let model = &arguments.model;
     let recipe = training.recipe_or_kept(model, checkpoint, quant, seed, folder, output)?;
     let card = arguments.tracing.card(checkpoint, output)?;
@@ -117,6 +119,9 @@ fn prepare_model(
     };
     let mut full = None;
     if arguments.quick {
+        let without = full_training.recipe(model, checkpoint, quant, seed, output.silent())?;
+        let kept = (how.trace_tokens, std::mem::replace(&mut how.recipe, without));
+        how.trace_tokens = samples(&how.recipe);
         full = Some(workload(
             &how,
             checkpoint,
@@ -124,8 +129,8 @@ fn prepare_model(
             SEQUENCE as f64,
             &with_current_speed(this_machine(&bar)?),
         ));
-        make_quick(&mut how, checkpoint, training);
-        how.trace_tokens = samples(&how.recipe);
+        (how.trace_tokens, how.recipe) = kept;
+        make_quick(&mut how, checkpoint);
     }
     let ending = if how.options.certifies() {
         ", and its certificate"
@@ -203,20 +208,14 @@ fn prepare_model(
     Ok(())
 }
 
-/// Applies the settings of `--quick`, except those that other options set.
-fn make_quick(how: &mut Prepare<'_>, checkpoint: &Checkpoint, training: &TrainingArguments) {
+/// Applies the numbers of tokens of `--quick`, except those that other options set.
+fn make_quick(how: &mut Prepare<'_>, checkpoint: &Checkpoint) {
     let [tokens, certified] = match checkpoint.config().parameters() {
         ..SMALL_PARAMETERS => QUICK_SMALL,
         _ => QUICK_LARGE,
     };
     if how.text.tokens == Tokens::Auto {
         how.text.tokens = Tokens::Count(tokens);
-    }
-    if let Recipe::Train(settings) = &mut how.recipe
-        && !training.chooses_method()
-    {
-        settings.method = Method::ClosedForm;
-        settings.targets = training.targets(settings.method);
     }
     how.options.certify_tokens = how.options.certify_tokens.or(Some(certified));
 }
