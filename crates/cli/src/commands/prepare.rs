@@ -120,7 +120,7 @@ fn prepare_model(
     let mut full = None;
     if arguments.quick {
         let without = full_training.recipe(model, checkpoint, quant, seed, output.silent())?;
-        let kept = (how.trace_tokens, std::mem::replace(&mut how.recipe, without));
+        let quick = std::mem::replace(&mut how.recipe, without);
         how.trace_tokens = samples(&how.recipe);
         full = Some(workload(
             &how,
@@ -129,7 +129,8 @@ fn prepare_model(
             SEQUENCE as f64,
             &with_current_speed(this_machine(&bar)?),
         ));
-        (how.trace_tokens, how.recipe) = kept;
+        how.recipe = quick;
+        how.trace_tokens = samples(&how.recipe);
         make_quick(&mut how, checkpoint);
     }
     let ending = if how.options.certifies() {
