@@ -17,7 +17,7 @@ use powerinfer_solver::{Candidate, Problem, cost::Cost};
 use powerinfer_tensor::Format;
 
 use crate::simulate::{
-    engine::Engine,
+    engine::OURS,
     step::{Estimator, Kind, Pass, Placed, PlacedLayer},
 };
 
@@ -159,9 +159,8 @@ fn cached(
         (_, cold) => (cold * fewer).min(1.0),
     };
     let frequencies: Vec<f64> = layer.frequencies.iter().enumerate().map(scaled).collect();
-    let engine = Engine::of_plan(plan);
     let estimator = Estimator {
-        engine: &engine,
+        engine: &OURS,
         hardware: &plan.hardware,
     };
     let pass = Pass {

@@ -30,7 +30,7 @@ pub(crate) fn predict(
     let cached: Vec<&Candidate> = cached.iter().collect();
     let decoding = Placed::new(plan, problem, config, quant, &cached);
     let placed = Placed::new(plan, problem, config, quant, chosen);
-    let engine = Engine::of_plan(plan);
+    let engine = Engine::of_plan(plan, config);
     let estimator = Estimator {
         engine: &engine,
         hardware: &plan.hardware,

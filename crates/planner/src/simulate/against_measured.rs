@@ -194,6 +194,7 @@ fn placed<'a>(
             frequencies,
             hot_count,
             selected: 1.0,
+            expert_neurons: config.ffn_size as f64,
             neuron_bytes: neuron_bytes(config, QUANT),
             attention,
             attention_bytes: memory::attention_bytes(config, QUANT, false),

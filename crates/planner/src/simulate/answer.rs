@@ -205,7 +205,7 @@ impl Request {
             name: OURS.name,
             warning: None,
             speed: Some(self.speed(
-                &Engine::of_plan(&solved.decision.plan),
+                &Engine::of_plan(&solved.decision.plan, config),
                 &placed,
                 "neurons".to_owned(),
             )),

@@ -5,7 +5,8 @@ use powerinfer_artifact::{
     hardware::{EngineRates, Hardware},
     plan::{Device, Plan},
 };
-use powerinfer_runtime::memory::PREFILL_BATCH;
+use powerinfer_model::ModelConfig;
+use powerinfer_runtime::memory::{PREFILL_BATCH, prompt_tokens};
 use powerinfer_solver::cost::{CPU_KERNELS, GPU_KERNELS};
 use powerinfer_tensor::Format;
 
@@ -44,10 +45,27 @@ pub(crate) struct Engine {
     pub(crate) prompt_batch: usize,
     /// Whether prompts skip neurons as decoding does.
     pub(crate) sparse_prompts: bool,
-    /// Minimum number of prompt tokens for which the GPU multiplies each expert only with the tokens that select it, instead of with
-    /// all tokens.
-    pub(crate) gathers_from: f64,
+    /// How the GPU multiplies the experts of a mixture with the tokens of a prompt.
+    pub(crate) expert_passes: ExpertPasses,
 }
+
+/// How a GPU multiplies the experts of a mixture with the tokens of a prompt.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExpertPasses {
+    /// Minimum number of tokens for which each expert is multiplied only with the tokens that select it, instead of with all tokens.
+    pub(crate) gathers_from: f64,
+    /// Kernels of each expert in addition to those of the FFN.
+    pub(crate) kernels: f64,
+    /// Number of tokens for which an expert takes as long as for fewer.
+    pub(crate) tile: f64,
+}
+
+/// All experts share their kernels, and no tile is padded.
+const GROUPED: ExpertPasses = ExpertPasses {
+    gathers_from: 1.0,
+    kernels: 0.0,
+    tile: 1.0,
+};
 
 /// Limit on the bytes of quantised blocks that a CPU thread processes per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -81,10 +99,14 @@ pub(crate) enum Merge {
 }
 
 impl Engine {
-    /// This engine with the prefill batch of `plan`.
-    pub(crate) fn of_plan(plan: &Plan) -> Self {
+    /// This engine with the prefill batch of `plan`, for a model with the configuration `config`.
+    pub(crate) fn of_plan(plan: &Plan, config: &ModelConfig) -> Self {
         Self {
-            prompt_batch: plan.prompt_batch,
+            prompt_batch: if plan.uses_gpu() {
+                plan.prompt_batch
+            } else {
+                prompt_tokens(config)
+            },
             streams: if plan.prompt_batch > PREFILL_BATCH {
                 Streams::All
             } else {
@@ -122,7 +144,12 @@ pub(crate) const OURS: Engine = Engine {
     streams: Streams::Neurons,
     prompt_batch: PREFILL_BATCH,
     sparse_prompts: false,
-    gathers_from: PREFILL_BATCH as f64 + 1.0,
+    // Gathering, clearing, gate, up, activation, `down` in two kernels, and scattering.
+    expert_passes: ExpertPasses {
+        gathers_from: PREFILL_BATCH as f64 + 1.0,
+        kernels: 8.0,
+        tile: 64.0,
+    },
 };
 
 /// PowerInfer as its paper describes and measures it (arXiv 2312.12456v2).
@@ -152,7 +179,7 @@ pub(crate) const ORIGINAL: Engine = Engine {
     streams: Streams::All,
     prompt_batch: LLAMA_CPP_2023.prompt_batch,
     sparse_prompts: true,
-    gathers_from: 1.0,
+    expert_passes: GROUPED,
 };
 
 /// llama.cpp at the time of the paper: whole layers on the GPU, with their KV cache.
@@ -186,7 +213,7 @@ pub(crate) const LLAMA_CPP_2023: Engine = Engine {
     streams: Streams::All,
     prompt_batch: LLAMA_CPP_BATCH as usize,
     sparse_prompts: false,
-    gathers_from: 1.0,
+    expert_passes: GROUPED,
 };
 
 /// llama.cpp in November 2026 (0c1e570), fitted to measurements on an NVIDIA H200 and 16 virtual cores of an Intel Xeon;

@@ -46,6 +46,8 @@ pub(crate) struct PlacedLayer<'a> {
     pub(crate) hot_count: usize,
     /// Share of the neurons that belong to a token's experts; 1 in dense models.
     pub(crate) selected: f64,
+    /// Number of neurons of an expert.
+    pub(crate) expert_neurons: f64,
     /// Bytes of a neuron.
     pub(crate) neuron_bytes: u64,
     /// Device of attention.
@@ -234,15 +236,16 @@ impl Estimator<'_> {
         pass: Pass,
     ) -> Cost {
         let neuron_bytes = layer.neuron_bytes as f64;
-        let mode = if pass.kind == Kind::Prompt && !self.engine.sparse_prompts {
+        let is_whole = pass.kind == Kind::Prompt && !self.engine.sparse_prompts;
+        let mode = if is_whole {
             LayerMode {
                 policy: Policy::Dense,
                 prediction: ReadCost::default(),
-                per_neuron: ReadCost {
+                per_neuron: ReadCost::default(),
+                per_active_neuron: ReadCost {
                     bytes: neuron_bytes,
                     ..ReadCost::default()
                 },
-                per_active_neuron: ReadCost::default(),
             }
         } else {
             layer.mode
@@ -258,7 +261,8 @@ impl Estimator<'_> {
             mode,
             device: layer.attention,
             // Other engines read whole experts.
-            access: if mode.per_neuron.bytes >= neuron_bytes
+            access: if is_whole
+                || mode.per_neuron.bytes >= neuron_bytes
                 || (!self.engine.counts_rows && mode.policy == Policy::Dense)
             {
                 Access::Matrices
@@ -269,14 +273,63 @@ impl Estimator<'_> {
             sync_bytes: 4.0 * numbers as f64,
         };
         let (hot, cold) = layer.frequencies.split_at(layer.hot_count);
-        let [mut hot, mut cold] = [hot, cold].map(|frequencies| neurons(frequencies, pass.tokens));
-        if pass.kind == Kind::Prompt {
-            cold.count *= layer.selected;
-            if pass.tokens >= self.engine.gathers_from {
-                hot.count *= layer.selected;
-            }
+        if !is_whole {
+            let [hot, cold] = [hot, cold].map(|frequencies| neurons(frequencies, pass.tokens));
+            return model.prediction(&mode, layer.attention, layer.prediction)
+                + model.ffn(&ffn, hot, cold);
         }
-        model.prediction(&mode, layer.attention, layer.prediction) + model.ffn(&ffn, hot, cold)
+        let passes = self.engine.expert_passes;
+        let gathers = pass.tokens >= passes.gathers_from;
+        let cold = layer.whole(cold, pass.tokens, 1.0);
+        let hot = if layer.selected < 1.0 && gathers {
+            layer.whole(hot, pass.tokens, passes.tile)
+        } else {
+            all(hot.len())
+        };
+        let mut model = *model;
+        if let Some((gpu, _)) = &mut model.gpu
+            && layer.selected < 1.0
+            && gathers
+        {
+            gpu.kernels[2] += passes.kernels * hot.read / layer.expert_neurons;
+        }
+        model.ffn(&ffn, hot, cold)
+    }
+}
+
+impl PlacedLayer<'_> {
+    /// Neurons with these frequencies, in a pass of `tokens` tokens that skips no neuron of their experts. An expert takes as long for
+    /// `tile` tokens as for fewer.
+    fn whole(&self, frequencies: &[f64], tokens: f64, tile: f64) -> Neurons {
+        let count = frequencies.len();
+        if self.selected == 1.0 {
+            return all(count);
+        }
+        let mut neurons = Neurons {
+            count: count as f64,
+            ..Neurons::default()
+        };
+        let mut add = |selected: f64, count: f64| {
+            let read = 1.0 - (1.0 - selected).powi(tokens as i32);
+            neurons.read += count * read;
+            neurons.active += count * selected.max(read * tile / tokens);
+        };
+        match self.mode.policy {
+            // The frequencies are those of the experts.
+            Policy::Dense => frequencies.iter().for_each(|selected| add(*selected, 1.0)),
+            _ => add(self.selected, count as f64),
+        }
+        neurons
+    }
+}
+
+/// `count` neurons that every token computes.
+fn all(count: usize) -> Neurons {
+    let count = count as f64;
+    Neurons {
+        count,
+        active: count,
+        read: count,
     }
 }
 
@@ -309,12 +362,14 @@ impl<'a> Placed<'a> {
         let kv_bytes = kv_bytes(config, BLOCK as u64, plan.budget.kv_cache) as f64 / BLOCK as f64;
         let experts = config.experts.as_ref();
         let selected = experts.map_or(1.0, Experts::selected_share);
+        let expert_neurons = experts.map_or(config.ffn_size, |experts| experts.size) as f64;
         let layers = plan.layers.iter().zip(&problem.layers).zip(chosen);
         let layers = layers.map(|((plan, layer), chosen)| PlacedLayer {
             mode: chosen.mode,
             frequencies: &chosen.frequencies,
             hot_count: plan.hot_count,
             selected,
+            expert_neurons,
             neuron_bytes: layer.neuron_bytes,
             attention: plan.attention,
             attention_bytes: layer.attention_read_bytes,
@@ -370,5 +425,60 @@ impl<'a> Placed<'a> {
             }
         }
         on_gpu / all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_reads_each_expert_that_any_token_selects_and_computes_those_of_each() {
+        // 100 neurons of experts that a token selects with probability 1/4, then 100 that it rarely selects.
+        let frequencies = [[0.25; 100], [0.01; 100]].concat();
+        let layer = PlacedLayer {
+            mode: LayerMode {
+                policy: Policy::Dense,
+                prediction: ReadCost::default(),
+                per_neuron: ReadCost::default(),
+                per_active_neuron: ReadCost::default(),
+            },
+            frequencies: &frequencies,
+            hot_count: 0,
+            selected: 0.13,
+            expert_neurons: 20.0,
+            neuron_bytes: 1,
+            attention: Device::Cpu,
+            attention_bytes: 0,
+            prediction: Device::Cpu,
+            kv: Device::Cpu,
+            kv_numbers: 0,
+            kv_bytes: 0.0,
+        };
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} {b}");
+        let one = layer.whole(&frequencies, 1.0, 1.0);
+        near(one.active, 26.0);
+        near(one.read, 26.0);
+        // Two tokens select an expert with probability 1 − (3/4)² and 1 − 0.99².
+        let two = layer.whole(&frequencies, 2.0, 1.0);
+        near(two.active, 26.0);
+        near(two.read, 43.75 + 1.99);
+        // 64 tokens leave a quarter of a tile of 64 for the first experts, so that each token pays for all of it.
+        let tiles = layer.whole(&frequencies[..100], 64.0, 64.0);
+        near(tiles.active, 100.0 * (1.0 - 0.75f64.powi(64)));
+        // Other policies have frequencies of neurons, not of experts.
+        let skipping = PlacedLayer {
+            mode: LayerMode {
+                policy: Policy::Threshold,
+                ..layer.mode
+            },
+            ..layer
+        };
+        near(skipping.whole(&frequencies, 1.0, 1.0).read, 26.0);
+        let dense = PlacedLayer {
+            selected: 1.0,
+            ..layer
+        };
+        assert_eq!(dense.whole(&frequencies, 512.0, 64.0), all(200));
     }
 }

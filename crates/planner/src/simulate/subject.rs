@@ -260,6 +260,7 @@ impl Subject<'_> {
                 frequencies: all_active,
                 hot_count,
                 selected: experts.map_or(1.0, Experts::selected_share),
+                expert_neurons: experts.map_or(neurons, |experts| experts.size) as f64,
                 neuron_bytes: layer.neuron_bytes,
                 attention: device,
                 attention_bytes: layer.attention_bytes,
