@@ -58,7 +58,7 @@ fn a_quick_preparation_calculates_predictors_and_says_what_more_would_do() {
     let full = plan.good();
     full.stderr_contains(&["as in earlier runs: --tokens 3000", "trained 6 predictors"]);
     assert!(!full.stderr.contains("--quick"), "{}", full.stderr);
-    // Its predictors are not those of a quick run, even if only the format of the weights were to change.
+    // A quick run does not keep these predictors, although a new format alone would keep them.
     let quick = ["prepare", "demo", "--quick", "--quant", "q8_0"];
     let again = sandbox.run(&quick).good();
     again.stderr_contains(&["calculated 6 predictors"]);

@@ -136,7 +136,7 @@ impl TrainingArguments {
         Ok(method)
     }
 
-    /// These options with the method of `prepare --quick`, unless they say how predictors are made.
+    /// These options with the method of `prepare --quick`, unless they already choose how predictors are made.
     pub(crate) fn quick(&self) -> Self {
         let trains =
             self.sizing == Sizing::Paper || self.max_time.is_some() || self.min_saving.is_some();

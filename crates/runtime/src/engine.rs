@@ -365,7 +365,25 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs tokens of one session, [`Self::prompt_batch`] at a time.
+    /// Number of tokens at the start of `tokens`, the rest of one prompt, that run together. It is at most [`Self::prompt_batch`], or
+    /// [`Self::decode_batch_size`] for the last [`PREFILL_BATCH`] tokens if the device has most experts of a mixture. A decoding batch
+    /// reads only the experts that its tokens select. A longer pass of up to [`PREFILL_BATCH`] tokens multiplies every expert on the device
+    /// with a whole tile of tokens. Decoding batches are estimated to be 4.6 times as fast on an RTX 3060 and 3 times on an H200
+    /// (`simulate --like qwen3-30b-a3b`).
+    fn piece(&self, tokens: &[u32]) -> usize {
+        let (config, totals) = (&self.model.config, &self.model.bundle.plan().totals);
+        // If the host has most of the experts, passes of many tokens are faster.
+        let is_mostly_on_device = 2 * totals.hot_count >= totals.neuron_count;
+        let is_split = config.experts.is_some() && self.uses_device() && is_mostly_on_device;
+        let most = if is_split && tokens.len() <= PREFILL_BATCH {
+            self.decode_batch_size()
+        } else {
+            self.prompt_batch()
+        };
+        most.min(tokens.len())
+    }
+
+    /// Runs tokens of one session in [pieces](Self::piece).
     fn run_alone(
         &mut self,
         session: &mut [&mut Session],
@@ -374,11 +392,12 @@ impl Engine {
     ) -> Result<(), RuntimeError> {
         let mut earlier = Vec::new();
         let mut is_found = false;
-        let pieces = tokens.chunks(self.prompt_batch());
-        let last = pieces.len() - 1;
-        for (index, piece) in pieces.enumerate() {
+        let mut left = tokens;
+        while !left.is_empty() {
+            let piece;
+            (piece, left) = left.split_at(self.piece(left));
             let search = match wanted {
-                Wanted::Largest(vocabulary) if index == last => Some(vocabulary),
+                Wanted::Largest(vocabulary) if left.is_empty() => Some(vocabulary),
                 _ => None,
             };
             is_found = self.pass(session, piece, search)?;

@@ -168,7 +168,7 @@ fn health_answers_while_requests_are_prepared() {
                 stream
                     .write_all(&post("/v1/completions", "", body.to_string().as_bytes()))
                     .unwrap();
-                // The clients go away in the middle of long answers, even if those arrive bit by bit.
+                // The clients disconnect in the middle of long answers, even if these keep arriving in small parts.
                 let (started, patience) = (Instant::now(), Duration::from_secs(5));
                 stream.set_read_timeout(Some(patience)).unwrap();
                 let mut part = [0; 4096];

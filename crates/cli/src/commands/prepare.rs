@@ -209,7 +209,7 @@ fn prepare_model(
     Ok(())
 }
 
-/// Applies the numbers of tokens of `--quick`, except those that other options set.
+/// Applies the token counts of `--quick`, except those that other options set.
 fn make_quick(how: &mut Prepare<'_>, checkpoint: &Checkpoint) {
     let [tokens, certified] = match checkpoint.config().parameters() {
         ..SMALL_PARAMETERS => QUICK_SMALL,

@@ -54,17 +54,20 @@ pub(crate) struct Engine {
 pub(crate) struct ExpertPasses {
     /// Minimum number of tokens for which each expert is multiplied only with the tokens that select it, instead of with all tokens.
     pub(crate) gathers_from: f64,
-    /// Kernels of each expert in addition to those of the FFN.
+    /// Kernels launched per expert, in addition to those of the FFN.
     pub(crate) kernels: f64,
-    /// Number of tokens for which an expert takes as long as for fewer.
+    /// Tokens per tile. With fewer tokens, an expert takes as long as with a full tile.
     pub(crate) tile: f64,
+    /// Maximum number of remaining prompt tokens that run in small batches, as in decoding, if the GPU has most of the experts.
+    pub(crate) few: usize,
 }
 
-/// All experts share their kernels, and no tile is padded.
+/// All experts share the same kernels, and tiles are not padded.
 const GROUPED: ExpertPasses = ExpertPasses {
     gathers_from: 1.0,
     kernels: 0.0,
     tile: 1.0,
+    few: 0,
 };
 
 /// Limit on the bytes of quantised blocks that a CPU thread processes per second.
@@ -99,7 +102,7 @@ pub(crate) enum Merge {
 }
 
 impl Engine {
-    /// This engine with the prefill batch of `plan`, for a model with the configuration `config`.
+    /// This engine with the prefill batch of `plan` for a model with configuration `config`.
     pub(crate) fn of_plan(plan: &Plan, config: &ModelConfig) -> Self {
         Self {
             prompt_batch: if plan.uses_gpu() {
@@ -144,11 +147,12 @@ pub(crate) const OURS: Engine = Engine {
     streams: Streams::Neurons,
     prompt_batch: PREFILL_BATCH,
     sparse_prompts: false,
-    // Gathering, clearing, gate, up, activation, `down` in two kernels, and scattering.
+    // Kernels per expert: gathering, clearing, gate, up, activation, two for `down`, and scattering.
     expert_passes: ExpertPasses {
         gathers_from: PREFILL_BATCH as f64 + 1.0,
         kernels: 8.0,
         tile: 64.0,
+        few: PREFILL_BATCH,
     },
 };
 

@@ -18,6 +18,9 @@ use powerinfer_tensor::{BLOCK, Format};
 
 use super::engine::{Blocks, Engine, Merge, PICKED_PRODUCTS, Streams, operations};
 
+/// Maximum number of tokens in a decoding batch.
+const DECODE_BATCH: usize = 8;
+
 /// A placed model: the device of each part, and the bytes of it that a token reads.
 #[derive(Debug, Clone)]
 pub(crate) struct Placed<'a> {
@@ -46,7 +49,7 @@ pub(crate) struct PlacedLayer<'a> {
     pub(crate) hot_count: usize,
     /// Share of the neurons that belong to a token's experts; 1 in dense models.
     pub(crate) selected: f64,
-    /// Number of neurons of an expert.
+    /// Number of neurons per expert.
     pub(crate) expert_neurons: f64,
     /// Bytes of a neuron.
     pub(crate) neuron_bytes: u64,
@@ -78,7 +81,7 @@ pub(crate) struct Pass {
 /// Kind of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A new token for every request.
+    /// A new token for every request, or a batch of a few prompt tokens.
     Decode,
     /// Many tokens of one prompt.
     Prompt,
@@ -118,19 +121,28 @@ impl Estimator<'_> {
             + model.token()
     }
 
-    /// Seconds of a prompt of `tokens` tokens, in passes of the engine's batch size.
+    /// Seconds of a prompt of `tokens` tokens: passes of the engine's batch size, or batches of a few tokens as in decoding.
     pub(crate) fn prompt(self, placed: &Placed<'_>, tokens: usize) -> f64 {
-        let batch = self.engine.prompt_batch;
-        let chunks = (0..tokens.div_ceil(batch)).map(|chunk| {
-            let until = ((chunk + 1) * batch).min(tokens);
-            let pass = Pass {
-                tokens: (until - chunk * batch) as f64,
-                context: until as f64,
-                kind: Kind::Prompt,
+        let most = self.engine.prompt_batch;
+        let is_mixture = placed.layers.iter().any(|layer| layer.selected < 1.0);
+        let batches_few = is_mixture && placed.hot()[0] >= 0.5;
+        let (mut done, mut seconds) = (0, 0.0);
+        while done < tokens {
+            let left = tokens - done;
+            let (size, kind) = if batches_few && left <= self.engine.expert_passes.few {
+                (left.min(DECODE_BATCH), Kind::Decode)
+            } else {
+                (left.min(most), Kind::Prompt)
             };
-            self.pass(placed, pass).total
-        });
-        chunks.sum()
+            done += size;
+            let pass = Pass {
+                tokens: size as f64,
+                context: done as f64,
+                kind,
+            };
+            seconds += self.pass(placed, pass).total;
+        }
+        seconds
     }
 
     /// The cost model of `pass`: that of decoding, with the engine's rates.
@@ -298,8 +310,8 @@ impl Estimator<'_> {
 }
 
 impl PlacedLayer<'_> {
-    /// Neurons with these frequencies, in a pass of `tokens` tokens that skips no neuron of their experts. An expert takes as long for
-    /// `tile` tokens as for fewer.
+    /// Neurons with these frequencies, in a pass of `tokens` tokens that computes all neurons of the selected experts. With fewer than
+    /// `tile` tokens, an expert takes as long as with `tile` tokens.
     fn whole(&self, frequencies: &[f64], tokens: f64, tile: f64) -> Neurons {
         let count = frequencies.len();
         if self.selected == 1.0 {
@@ -315,7 +327,7 @@ impl PlacedLayer<'_> {
             neurons.active += count * selected.max(read * tile / tokens);
         };
         match self.mode.policy {
-            // The frequencies are those of the experts.
+            // The frequency of a neuron is that of its expert.
             Policy::Dense => frequencies.iter().for_each(|selected| add(*selected, 1.0)),
             _ => add(self.selected, count as f64),
         }
@@ -323,7 +335,7 @@ impl PlacedLayer<'_> {
     }
 }
 
-/// `count` neurons that every token computes.
+/// `count` neurons that are computed for every token.
 fn all(count: usize) -> Neurons {
     let count = count as f64;
     Neurons {
@@ -434,7 +446,7 @@ mod tests {
 
     #[test]
     fn a_prompt_reads_each_expert_that_any_token_selects_and_computes_those_of_each() {
-        // 100 neurons of experts that a token selects with probability 1/4, then 100 that it rarely selects.
+        // 100 neurons of experts that a token selects with probability 1/4, then 100 of experts that it rarely selects.
         let frequencies = [[0.25; 100], [0.01; 100]].concat();
         let layer = PlacedLayer {
             mode: LayerMode {
@@ -459,14 +471,14 @@ mod tests {
         let one = layer.whole(&frequencies, 1.0, 1.0);
         near(one.active, 26.0);
         near(one.read, 26.0);
-        // Two tokens select an expert with probability 1 − (3/4)² and 1 − 0.99².
+        // At least one of two tokens selects an expert with probability 1 − (3/4)², or 1 − 0.99² if it is rarely selected.
         let two = layer.whole(&frequencies, 2.0, 1.0);
         near(two.active, 26.0);
         near(two.read, 43.75 + 1.99);
-        // 64 tokens leave a quarter of a tile of 64 for the first experts, so that each token pays for all of it.
+        // Each of the first experts gets a quarter of 64 tokens, but takes as long as for a full tile of 64.
         let tiles = layer.whole(&frequencies[..100], 64.0, 64.0);
         near(tiles.active, 100.0 * (1.0 - 0.75f64.powi(64)));
-        // Other policies have frequencies of neurons, not of experts.
+        // With other policies, the frequencies are those of neurons, not of experts.
         let skipping = PlacedLayer {
             mode: LayerMode {
                 policy: Policy::Threshold,
