@@ -39,15 +39,18 @@ pub(crate) fn predicted(layers: usize, ranked: &[usize]) -> Vec<AllowedModes> {
 }
 
 /// Finds the last allowed step of `ladder` by bisection. The first step is allowed, and so is every step before an
-/// allowed one.
+/// allowed one. If `tries_last`, the last step is tried first.
 pub(crate) fn last_allowed<T>(
     ladder: &[T],
+    tries_last: bool,
     mut is_allowed: impl FnMut(&T) -> Result<bool, PlannerError>,
 ) -> Result<usize, PlannerError> {
     let (mut good, mut bad) = (0, ladder.len());
-    // The last step is often allowed.
-    if ladder.len() <= 8 && ladder.len() > 1 && is_allowed(&ladder[ladder.len() - 1])? {
-        return Ok(ladder.len() - 1);
+    if tries_last && ladder.len() > 1 {
+        bad -= 1;
+        if is_allowed(&ladder[bad])? {
+            return Ok(bad);
+        }
     }
     while bad - good > 1 {
         let middle = good + (bad - good) / 2;
@@ -135,10 +138,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bisection_finds_the_last_allowed(length in 1usize..70, allowed in 0usize..70) {
+        fn bisection_finds_the_last_allowed(length in 1usize..70, allowed in 0usize..70, tries_last: bool) {
             let ladder: Vec<usize> = (0..length).collect();
-            let found = last_allowed(&ladder, |step| Ok(*step <= allowed)).unwrap();
+            let mut tried = Vec::new();
+            let is_allowed = |step: &usize| {
+                tried.push(*step);
+                Ok(*step <= allowed)
+            };
+            let found = last_allowed(&ladder, tries_last, is_allowed).unwrap();
             prop_assert_eq!(found, allowed.min(length - 1));
+            if tries_last && allowed >= length - 1 {
+                prop_assert!(tried.len() <= 1, "{:?}", tried);
+            }
+            let count = tried.len();
+            tried.sort_unstable();
+            tried.dedup();
+            prop_assert_eq!(tried.len(), count, "no step is tried twice");
         }
     }
 

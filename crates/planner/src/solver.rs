@@ -129,7 +129,7 @@ impl Solver<'_> {
             return Ok(none);
         }
         let ladder = search::thresholds(layers);
-        self.last_allowed(&ladder, &most)
+        self.last_allowed(&ladder, false, &most)
     }
 
     /// Finds the layers in which prediction is allowed. Layers that are faster with it are ranked by time saved over
@@ -167,7 +167,8 @@ impl Solver<'_> {
         let worth = |layer: &usize| solved.savings[*layer] / missed(layer);
         approximate.sort_by(|a, b| worth(b).total_cmp(&worth(a)));
         let ladder = search::predicted(none.predicted.len(), &approximate);
-        self.last_allowed(&ladder, most)
+        // Predictors miss so little that prediction in all layers is usually allowed.
+        self.last_allowed(&ladder, true, most)
     }
 
     /// Whether there is enough text to measure on; advises more if not.
@@ -189,10 +190,12 @@ impl Solver<'_> {
         is_there
     }
 
-    /// Finds the last step of `ladder` within the perplexity budget. The temporary bundle is packed for the modes `packed`.
+    /// Finds the last step of `ladder` within the perplexity budget; if `tries_last`, that step is tried first. The temporary bundle is
+    /// packed for the modes `packed`.
     fn last_allowed(
         &mut self,
         ladder: &[AllowedModes],
+        tries_last: bool,
         packed: &AllowedModes,
     ) -> Result<AllowedModes, PlannerError> {
         let Scratch::NextTo(out) = self.scratch else {
@@ -207,7 +210,7 @@ impl Solver<'_> {
         ));
         let bundle = self.pack(&solved, &folder.path())?;
         let mut judge = PerplexityProbe::new(bundle, self.texts.clone(), self.progress)?;
-        let found = search::last_allowed(ladder, |allowed| {
+        let found = search::last_allowed(ladder, tries_last, |allowed| {
             let solved = self.solve(allowed)?;
             if solved
                 .plan
