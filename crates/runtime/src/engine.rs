@@ -368,8 +368,7 @@ impl Engine {
     /// Number of tokens at the start of `tokens`, the rest of one prompt, that run together. It is at most [`Self::prompt_batch`], or
     /// [`Self::decode_batch_size`] for the last [`PREFILL_BATCH`] tokens if the device has most experts of a mixture. A decoding batch
     /// reads only the experts that its tokens select. A longer pass of up to [`PREFILL_BATCH`] tokens multiplies every expert on the device
-    /// with a whole tile of tokens. Decoding batches are estimated to be 4.6 times as fast on an RTX 3060 and 3 times on an H200
-    /// (`simulate --like qwen3-30b-a3b`).
+    /// with a whole tile of tokens, which takes longer by the simulator's estimate.
     fn piece(&self, tokens: &[u32]) -> usize {
         let (config, totals) = (&self.model.config, &self.model.bundle.plan().totals);
         // If the host has most of the experts, passes of many tokens are faster.
