@@ -35,31 +35,35 @@ const BATCH: f64 = 256.0;
 /// Total steps of the search for a layer's rank, counted as steps at the first rank. Early stopping ends each training.
 const SEARCH_STEPS: f64 = 900.0;
 /// Optimiser steps if training starts from a calculated predictor.
-const FURTHER_STEPS: f64 = 280.0;
+const FURTHER_STEPS: f64 = 240.0;
 /// Largest number of tokens from which a predictor is calculated.
-const CALCULATED_TOKENS: u64 = 4096;
-/// Operations to calculate a predictor, per direction, per hidden element, and per neuron or token.
-const DIRECTION: f64 = 110.0;
-/// Operations to fit and evaluate a calculated predictor, per neuron and token.
-const FIT: f64 = 3300.0;
-/// Number of ranks calculated per layer.
-const RANKS: f64 = 4.0;
+const CALCULATED_TOKENS: f64 = 4096.0;
+/// Share of the sampled tokens from which predictors are made; the others evaluate them.
+const TRAINING: f64 = 0.8;
+/// Operations to calculate the directions of all ranks that the search tries, per unit of a trained predictor's rank, per hidden
+/// element, and per neuron or token.
+const DIRECTION: f64 = 53.0;
+/// Operations to fit and evaluate a calculated predictor, per neuron and token: in total, and in addition per unit of its rank.
+const FIT: f64 = 2800.0;
+const FIT_UNIT: f64 = 9.4;
+/// Number of ranks that the search tries. The calculated ones have, on average, as many units as a trained predictor.
+const RANKS: f64 = 3.5;
 /// Tokens on which thresholds are calibrated.
 const THRESHOLD_TOKENS: u64 = 2048;
 /// Cost of calibrating thresholds, per neuron and token: seconds on one core, and operations per hidden element.
 const THRESHOLD: f64 = 300e-9;
 const THRESHOLD_OPERATIONS: f64 = 9.0;
 /// Share of the rate reached by passes that compute the logits of all tokens.
-const SCORING: f64 = 0.6;
+const SCORING: f64 = 0.75;
 /// Seconds that such a pass takes per token and layer, in addition to its operations.
 const SCORE: f64 = 20e-6;
 /// Cost of certifying, in `dense` passes over the certificate's text: one pass of `dense`, and one of the plan with its
 /// verification, which computes less.
 const CERTIFY: f64 = 1.6;
 /// Cost of the search for policies within the perplexity budget, in `dense` passes over the certificate's text: one pass of `dense`,
-/// and one with predictors, which computes less. A search with thresholds takes about six passes.
+/// and one with predictors, which computes less. A search with thresholds takes about seven passes.
 const DECIDE: f64 = 1.8;
-const DECIDE_THRESHOLDS: f64 = 6.0;
+const DECIDE_THRESHOLDS: f64 = 7.5;
 /// Weights per second and core that `place` quantises and writes.
 const PACK: f64 = 30e6;
 /// Read bandwidth of the shared storage, in bytes per second.
@@ -270,9 +274,11 @@ impl Workload {
             StageKind::Train => {
                 let layers = self.layers.div_ceil(tasks) as f64;
                 let (hidden, neurons) = (self.hidden as f64, self.neurons as f64);
-                let used = self.trace_tokens.min(self.tokens).min(CALCULATED_TOKENS) as f64;
+                let sampled = TRAINING * self.trace_tokens.min(self.tokens) as f64;
+                let used = sampled.min(CALCULATED_TOKENS);
                 let directions = DIRECTION * self.rank() * hidden * (neurons + used);
-                let calculated = directions + RANKS * FIT * used * neurons;
+                let fit = (FIT + FIT_UNIT * self.rank()) * used * neurons;
+                let calculated = directions + RANKS * fit;
                 let (calculated, rank, steps) = match self.calculates {
                     // One linear unit replaces two ReLU units. Upper limit: all layers are trained further.
                     true => {
