@@ -220,8 +220,7 @@ impl Server {
     ) -> Result<Self, ServerError> {
         let listen = |source| ServerError::Listen { address, source };
         let places = Places::of_system()?;
-        let listener = TcpListener::bind(address).map_err(listen)?;
-        listener.set_nonblocking(true).map_err(listen)?;
+        let listener = connection::listen(address).map_err(listen)?;
         let batches = engine.decode_batch_size() > 1;
         let sampling = SamplingSettings::of_model(&engine.bundle().files())?;
         let plan_context = engine.context_limit();

@@ -59,6 +59,9 @@ const MAX_HEADERS: usize = 100;
 /// Wait before accepting again when the system is out of sockets.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Connections that may wait to be accepted. With the default of 128, clients of a burst would try again only after a second.
+const BACKLOG: i32 = 1024;
+
 /// Time that a stopping server gives to requests that it is answering.
 pub const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
 
@@ -67,6 +70,18 @@ const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Interval at which a stopping server checks its connections.
 const SHUTDOWN_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A listener on `address` that does not block.
+///
+/// # Errors
+///
+/// The address cannot be used.
+pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(address)?;
+    rustix::net::listen(&listener, BACKLOG)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
 
 /// Answers requests on `listener` until `stop` is ready, then those that have begun.
 ///
@@ -187,4 +202,20 @@ async fn answer(
         response.headers_mut().insert(header::CONNECTION, close);
     }
     Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_burst_of_clients_waits_to_be_accepted() {
+        let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let connect = |_| TcpStream::connect_timeout(&address, Duration::from_secs(5));
+        let clients: io::Result<Vec<_>> = (0..300).map(connect).collect();
+        assert_eq!(clients.unwrap().len(), 300);
+    }
 }
