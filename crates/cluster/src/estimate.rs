@@ -3,8 +3,8 @@
 //! Time is work divided by rate. The work follows from the model's shape. The rates are those of prompt GEMMs, which `doctor`
 //! measures: `profile` and training multiply floats, and bundles are quantised. The efficiency of training is fitted to runs of
 //! `llama-1b` with 3 layers, and of `llama-7b` and `llama-13b` with one, on two cores of an AMD EPYC (Zen 5) and of an Intel Xeon;
-//! see the guide. The efficiency of the other stages is fitted to one layer of `llama-7b`, `llama3-8b` and
-//! `qwen3-30b-a3b`, and to `demo`, on two cores of an AMD EPYC with AVX2.
+//! see the guide. The efficiency of calculating predictors and of the other stages is fitted to one layer of `llama-7b`, `llama3-8b` and
+//! `qwen3-30b-a3b`, to `llama-1b`, and to `demo`, on two cores of an AMD EPYC with AVX2.
 
 use powerinfer_artifact::{hardware::Hardware, threshold_curve::ERRORS};
 use powerinfer_model::{ModelConfig, Weight};
